@@ -10,6 +10,7 @@ use tickr::handlers::Registry;
 use tickr::job::State;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio_util::sync::CancellationToken;
 
 use crate::support::{Answer, TestApp, answer, contract, eventually, http, open_transactions};
 
@@ -588,6 +589,24 @@ async fn a_job_that_nothing_would_run_is_accepted_with_a_warning() {
     assert_eq!(warnings.len(), 2, "{warnings:?}");
     assert!(warnings[0].as_str().unwrap().ends_with(": upkeep"), "{warnings:?}");
     tickr.post("/v1/queues/default/resume", json!({})).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_only_drained_runners_could_run_is_accepted_with_a_warning() {
+    let tickr = TestApp::start().await;
+    let runner = tickr.app.runner().as_str().replace('/', "%2F");
+    assert_eq!(tickr.post(&format!("/v1/runners/{runner}/drain"), json!({})).await.status, 200);
+    let warned = tickr.post("/v1/jobs", json!({"kind": "noop"})).await;
+    let warning = "every living runner that serves default and has the kind noop is drained; \
+                   the job waits until one is resumed";
+    assert_eq!((warned.status, &warned.body["warnings"]), (201, &json!([warning])));
+    // Another runner has a view of its own, and takes the job.
+    let other = tickr.another().await;
+    let plain = answer(http().post(format!("http://{}/v1/jobs", other.addr())).json(&json!({"kind": "noop"}))).await;
+    assert_eq!((plain.status, plain.body.get("warnings")), (201, None), "{:#}", plain.body);
+    tickr.until_idle().await;
+    other.stop(CancellationToken::new()).await;
     tickr.stop().await;
 }
 
