@@ -37,6 +37,11 @@ fn with(field: &str, value: &str) -> String {
     format!(r#"{{"kind": "noop", "{field}": {value}}}"#)
 }
 
+/// Return the time in some hours as JSON.
+fn ahead(hours: i64) -> String {
+    json!(chrono::Utc::now() + chrono::TimeDelta::hours(hours)).to_string()
+}
+
 fn bad_jobs() -> Vec<Case> {
     let deep = |levels: usize| format!("{}{}", "[".repeat(levels), "]".repeat(levels));
     let mut cases = vec![
@@ -181,6 +186,9 @@ fn bad_jobs() -> Vec<Case> {
         ),
         at("an expiry of no time", with("expires_in_ms", "0"), "invalid_request", "/expires_in_ms"),
         at("an absurd expiry", with("expires_in_ms", "31622400001"), "invalid_request", "/expires_in_ms"),
+        at("a due time too far ahead", with("execute_at", &ahead(366 * 24 + 23)), "invalid_request", "/execute_at"),
+        at("an expiry too far ahead", with("expires_at", &ahead(366 * 24 + 23)), "invalid_request", "/expires_at"),
+        at("an expiry hours ago", with("expires_at", &ahead(-23)), "invalid_request", "/expires_at"),
         at("an expiry long ago", with("expires_at", r#""2020-01-01T00:00:00Z""#), "invalid_request", "/expires_at"),
         at(
             "two expiries",
@@ -193,6 +201,18 @@ fn bad_jobs() -> Vec<Case> {
             r#"{"kind": "noop", "delay_ms": 5000, "expires_in_ms": 5000}"#,
             "invalid_request",
             "/expires_in_ms",
+        ),
+        at(
+            "an expiry of some time before the start at a time",
+            format!(r#"{{"kind": "noop", "execute_at": {}, "expires_in_ms": 1000}}"#, ahead(1)),
+            "invalid_request",
+            "/expires_in_ms",
+        ),
+        at(
+            "an expiry at a time before the start after a delay",
+            format!(r#"{{"kind": "noop", "delay_ms": 7200000, "expires_at": {}}}"#, ahead(1)),
+            "invalid_request",
+            "/expires_at",
         ),
         at("a backoff of no time", with("retry", r#"{"base_ms": 0}"#), "invalid_request", "/retry/base_ms"),
         at("a backoff without field names", with("retry", "[1, 2, 3, 0.1]"), "invalid_request", "/retry"),
@@ -297,6 +317,13 @@ async fn odd_but_legal_input_is_taken_as_it_is() {
         ("a huge integer", with("payload", r#"{"a": 123456789012345678901234567890, "b": -0.0, "c": 1e300}"#)),
         ("brackets in strings", with("payload", &format!(r#"{{"a": "{}"}}"#, "[{".repeat(1_000)))),
         ("a time long past", with("execute_at", "\"1970-01-01T00:00:00Z\"")),
+        ("a time before 1970", with("execute_at", "\"1969-12-31T23:59:59Z\"")),
+        ("the zero time of some languages", with("execute_at", "\"0001-01-01T00:00:00Z\"")),
+        ("a due time almost a year ahead", with("execute_at", &ahead(366 * 24 - 1))),
+        (
+            "an expiry after a past due time",
+            format!(r#"{{"kind": "noop", "execute_at": "0001-01-01T00:00:00Z", "expires_at": {}}}"#, ahead(1)),
+        ),
         ("a time in another zone, with nanoseconds", with("execute_at", "\"2026-01-01T01:02:03.123456789+05:30\"")),
         ("a leap second", with("execute_at", "\"2016-12-31T23:59:60Z\"")),
         ("no delay", with("delay_ms", "0")),
