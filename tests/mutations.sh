@@ -620,7 +620,7 @@ mutants() {
     mutant 'end of that time with a failure' internal/store/attempts/settle.rs \
         'step.item.id.uuid(), step.state == State::Completed)' 'step.item.id.uuid(), true)' \
         unique_keys::a_job_that_failed_or_was_cancelled_frees_its_unique_key_at_once
-    mutant 'unique key of a job that started' internal/store/jobs/unique_keys.rs \
+    mutant 'unique key of a job that started' internal/store/jobs/key_holders.rs \
         'if started && options.unique_until == UniqueUntil::Start && !taken.timed {' 'if started && options.unique_until == UniqueUntil::Start && taken.over {' \
         unique_keys::work_requested_while_a_job_runs_becomes_one_job_of_its_own
     mutant 'delivery under way that a cancel leaves alone' internal/api/compat/delayed.rs \
@@ -853,7 +853,7 @@ mutants() {
     mutant 'lock of a replay' internal/store/dead_letters.rs \
         'in_list(lock, ids, " ORDER BY id FOR UPDATE")' 'in_list(lock, ids, " ORDER BY id")' \
         dead_letters::a_replay_sent_twice_with_one_key_makes_one_job
-    mutant 'producer of the holder of a unique key' internal/store/jobs/unique_keys.rs \
+    mutant 'producer of the holder of a unique key' internal/store/jobs/key_holders.rs \
         'foreign: !producer.reaches(&options),' 'foreign: !producer.reaches(&options) && options.timeout_ms.is_some(),' \
         security::a_unique_key_shows_and_replaces_only_what_its_own_producer_made
     mutant 'end of what lasts with its key' internal/api/http/revocation.rs \

@@ -289,7 +289,9 @@ pub(crate) fn show(job: &Value) {
         println!(
             "  #{} {} {} {} {}",
             number(attempt, "number"),
-            text(attempt, "started_at"),
+            Some(text(attempt, "started_at"))
+                .filter(|at| !at.is_empty())
+                .unwrap_or_else(|| text(attempt, "finished_at")),
             verdict,
             text(attempt, "runner"),
             printable(&text(attempt, "error"))

@@ -121,7 +121,7 @@ pub(super) struct OperationBody {
     /// Reason, stored with the bulk operation. Required for a discard.
     #[schema(min_length = 1, max_length = 500)]
     reason: Option<String>,
-    /// New due time, for `reschedule` only; a past time means now.
+    /// New due time, for `reschedule` only; a past time means now, and the limit is 366 days ahead.
     execute_at: Option<DateTime<Utc>>,
     /// New priority, for `set_priority` only: 0 runs first, 9 last.
     #[schema(maximum = 9)]
@@ -424,9 +424,11 @@ fn read(body: OperationBody, now: Timestamp) -> Result<NewOperation, Vec<tickr_h
         wrong("/priority", "is required for set_priority and not allowed for other actions".into());
     }
     let latest = now + tickr_job::limits::MAX_AHEAD;
-    if body.execute_at.is_some_and(|moment| moment > latest || moment < DateTime::UNIX_EPOCH) {
-        wrong("/execute_at", "must lie between 1970 and a year from now".into());
+    if body.execute_at.is_some_and(|moment| moment > latest) {
+        wrong("/execute_at", "must be at most 366 days from now".into());
     }
+    // A past time means now, whichever it is.
+    let execute_at = body.execute_at.map(|moment| moment.max(DateTime::UNIX_EPOCH));
     let priority = body.priority.map(Priority::try_from).transpose().unwrap_or_else(|why| {
         wrong("/priority", why.to_owned());
         None
@@ -443,7 +445,7 @@ fn read(body: OperationBody, now: Timestamp) -> Result<NewOperation, Vec<tickr_h
             id: Uuid::now_v7(),
             action,
             filter,
-            params: OperationParams { execute_at: body.execute_at, priority, reason },
+            params: OperationParams { execute_at, priority, reason },
             rate: canary.as_ref().map(Canary::highest_rate).or(body.rate),
             canary,
         }),

@@ -278,7 +278,7 @@ pub(super) struct ReplayBody {
     responses(
         (status = 201, description = "The new job, accepted and durable", body = JobView, headers(("Location" = String))),
         (status = 404, description = "not_found", body = Problem),
-        (status = 409, description = "wrong_state, already_replayed, unique_key_taken", body = Problem),
+        (status = 409, description = "wrong_state, already_replayed, unique_key_taken: `holder` has the unique key", body = Problem),
         (status = 422, description = "invalid_id, invalid_request, unknown_kind, invalid_payload", body = Problem),
     )
 )]
@@ -338,11 +338,9 @@ fn refusal(id: JobId, refused: Option<Refusal>) -> Problem {
             Problem::new(Code::WrongState, "the dead letter was discarded; a retry of the job takes that back")
                 .in_state(JobState::Failed)
         }
-        Some(Refusal::UniqueKeyTaken(holder)) => {
-            let mut problem =
-                Problem::new(Code::UniqueKeyTaken, format!("job {holder} has the unique key; nothing was written"));
-            problem.holder = Some(holder.to_string());
-            problem
+        Some(Refusal::UniqueKeyTaken { holder, state }) => {
+            let detail = format!("job {holder} has the unique key and is {state}; nothing was written");
+            Problem::new(Code::UniqueKeyTaken, detail).held_by_job(holder, state)
         }
         Some(Refusal::Unfit(why)) => Problem::new(Code::InvalidPayload, why),
         Some(unreadable @ Refusal::Unreadable(_)) => {

@@ -93,15 +93,16 @@ pub(super) struct StateEvent {
     cancel_requested_at: Option<Moment>,
 }
 
-/// Event `attempt`: an attempt has started or ended.
+/// Event `attempt`: an attempt has started or ended, or the job has expired.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct AttemptEvent {
     /// Number of the attempt. The first is 1; every execution counts here.
     number: u32,
-    /// Id of the runner that executes it.
+    /// Id of the runner that executes it, or that ended the job when it expired.
     runner: String,
-    #[schema(value_type = String, format = DateTime)]
-    started_at: Moment,
+    /// Null when the job expired.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    started_at: Option<Moment>,
     /// Null when the event reports the start.
     #[schema(value_type = Option<String>, format = DateTime)]
     finished_at: Option<Moment>,
@@ -218,12 +219,15 @@ impl ReportedState {
             let event = |ended: bool| AttemptEvent {
                 number,
                 runner: attempt.runner.to_string(),
-                started_at: Moment(attempt.started_at),
+                started_at: attempt.started_at.map(Moment),
                 finished_at: attempt.finished_at.filter(|_| ended).map(Moment),
                 verdict: attempt.verdict.filter(|_| ended),
             };
             if number > self.begun {
-                messages.push_back(message("attempt", Some(format!("{number}.begin")), &event(false)));
+                // Nothing started when the job expired.
+                if attempt.started_at.is_some() {
+                    messages.push_back(message("attempt", Some(format!("{number}.begin")), &event(false)));
+                }
                 self.begun = number;
                 self.progress = None;
             }

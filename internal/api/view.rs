@@ -186,7 +186,7 @@ pub(crate) struct JobView {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = DateTime)]
     pub(crate) expires_at: Option<Moment>,
-    /// Start of the running attempt, or of the last one.
+    /// Start of the running attempt, or of the last one that started; null when none has.
     #[schema(value_type = Option<String>, format = DateTime)]
     pub(crate) started_at: Option<Moment>,
     #[schema(value_type = Option<String>, format = DateTime)]
@@ -376,17 +376,18 @@ impl From<Checkpoint> for CheckpointView {
     }
 }
 
-/// One execution of a job.
+/// One execution of a job. The expiry of a job is listed as well, with the verdict `expired`: nothing was executed.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct AttemptView {
     /// Number of the attempt. The first is 1; every execution counts here.
     pub(crate) number: u32,
-    /// Id of the runner that executed it.
+    /// Id of the runner that executed it, or that ended the job when it expired.
     pub(crate) runner: String,
     #[schema(value_type = String, format = DateTime)]
     pub(crate) execute_at: Moment,
-    #[schema(value_type = String, format = DateTime)]
-    pub(crate) started_at: Moment,
+    /// Null when the job expired.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub(crate) started_at: Option<Moment>,
     /// Null while the attempt is running.
     #[schema(value_type = Option<String>, format = DateTime)]
     pub(crate) finished_at: Option<Moment>,
@@ -583,7 +584,7 @@ impl From<Attempt> for AttemptView {
             number: attempt.number,
             runner: attempt.runner.to_string(),
             execute_at: Moment(attempt.execute_at),
-            started_at: Moment(attempt.started_at),
+            started_at: attempt.started_at.map(Moment),
             finished_at: attempt.finished_at.map(Moment),
             verdict: attempt.verdict,
             error: attempt.error,

@@ -1,14 +1,12 @@
 //! A job as the caller describes it, before it is checked.
 
-use std::time::Duration;
-
 use serde_json::value::RawValue;
 
 use crate::unique_fields::{MAX_UNIQUE_FIELDS, unique_key_from};
 use tickr_handlers::{Checked, Panicked, Problem, Registered, Registry};
 use tickr_job::{
     BatchId, Due, JobId, JobOptions, Name, NewJob, OnConflict, OnFailure, OnParentFailure, Order, Priority,
-    RetryRequest, Tag, TraceContext, UniqueUntil, limits,
+    RetryRequest, Tag, Timestamp, TraceContext, UniqueUntil, ceil_ms, limits,
 };
 
 /// Request for a job. Everything except the kind and the payload is optional.
@@ -142,8 +140,9 @@ impl Invalid {
 }
 
 impl Draft {
-    /// Check the draft against its kind, and fill in the defaults.
-    pub(super) fn prepare(self, registry: &Registry) -> Result<NewJob, Invalid> {
+    /// Check the draft against its kind, and fill in the defaults. `now` is the time of the request, by the clock of
+    /// the database.
+    pub(super) fn prepare(self, registry: &Registry, now: Timestamp) -> Result<NewJob, Invalid> {
         let Some(kind) = registry.find(&self.kind) else {
             let known: Vec<String> = registry.known_names().iter().map(Name::to_string).collect();
             let mut known = known.join(", ");
@@ -155,11 +154,11 @@ impl Draft {
             asked.truncate(asked.floor_char_boundary(80));
             return Err(Invalid::UnknownKind { kind: asked, known });
         };
-        self.prepare_as(&kind)
+        self.prepare_as(&kind, now)
     }
 
     /// Check the draft against this kind, and fill in its defaults.
-    pub(super) fn prepare_as(self, kind: &Registered) -> Result<NewJob, Invalid> {
+    pub(super) fn prepare_as(self, kind: &Registered, now: Timestamp) -> Result<NewJob, Invalid> {
         let mut problems = Vec::new();
         let mut wrong = |pointer: &str, detail: String| problems.push(Problem::at(pointer, detail));
 
@@ -248,8 +247,8 @@ impl Draft {
                 Err(e) => wrong(&format!("/tags/{place}"), e.to_string()),
             }
         }
-        problems.extend(problem_of_due(self.due));
-        problems.extend(self.expires.and_then(|expires| problem_of_expiry(expires, self.due)));
+        problems.extend(problem_of_due(self.due, now));
+        problems.extend(self.expires.and_then(|expires| problem_of_expiry(expires, self.due, now)));
         let (Ok(queue), Ok(priority), true) = (queue, priority, problems.is_empty()) else {
             return Err(Invalid::Job { problems });
         };
@@ -303,49 +302,82 @@ impl Draft {
     }
 }
 
+/// Days of [`limits::MAX_AHEAD`].
+const DAYS_AHEAD: u64 = limits::MAX_AHEAD.as_secs() / 86_400;
+
 /// Check when a job expires that is due at `due`. Pointers are relative to the job.
-fn problem_of_expiry(expires: Due, due: Due) -> Option<Problem> {
-    let most_ms = limits::MAX_AHEAD.as_millis();
-    match (expires, due) {
-        (Due::Now, _) => None,
-        (Due::After(time), _) if time.is_zero() || time > limits::MAX_AHEAD => {
-            Some(Problem::at("/expires_in_ms", format!("must be 1 to {most_ms} (366 days)")))
+fn problem_of_expiry(expires: Due, due: Due, now: Timestamp) -> Option<Problem> {
+    let (pointer, expires_at) = match expires {
+        Due::Now => return None,
+        Due::After(time) if time.is_zero() || time > limits::MAX_AHEAD => {
+            let most_ms = limits::MAX_AHEAD.as_millis();
+            return Some(Problem::at("/expires_in_ms", format!("must be 1 to {most_ms} ({DAYS_AHEAD} days)")));
         }
-        (Due::After(time), Due::After(delay)) if time <= delay => {
-            Some(Problem::at("/expires_in_ms", "must be more than delay_ms: the job would never start"))
+        Due::After(time) => ("/expires_in_ms", now + time),
+        Due::At(moment) if moment <= now || moment > now + limits::MAX_AHEAD => {
+            let detail = format!("must lie between now and {DAYS_AHEAD} days from now");
+            return Some(Problem::at("/expires_at", detail));
         }
-        (Due::At(moment), Due::At(due)) if moment <= due => {
-            Some(Problem::at("/expires_at", "must be later than execute_at: the job would never start"))
+        Due::At(moment) => ("/expires_at", moment),
+    };
+    let (due_at, what) = match due {
+        Due::Now => return None,
+        Due::After(delay) => (now + delay.min(limits::MAX_AHEAD), "more than delay_ms"),
+        Due::At(moment) => (moment, "later than execute_at"),
+    };
+    // The store keeps both in whole milliseconds.
+    (ceil_ms(expires_at) <= ceil_ms(due_at))
+        .then(|| Problem::at(pointer, format!("must be {what}: the job would never start")))
+}
+
+/// Check a due time. A past one means now. Pointers are relative to the object that holds it. `now` is the time of the
+/// request, by the clock of the database.
+#[must_use]
+pub fn problem_of_due(due: Due, now: Timestamp) -> Option<Problem> {
+    match due {
+        Due::After(delay) if delay > limits::MAX_AHEAD => {
+            let most_ms = limits::MAX_AHEAD.as_millis();
+            Some(Problem::at("/delay_ms", format!("must be at most {most_ms} ({DAYS_AHEAD} days)")))
         }
-        (Due::At(moment), _) => {
-            // As for due times, this host's clock is only trusted to a day. MySQL's clock decides when the job expires.
-            let now = chrono::Utc::now();
-            let tolerance = Duration::from_secs(86_400);
-            let days = limits::MAX_AHEAD.as_secs() / 86_400;
-            (moment > now + limits::MAX_AHEAD + tolerance || moment < now - tolerance)
-                .then(|| Problem::at("/expires_at", format!("must lie between now and {days} days from now")))
+        Due::At(moment) if moment > now + limits::MAX_AHEAD => {
+            Some(Problem::at("/execute_at", format!("must be at most {DAYS_AHEAD} days from now")))
         }
-        (Due::After(_), _) => None,
+        Due::Now | Due::After(_) | Due::At(_) => None,
     }
 }
 
-/// Check a due time. Pointers are relative to the object that holds it.
-#[must_use]
-pub fn problem_of_due(due: Due) -> Option<Problem> {
-    match due {
-        Due::Now => None,
-        Due::After(delay) if delay <= limits::MAX_AHEAD => None,
-        Due::After(_) => {
-            Some(Problem::at("/delay_ms", format!("must be at most {} (366 days)", limits::MAX_AHEAD.as_millis())))
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn times_are_compared_by_the_clock_of_the_request_in_each_form() {
+        let now = chrono::DateTime::from_timestamp_millis(1_790_000_000_500).unwrap();
+        let (ms, ahead) = (Duration::from_millis, |ms| Due::At(now + Duration::from_millis(ms)));
+        let longest = 31_622_400_000;
+        let due = |due| problem_of_due(due, now).map(|problem| problem.pointer);
+        for good in [Due::Now, Due::After(ms(longest)), ahead(longest), Due::At(Timestamp::UNIX_EPOCH)] {
+            assert_eq!(due(good), None, "{good:?}");
         }
-        Due::At(moment) => {
-            // A sanity check against this host's clock, with a day of tolerance. MySQL's clock decides when the job is
-            // due.
-            let latest = chrono::Utc::now() + limits::MAX_AHEAD + Duration::from_secs(86_400);
-            let earliest = chrono::DateTime::UNIX_EPOCH;
-            let days = limits::MAX_AHEAD.as_secs() / 86_400;
-            (moment > latest || moment < earliest)
-                .then(|| Problem::at("/execute_at", format!("must lie between 1970 and {days} days from now")))
+        assert_eq!(due(Due::At(Timestamp::MIN_UTC)), None);
+        assert_eq!(due(Due::After(ms(longest + 1))).as_deref(), Some("/delay_ms"));
+        assert_eq!(due(ahead(longest + 1)).as_deref(), Some("/execute_at"));
+
+        let expiry = |expires, due| problem_of_expiry(expires, due, now).map(|problem| problem.pointer);
+        for (time, is_good) in [(0, false), (1, true), (longest, true), (longest + 1, false)] {
+            assert_eq!(expiry(Due::After(ms(time)), Due::Now).is_none(), is_good, "{time}");
+            assert_eq!(expiry(ahead(time), Due::Now).is_none(), is_good, "{time}");
+        }
+        for (expires, pointer) in [(Due::After(ms(5_000)), "/expires_in_ms"), (ahead(5_000), "/expires_at")] {
+            for (time, is_good) in [(4_999, true), (5_000, false), (longest + 1, false)] {
+                for due in [Due::After(ms(time)), ahead(time)] {
+                    let expected = Some(pointer.to_owned()).filter(|_| !is_good);
+                    assert_eq!(expiry(expires, due), expected, "{expires:?} {due:?}");
+                }
+            }
+            assert_eq!(expiry(expires, Due::At(Timestamp::UNIX_EPOCH)), None);
         }
     }
 }

@@ -5,13 +5,11 @@
 //! some clients `1`, `1.0` and numbers that no float can hold are different values.
 
 use std::fmt;
-use std::io::{self, Write};
 
-use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
 
-use tickr_job::limits;
+use tickr_job::{limits, write_canonical};
 use tickr_store::{Digest, IdempotentRequest};
 
 /// An idempotency key: a request with it is carried out at most once. It is compared as bytes, and each caller has its
@@ -48,9 +46,13 @@ impl IdempotencyKey {
         Ok(Self(digest.finalize().into()))
     }
 
-    /// Derive the idempotency key of one part of a request that is carried out in parts.
+    /// Derive the idempotency key of one part of a request that is carried out in parts, counted from 0. The first part
+    /// has this key itself. So the key belongs to the request, and another call with it is refused.
     #[must_use]
     pub fn part(self, number: u64) -> Self {
+        if number == 0 {
+            return self;
+        }
         let mut digest = Sha256::new();
         digest.update(b"part");
         digest.update(number.to_be_bytes());
@@ -75,71 +77,6 @@ fn request_digest(call: &str, body: Option<&RawValue>) -> Digest {
         let _ = write_canonical(&mut digest, body);
     }
     digest.finalize().into()
-}
-
-/// Write JSON text in a canonical form: equal texts give the same bytes, and no others do.
-pub(super) fn write_canonical(out: &mut impl Write, json: &RawValue) -> io::Result<()> {
-    let text = json.get();
-    match text.as_bytes().first() {
-        Some(b'{') => {
-            let mut members = members(text)?;
-            // The sort is stable: members with the same name keep their order, because the last one counts.
-            members.sort_by(|(a, _), (b, _)| a.cmp(b));
-            out.write_all(b"{")?;
-            for (name, value) in members {
-                serde_json::to_writer(&mut *out, &name)?;
-                out.write_all(b":")?;
-                write_canonical(out, value)?;
-                out.write_all(b",")?;
-            }
-            out.write_all(b"}")
-        }
-        Some(b'[') => {
-            let items: Vec<&RawValue> = serde_json::from_str(text)?;
-            out.write_all(b"[")?;
-            for item in items {
-                write_canonical(out, item)?;
-                out.write_all(b",")?;
-            }
-            out.write_all(b"]")
-        }
-        Some(b'"') => match serde_json::from_str::<String>(text) {
-            Ok(string) => Ok(serde_json::to_writer(out, &string)?),
-            // Half of a surrogate pair is valid JSON but no string. Write it as it is, so that it is equal only to
-            // itself.
-            Err(_) => write!(out, "?{text}"),
-        },
-        _ => out.write_all(text.as_bytes()),
-    }
-}
-
-/// Return the members of an object in their order, including repeated names.
-pub(super) fn members(text: &str) -> serde_json::Result<Vec<(String, &RawValue)>> {
-    serde_json::from_str(text).map(|Members(members)| members)
-}
-
-struct Members<'a>(Vec<(String, &'a RawValue)>);
-
-impl<'de: 'a, 'a> serde::Deserialize<'de> for Members<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct InOrder;
-        impl<'de> Visitor<'de> for InOrder {
-            type Value = Vec<(String, &'de RawValue)>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Self::Value, A::Error> {
-                let mut read = Vec::new();
-                while let Some(member) = members.next_entry()? {
-                    read.push(member);
-                }
-                Ok(read)
-            }
-        }
-        deserializer.deserialize_map(InOrder).map(Members)
-    }
 }
 
 #[cfg(test)]
@@ -221,6 +158,16 @@ mod tests {
             assert_eq!(key("", bad), Err(InvalidKey), "{bad:?}");
         }
         assert!(key("", &"k".repeat(255)).is_ok() && key("", "!~\"{}").is_ok());
+    }
+
+    #[test]
+    fn the_first_part_of_a_request_has_its_key_and_the_others_have_keys_of_their_own() {
+        let [one, other] = ["one", "other"].map(|key| IdempotencyKey::new(b"", key.as_bytes()).unwrap());
+        assert_eq!(one.part(0), one);
+        let all = [one, other, one.part(1), one.part(2), other.part(1), one.part(1).part(1)];
+        for (at, key) in all.iter().enumerate() {
+            assert!(!all[at + 1..].contains(key), "{at}");
+        }
     }
 
     fn any_json() -> impl Strategy<Value = Value> {

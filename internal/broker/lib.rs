@@ -61,7 +61,7 @@ use remote_workers::Polls;
 use tickr_event::{Event, Events};
 use tickr_handlers::{Registered, Registry};
 use tickr_index::{Entry, Health, Index, Lane};
-use tickr_job::{Actor, JobId, Name, NewJob, Producer, State};
+use tickr_job::{Actor, JobId, Name, NewJob, Producer, State, Timestamp};
 use tickr_store::{
     Accepted, ActionOutcome, BatchOutcome, Change, ChangeCondition, ChangeOutcome, DueJob, EnqueueOutcome,
     EnqueueReceipts, EnqueueRefusal, EnqueuedJob, IdempotentOutcome, IdempotentRequest, JobAction, KeyHolder,
@@ -140,7 +140,7 @@ impl Broker {
     /// # Errors
     /// [`Invalid`], with everything that is wrong.
     pub fn prepare(&self, draft: Draft) -> Result<NewJob, Invalid> {
-        draft.prepare(&self.registry)
+        draft.prepare(&self.registry, self.store.clock().now())
     }
 
     /// Do what [`prepare`](Self::prepare) does, for a kind that this process only enqueues.
@@ -148,7 +148,7 @@ impl Broker {
     /// # Errors
     /// [`Invalid`], with everything that is wrong.
     pub fn prepare_as(&self, draft: Draft, kind: &Registered) -> Result<NewJob, Invalid> {
-        draft.prepare_as(kind)
+        draft.prepare_as(kind, self.store.clock().now())
     }
 
     /// Accept one job. It is durable when this returns.
@@ -286,7 +286,7 @@ impl Broker {
     /// # Errors
     /// [`Invalid`] when the kind is not known here or the payload does not fit it any more.
     pub fn remake(&self, original: &Original, payload: Option<Box<RawValue>>) -> Result<NewJob, Invalid> {
-        remake(&self.registry, original, payload)
+        remake(&self.registry, original, payload, self.store.clock().now())
     }
 
     /// Create a new job from a failed one, which stays failed and is linked with it. `build` builds the response from
@@ -335,12 +335,12 @@ impl Broker {
     /// are the kinds of all living runners.
     #[must_use]
     pub fn remaker(&self, living_kinds: HashSet<Name>) -> Remake {
-        let registry = Arc::clone(&self.registry);
+        let (registry, store) = (Arc::clone(&self.registry), self.store.clone());
         Arc::new(move |original| {
             if registry.find(original.kind.as_str()).is_none() && living_kinds.contains(&original.kind) {
                 return Ok(original.unchanged());
             }
-            remake(&registry, original, None).map_err(|invalid| {
+            remake(&registry, original, None, store.clock().now()).map_err(|invalid| {
                 let first = match &invalid {
                     Invalid::Payload { problems, .. } | Invalid::Job { problems } => problems.first(),
                     Invalid::UnknownKind { .. } => None,
@@ -491,11 +491,16 @@ fn is_keyed(job: &NewJob) -> bool {
     job.unique_key.is_some() || job.options.has_links()
 }
 
-fn remake(registry: &Registry, original: &Original, payload: Option<Box<RawValue>>) -> Result<NewJob, Invalid> {
+fn remake(
+    registry: &Registry,
+    original: &Original,
+    payload: Option<Box<RawValue>>,
+    now: Timestamp,
+) -> Result<NewJob, Invalid> {
     let payload = payload.unwrap_or_else(|| original.payload.clone());
     // The draft checks the kind and the payload. All other values were checked when the original was accepted, and stay
     // the same.
-    let mut job = Draft::new(original.kind.as_str(), payload).prepare(registry)?;
+    let mut job = Draft::new(original.kind.as_str(), payload).prepare(registry, now)?;
     job.queue = original.queue.clone();
     job.priority = original.priority;
     job.max_attempts = original.max_attempts;

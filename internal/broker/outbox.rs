@@ -155,7 +155,8 @@ fn prepare(registry: &Registry, row: OutboxRow) -> Result<NewJob, String> {
         trace: options.trace.and_then(|trace| TraceContext::parse(&trace.traceparent, trace.tracestate.as_deref())),
         ..Draft::new(row.kind, payload)
     };
-    let job = draft.prepare(registry).map_err(|invalid| invalid.in_full())?;
+    // An expiry may pass while the row waits. Then its job has expired, and the row was in order.
+    let job = draft.prepare(registry, row.created_at).map_err(|invalid| invalid.in_full())?;
     Ok(NewJob { id: JobId::from_uuid(row.id), ..job })
 }
 

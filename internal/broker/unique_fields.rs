@@ -3,7 +3,7 @@
 use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
 
-use crate::idempotency::{members, write_canonical};
+use tickr_job::{json_members, write_canonical};
 
 /// Most fields of one unique key.
 pub(super) const MAX_UNIQUE_FIELDS: usize = 10;
@@ -42,7 +42,7 @@ fn value_at<'a>(json: &'a RawValue, pointer: &str) -> Option<&'a RawValue> {
         let text = value.get();
         value = match text.as_bytes().first()? {
             // Of repeated names the last one counts, as for the handler.
-            b'{' => members(text).ok()?.into_iter().rev().find(|(name, _)| *name == token)?.1,
+            b'{' => json_members(text).ok()?.into_iter().rev().find(|(name, _)| *name == token)?.1,
             b'[' => {
                 let digits =
                     token.bytes().all(|byte| byte.is_ascii_digit()) && (token == "0" || !token.starts_with('0'));

@@ -3,6 +3,7 @@
 //! - `actor`: [`Actor`], the author of a request
 //! - `alert`: [`AlertRule`], the thresholds for alerts about dead letters
 //! - `canary`: [`Canary`], a release of dead letters in steps that goes on only while the released jobs pass
+//! - `canonical_json`: [`write_canonical`], JSON texts that are equal
 //! - `differences`: [`differences`], the traits that failed jobs have more often than jobs that passed
 //! - `edition`: [`Edition`], the version of a payload type in a binary
 //! - `exchange`: [`Exchange`], the HTTP request and response of an attempt
@@ -43,6 +44,7 @@ mod words;
 mod actor;
 mod alert;
 mod canary;
+mod canonical_json;
 mod dead_letter;
 mod declared_kind;
 mod differences;
@@ -79,6 +81,7 @@ mod verdict;
 pub use actor::{Actor, is_terminal_control};
 pub use alert::{AlertChange, AlertRule, Measured};
 pub use canary::{Canary, CanaryDecision, CanaryOutcomes, CanaryState, CanaryStep};
+pub use canonical_json::{is_equal_json, json_members, write_canonical};
 pub use dead_letter::{DeadLetter, DeadLetterStatus};
 pub use declared_kind::DeclaredKind;
 pub use differences::{Attribute, Difference, Differences, JobTraits, TraitCounts, differences};

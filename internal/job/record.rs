@@ -38,7 +38,7 @@ pub struct Job {
     pub execute_at: Timestamp,
     /// True if it waits for a job in front of it with the same order key.
     pub held: bool,
-    /// Start of the open attempt, or of the last one.
+    /// Start of the open attempt, or of the last one that started.
     pub started_at: Option<Timestamp>,
     /// Time when the job ended.
     pub finished_at: Option<Timestamp>,
@@ -58,17 +58,17 @@ pub struct Job {
     pub dead_letter: Option<DeadLetter>,
 }
 
-/// One execution of a job: a finished attempt or the open one.
+/// One execution of a job: a finished attempt or the open one. The expiry of a job is listed as well.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attempt {
     /// Number of the execution, counted from 1. Executions that used up no attempt count too.
     pub number: u32,
-    /// The runner that executed it.
+    /// The runner that executed it, or that ended the job when it expired.
     pub runner: RunnerId,
     /// Time when it was due.
     pub execute_at: Timestamp,
-    /// Time when it was claimed, by the store's clock.
-    pub started_at: Timestamp,
+    /// Time when it was claimed, by the store's clock; absent for an expiry, for which nothing started.
+    pub started_at: Option<Timestamp>,
     /// Time when it was settled; absent while it runs.
     pub finished_at: Option<Timestamp>,
     /// Verdict; absent while it runs.

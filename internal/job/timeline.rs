@@ -75,7 +75,7 @@ impl Segment {
 pub struct TimedAttempt {
     /// Number of the execution, from 1.
     pub number: u32,
-    /// True if a runner executed it. A job that was cancelled while it waited has a closing line without a runner.
+    /// True if a runner executed it. A job that was cancelled or expired while it waited has a closing line.
     pub ran: bool,
     /// Time when it was due. A job that ended while it waited for its turn had none.
     pub due_at: Option<Timestamp>,

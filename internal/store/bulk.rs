@@ -977,7 +977,7 @@ impl Work {
                     self.done.push(id.uuid());
                     made.push(receipt);
                 }
-                Err(refusal @ (Refusal::UniqueKeyTaken(_) | Refusal::Unfit(_) | Refusal::Unreadable(_))) => {
+                Err(refusal @ (Refusal::UniqueKeyTaken { .. } | Refusal::Unfit(_) | Refusal::Unreadable(_))) => {
                     self.failed += 1;
                     self.last_error = Some(format!("job {id}: {refusal}"));
                 }
@@ -1100,9 +1100,9 @@ impl Work {
             }
             match outcome {
                 ActionOutcome::Refused(_) | ActionOutcome::Held(_) | ActionOutcome::Missing => continue,
-                ActionOutcome::UniqueKeyTaken { holder, .. } => {
+                ActionOutcome::UniqueKeyTaken { holder, state } => {
                     self.failed += 1;
-                    self.last_error = Some(format!("job {id}: {}", Refusal::UniqueKeyTaken(holder)));
+                    self.last_error = Some(format!("job {id}: {}", Refusal::UniqueKeyTaken { holder, state }));
                     continue;
                 }
                 ActionOutcome::Waits(accepted) => self.batched.waits.push(accepted),

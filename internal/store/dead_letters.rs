@@ -15,12 +15,13 @@ use uuid::Uuid;
 use crate::audit::AuditEntry;
 use crate::idempotency::{Answer, IdempotentOutcome, IdempotentRequest, ResponseBuilder, finish, stored_before};
 use crate::jobs::actions::{ActionOutcome, UpdatedJob};
+use crate::jobs::key_holders::take_for_operator;
 use crate::jobs::read::read_job;
 use crate::rows::dead_letters::{NewDeadLetter, StatusColumns, group, insert_dead_letters, write};
 use crate::rows::jobs::{Accepted, accepted_at, mark_held, receipts, write_jobs};
 use crate::rows::links::{BatchChanges, NewLinks, hand_children_over};
 use crate::rows::order::{close_places, lock_open_keys_of};
-use crate::rows::unique_keys::{WantedKey, lock_or_take};
+use crate::rows::unique_keys::WantedKey;
 use crate::sql::batches::{MAX_ROWS, bind_padded, in_list, padded_len, placeholders, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, on_pool, transact};
@@ -110,8 +111,13 @@ pub enum Refusal {
     Replayed(JobId),
     /// The dead letter was discarded.
     Discarded,
-    /// This job has its unique key.
-    UniqueKeyTaken(JobId),
+    /// Another job has its unique key.
+    UniqueKeyTaken {
+        /// The job that has the unique key.
+        holder: JobId,
+        /// The state of that job.
+        state: State,
+    },
     /// A new job cannot be made from it, for this reason.
     Unfit(String),
     /// This version of tickr cannot read the job, for this reason.
@@ -125,7 +131,7 @@ impl std::fmt::Display for Refusal {
             Self::State(state) => write!(f, "it is {state}"),
             Self::Replayed(id) => write!(f, "it was replayed as {id}"),
             Self::Discarded => f.write_str("it was discarded"),
-            Self::UniqueKeyTaken(id) => write!(f, "job {id} has its unique key"),
+            Self::UniqueKeyTaken { holder, .. } => write!(f, "job {holder} has its unique key"),
             Self::Unfit(why) => f.write_str(why),
             Self::Unreadable(why) => {
                 write!(
@@ -229,8 +235,8 @@ async fn originals(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<Vec<(Uuid, Re
 async fn take_key(conn: &mut Session<'_>, job: &NewJob) -> Result<Option<Refusal>, sqlx::Error> {
     let Some(key) = &job.unique_key else { return Ok(None) };
     let (kind, key, id) = (&job.kind, key.as_bytes(), job.id.uuid());
-    let holder = lock_or_take(conn, WantedKey { kind, key, id, for_ms: job.options.unique_for_ms }).await?;
-    Ok(holder.map(|holder| Refusal::UniqueKeyTaken(JobId::from_uuid(holder.id))))
+    let holder = take_for_operator(conn, WantedKey { kind, key, id, for_ms: job.options.unique_for_ms }).await?;
+    Ok(holder.map(|(holder, state)| Refusal::UniqueKeyTaken { holder, state }))
 }
 
 /// The outcome for each job of a batch.

@@ -121,6 +121,7 @@ pub use jobs::explain::QueuePosition;
 #[doc(hidden)]
 pub use jobs::held::held_statement;
 pub use jobs::held::{HeldCount, HoldReason};
+pub use jobs::key_holders::KeyHolder;
 #[doc(hidden)]
 pub use jobs::lanes::due_statements;
 pub use jobs::lanes::{Depth, DueCursor, DueLane, DueRange, DueRow, DueWalk, LinePage};
@@ -132,7 +133,7 @@ pub use jobs::read::JobPage;
 pub use jobs::search::{Breakdown, Counted, Order as SearchOrder, Replayed};
 pub use jobs::stats::{PoolUse, Stats};
 pub use jobs::survey::{Bar, Facet, FacetField, FacetValue, MAX_BARS, Survey};
-pub use jobs::unique_keys::{EnqueueOutcome, EnqueueReceipts, EnqueueRefusal, EnqueuedJob, KeyHolder, TakenKeys};
+pub use jobs::unique_keys::{EnqueueOutcome, EnqueueReceipts, EnqueueRefusal, EnqueuedJob, TakenKeys};
 pub use jobs::watch::JobRevision;
 pub use kinds::{DeclareOutcome, KindSetting, MAX_DECLARED_KINDS};
 pub use limits::{LimitOutcome, MAX_LIMITS};

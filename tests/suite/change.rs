@@ -59,6 +59,10 @@ async fn a_waiting_job_gets_another_due_time_and_priority_and_the_audit_says_who
     assert_eq!((past.status, &past.body["priority"]), (200, &json!(7)));
     assert!(past.body["execute_at"].as_str().unwrap() > "2021", "{}", past.body["execute_at"]);
     let job = tickr.until(id, State::Completed).await;
+    let other = tickr.enqueue(later()).await;
+    let zero = patch(&tickr, other, &[], &json!({"execute_at": "0001-01-01T00:00:00Z"})).await;
+    assert_eq!(zero.status, 200, "{:#}", zero.body);
+    tickr.until(other, State::Completed).await;
     assert_eq!((&job["priority"], job["attempts"].as_array().unwrap().len()), (&json!(7), 1));
     tickr.assert_sound().await;
     tickr.stop().await;
@@ -105,7 +109,7 @@ async fn a_callback_with_another_payload_counts_for_its_new_host() {
 async fn only_waiting_and_retrying_jobs_are_changed_and_what_is_wrong_is_pointed_at() {
     let tickr = TestApp::start().await;
     let id = tickr.enqueue(later()).await;
-    let far = (chrono::Utc::now() + chrono::TimeDelta::days(400)).to_rfc3339();
+    let far = (chrono::Utc::now() + chrono::TimeDelta::hours(366 * 24 + 23)).to_rfc3339();
     for (body, pointer) in [
         (json!({}), ""),
         (json!({"priority": null}), ""),

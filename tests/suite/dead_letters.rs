@@ -265,7 +265,10 @@ async fn a_replay_respects_unique_keys_and_a_retry_takes_the_dead_letter_back() 
     let holder = tickr.enqueue(later).await;
     let refused = tickr.post(&format!("/v1/jobs/{old}/replay"), json!({})).await;
     assert_eq!((refused.status, refused.code()), (409, "unique_key_taken"));
-    assert_eq!(refused.body["holder"], holder.to_string());
+    assert_eq!(
+        (&refused.body["holder"], &refused.body["current_state"]),
+        (&json!(holder.to_string()), &json!("waiting"))
+    );
     assert_eq!(dead_letters(&tickr, "").await, [old]);
     tickr.post(&format!("/v1/jobs/{holder}/cancel"), json!({})).await;
 

@@ -14,7 +14,7 @@ use tickr::job::{JobId, State};
 use tokio_util::sync::CancellationToken;
 
 use crate::support::limits::set_and_wait;
-use crate::support::{TestApp, gated};
+use crate::support::{EventStream, TestApp, gated};
 
 /// Attempts that started at the expiry of their job or later. The line of an expired job is no attempt.
 const LATE: &str = "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.expired IS NULL AND \
@@ -94,6 +94,44 @@ async fn a_job_that_did_not_start_in_time_fails_in_a_group_of_its_own_and_an_ope
     tickr.until(ids[0], State::Completed).await;
     tickr.until(replayed, State::Completed).await;
     assert_eq!(tickr.verdicts(ids[0]).await, ["expired", "succeeded"]);
+    tickr.stop().await;
+}
+
+/// Return the ids of the events about attempts of a job that has ended, and the data of the last one.
+async fn events_about_attempts(tickr: &TestApp, id: JobId) -> (Vec<String>, Value) {
+    let mut told = EventStream::open(&tickr.url(&format!("/v1/jobs/{id}/events")), None).await.rest().await;
+    told.retain(|event| event.kind == "attempt");
+    (told.iter().filter_map(|event| event.id.clone()).collect(), told.last().unwrap().data.clone())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_expired_shows_no_start_of_its_own() {
+    let tickr = start(Registry::new()).await;
+    pause(&tickr, "slow").await;
+    let never = json!({"kind": "noop", "payload": {}, "queue": "slow", "expires_in_ms": 300});
+    let never = tickr.enqueue(never).await;
+    let fails =
+        json!({"kind": "fail", "payload": {"times": 9}, "retry": {"delays_ms": [600_000]}, "expires_in_ms": 2_000});
+    let fails = tickr.enqueue(fails).await;
+    let job = tickr.until(never, State::Failed).await;
+    let line = &job["attempts"][0];
+    assert_eq!((&job["started_at"], &line["started_at"]), (&Value::Null, &Value::Null), "{job:#}");
+    assert_eq!((&line["verdict"], &line["finished_at"]), (&json!("expired"), &job["finished_at"]), "{job:#}");
+    let (ids, last) = events_about_attempts(&tickr, never).await;
+    assert_eq!(ids, ["1.done"]);
+    assert_eq!((&last["started_at"], &last["verdict"]), (&Value::Null, &json!("expired")));
+    let timeline = tickr.get(&format!("/v1/jobs/{never}/timeline")).await.body;
+    let mut causes = timeline["segments"].as_array().unwrap().iter().map(|segment| &segment["cause"]);
+    assert!(causes.all(|cause| cause != "running"), "{timeline:#}");
+
+    // An attempt that ran before shows its start, and the error says that there was one.
+    let job = tickr.until(fails, State::Failed).await;
+    let [first, last] = job["attempts"].as_array().unwrap().as_slice() else { panic!("{job:#}") };
+    assert_eq!((&job["started_at"], &last["started_at"]), (&first["started_at"], &Value::Null), "{job:#}");
+    assert!(first["started_at"].as_str() < job["expires_at"].as_str(), "{job:#}");
+    let error = job["last_error"].as_str().unwrap();
+    assert!(error.starts_with("expired: no attempt of it succeeded before 20"), "{error}");
+    assert_eq!(events_about_attempts(&tickr, fails).await.0, ["1.begin", "1.done", "2.done"]);
     tickr.stop().await;
 }
 

@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{DEADLINE, TestApp, contract, eventually, http};
+use crate::support::{DEADLINE, TestApp, answer, contract, eventually, http};
 
 /// The answer to a whole import: its lines, and its last line.
 #[derive(Debug)]
@@ -196,6 +196,34 @@ async fn an_import_that_breaks_off_anywhere_is_sent_again_and_does_nothing_twice
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 2_000);
     tickr.assert_sound().await;
     other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idempotency_key_of_another_call_is_refused_by_an_import_and_the_other_way_round() {
+    let tickr = TestApp::start().await;
+    let post = async |key: &'static str| {
+        let request = http().post(tickr.url("/v1/jobs")).header("Idempotency-Key", key).json(&later(1)[0]);
+        answer(request).await
+    };
+    assert_eq!(post("single").await.status, 201);
+    for query in ["", "?on_error=continue"] {
+        for lines in [later(1), noops(3), vec![json!({"kind": "missing"})]] {
+            let refused = import(&tickr, query, Some("single"), bytes_of(&lines)).await;
+            assert_eq!(refused.end["problem"]["code"], "idempotency_conflict", "{:#}", refused.end);
+            assert_eq!((&refused.end["accepted"], refused.lines.len()), (&json!(0), 0));
+        }
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 1);
+
+    let first = import(&tickr, "", Some("many"), bytes_of(&later(3))).await;
+    assert_eq!(first.end["accepted"], 3, "{:#}", first.end);
+    let refused = post("many").await;
+    assert_eq!((refused.status, refused.code()), (422, "idempotency_conflict"), "{:#}", refused.body);
+    // Neither refusal takes the key from the call that it belongs to.
+    assert_eq!(post("single").await.header("idempotency-replayed"), "true");
+    assert!(import(&tickr, "", Some("many"), bytes_of(&later(3))).await.lines.iter().all(|it| it["replayed"] == true));
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 4);
     tickr.stop().await;
 }
 

@@ -157,6 +157,10 @@ async fn each_action_does_what_it_says_to_the_jobs_of_its_filter() {
     assert_eq!(tickr.count("SELECT COUNT(*) FROM owed").await, 25);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM operations").await, 0);
 
+    // A past time of any year means now.
+    let past = json!({"action": "reschedule", "filter": fives, "execute_at": "0001-01-01T00:00:00Z", "dry_run": true});
+    assert_eq!(tickr.post("/v1/operations", past).await.status, 200);
+
     assert_eq!(carried_out(&tickr, json!({"action": "set_priority", "filter": fives, "priority": 1})).await, (5, 0, 0));
     assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE priority = 1").await, 5);
     let shown = tickr.get("/v1/jobs?tag=five&limit=1").await.body;
@@ -327,6 +331,7 @@ async fn an_operation_finds_ended_jobs_of_thousands_of_lines() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operation_that_cannot_be_meant_is_refused_and_a_key_starts_it_once() {
     let tickr = TestApp::start().await;
+    let far = chrono::Utc::now() + chrono::TimeDelta::hours(366 * 24 + 1);
     for (body, pointers) in [
         (json!({"action": "cancel"}), vec!["/filter"]),
         (json!({"action": "cancel", "filter": {}}), vec!["/filter"]),
@@ -336,6 +341,7 @@ async fn an_operation_that_cannot_be_meant_is_refused_and_a_key_starts_it_once()
         (json!({"action": "cancel", "all": true, "rate": 0}), vec!["/rate"]),
         (json!({"action": "discard", "all": true}), vec!["/reason"]),
         (json!({"action": "reschedule", "all": true}), vec!["/execute_at"]),
+        (json!({"action": "reschedule", "all": true, "execute_at": far}), vec!["/execute_at"]),
         (json!({"action": "cancel", "all": true, "priority": 3}), vec!["/priority"]),
         (json!({"action": "replay", "filter": {"q": "dead_letter:discarded"}}), vec!["/filter"]),
         (

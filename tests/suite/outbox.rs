@@ -113,6 +113,25 @@ async fn a_row_may_have_every_option_of_a_job() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_row_whose_expiry_passed_while_it_waited_becomes_a_job_that_expired() {
+    let tickr = TestApp::start().await;
+    let id = Uuid::now_v7();
+    let minutes_ago = |minutes| chrono::Utc::now() - chrono::TimeDelta::minutes(minutes);
+    sqlx::query("INSERT INTO tickr_outbox (id, kind, payload, options, created_at) VALUES (?, 'noop', '{}', ?, ?)")
+        .bind(id)
+        .bind(json!({"expires_at": minutes_ago(30)}).to_string())
+        .bind(minutes_ago(60).naive_utc())
+        .execute(&mut tickr.mysql().await)
+        .await
+        .unwrap();
+    tickr.until_count(WAITING, 0).await;
+    let job = until(&tickr, JobId::from_uuid(id), State::Failed).await;
+    assert_eq!((&job["attempt"], &job["attempts"][0]["verdict"]), (&json!(0), &json!("expired")), "{job:#}");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM outbox_rejected").await, 0);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_become_a_job_is_kept_with_the_reason_and_runs_after_a_fix() {
     let open = CancellationToken::new();
     let tickr = TestApp::start().await;

@@ -10,6 +10,7 @@ use tickr::handlers::Registry;
 use tickr::job::State;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio_util::sync::CancellationToken;
 
 use crate::support::{Answer, TestApp, answer, contract, eventually, http, open_transactions};
 
@@ -34,6 +35,11 @@ fn at(what: &'static str, body: impl Into<String>, code: &'static str, pointer: 
 /// Return a noop job with one more field, as text, because a JSON value cannot express many of these errors.
 fn with(field: &str, value: &str) -> String {
     format!(r#"{{"kind": "noop", "{field}": {value}}}"#)
+}
+
+/// Return the time in some hours as JSON.
+fn ahead(hours: i64) -> String {
+    json!(chrono::Utc::now() + chrono::TimeDelta::hours(hours)).to_string()
 }
 
 fn bad_jobs() -> Vec<Case> {
@@ -180,6 +186,9 @@ fn bad_jobs() -> Vec<Case> {
         ),
         at("an expiry of no time", with("expires_in_ms", "0"), "invalid_request", "/expires_in_ms"),
         at("an absurd expiry", with("expires_in_ms", "31622400001"), "invalid_request", "/expires_in_ms"),
+        at("a due time too far ahead", with("execute_at", &ahead(366 * 24 + 23)), "invalid_request", "/execute_at"),
+        at("an expiry too far ahead", with("expires_at", &ahead(366 * 24 + 23)), "invalid_request", "/expires_at"),
+        at("an expiry hours ago", with("expires_at", &ahead(-23)), "invalid_request", "/expires_at"),
         at("an expiry long ago", with("expires_at", r#""2020-01-01T00:00:00Z""#), "invalid_request", "/expires_at"),
         at(
             "two expiries",
@@ -192,6 +201,18 @@ fn bad_jobs() -> Vec<Case> {
             r#"{"kind": "noop", "delay_ms": 5000, "expires_in_ms": 5000}"#,
             "invalid_request",
             "/expires_in_ms",
+        ),
+        at(
+            "an expiry of some time before the start at a time",
+            format!(r#"{{"kind": "noop", "execute_at": {}, "expires_in_ms": 1000}}"#, ahead(1)),
+            "invalid_request",
+            "/expires_in_ms",
+        ),
+        at(
+            "an expiry at a time before the start after a delay",
+            format!(r#"{{"kind": "noop", "delay_ms": 7200000, "expires_at": {}}}"#, ahead(1)),
+            "invalid_request",
+            "/expires_at",
         ),
         at("a backoff of no time", with("retry", r#"{"base_ms": 0}"#), "invalid_request", "/retry/base_ms"),
         at("a backoff without field names", with("retry", "[1, 2, 3, 0.1]"), "invalid_request", "/retry"),
@@ -296,6 +317,13 @@ async fn odd_but_legal_input_is_taken_as_it_is() {
         ("a huge integer", with("payload", r#"{"a": 123456789012345678901234567890, "b": -0.0, "c": 1e300}"#)),
         ("brackets in strings", with("payload", &format!(r#"{{"a": "{}"}}"#, "[{".repeat(1_000)))),
         ("a time long past", with("execute_at", "\"1970-01-01T00:00:00Z\"")),
+        ("a time before 1970", with("execute_at", "\"1969-12-31T23:59:59Z\"")),
+        ("the zero time of some languages", with("execute_at", "\"0001-01-01T00:00:00Z\"")),
+        ("a due time almost a year ahead", with("execute_at", &ahead(366 * 24 - 1))),
+        (
+            "an expiry after a past due time",
+            format!(r#"{{"kind": "noop", "execute_at": "0001-01-01T00:00:00Z", "expires_at": {}}}"#, ahead(1)),
+        ),
         ("a time in another zone, with nanoseconds", with("execute_at", "\"2026-01-01T01:02:03.123456789+05:30\"")),
         ("a leap second", with("execute_at", "\"2016-12-31T23:59:60Z\"")),
         ("no delay", with("delay_ms", "0")),
@@ -588,6 +616,24 @@ async fn a_job_that_nothing_would_run_is_accepted_with_a_warning() {
     assert_eq!(warnings.len(), 2, "{warnings:?}");
     assert!(warnings[0].as_str().unwrap().ends_with(": upkeep"), "{warnings:?}");
     tickr.post("/v1/queues/default/resume", json!({})).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_only_drained_runners_could_run_is_accepted_with_a_warning() {
+    let tickr = TestApp::start().await;
+    let runner = tickr.app.runner().as_str().replace('/', "%2F");
+    assert_eq!(tickr.post(&format!("/v1/runners/{runner}/drain"), json!({})).await.status, 200);
+    let warned = tickr.post("/v1/jobs", json!({"kind": "noop"})).await;
+    let warning = "every living runner that serves default and has the kind noop is drained; \
+                   the job waits until one is resumed";
+    assert_eq!((warned.status, &warned.body["warnings"]), (201, &json!([warning])));
+    // Another runner has a view of its own, and takes the job.
+    let other = tickr.another().await;
+    let plain = answer(http().post(format!("http://{}/v1/jobs", other.addr())).json(&json!({"kind": "noop"}))).await;
+    assert_eq!((plain.status, plain.body.get("warnings")), (201, None), "{:#}", plain.body);
+    tickr.until_idle().await;
+    other.stop(CancellationToken::new()).await;
     tickr.stop().await;
 }
 

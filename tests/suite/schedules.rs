@@ -442,6 +442,28 @@ async fn a_schedule_is_made_changed_and_deleted_only_as_its_caller_expects() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_put_whose_payload_is_only_spelt_differently_changes_nothing() {
+    let tickr = TestApp::start().await;
+    let put = async |payload: &str| {
+        let schedule = format!(r#"{{"cron": "0 0 1 1 *", "kind": "noop", "payload": {payload}}}"#);
+        let request = tickr.request(Method::PUT, "/v1/schedules/yearly").body(schedule);
+        answer(request.header("Content-Type", "application/json")).await
+    };
+    let made = put(r#"{"url":"https://example.com/","n":[1,{"a":null,"b":1.50}]}"#).await;
+    assert_eq!(made.status, 201, "{:#}", made.body);
+    let tag = made.header("etag");
+    let spelt = put("{ \"n\" : [ 1, {\"b\":1.50, \"a\":null} ],\n \"\\u0075rl\": \"https:\\/\\/example.com/\" }").await;
+    assert_eq!((spelt.status, spelt.header("etag")), (200, tag), "{:#}", spelt.body);
+    let records = "SELECT COUNT(*) FROM audit WHERE action = 'schedule.put'";
+    assert_eq!(tickr.count(records).await, 1);
+    // As for idempotency keys, numbers are what was written.
+    let other = put(r#"{"url":"https://example.com/","n":[1,{"a":null,"b":1.5}]}"#).await;
+    assert_ne!(other.header("etag"), tag);
+    assert_eq!(tickr.count(records).await, 2);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_is_wrong_with_a_schedule_is_said_all_at_once_and_where() {
     let tickr = TestApp::start().await;
     let bad = |schedule: Value| {

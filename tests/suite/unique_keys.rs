@@ -118,6 +118,42 @@ async fn a_job_that_failed_or_was_cancelled_frees_its_unique_key_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_retry_of_an_operator_does_not_begin_the_time_of_a_unique_key_again() {
+    let tickr = TestApp::start().await;
+    let job = |key: &str| json!({"kind": "fail", "payload": {"times": 9}, "max_attempts": 1, "unique_key": key, "unique_for_ms": HOUR_MS});
+    let (over, rest) = (tickr.enqueue(job("over")).await, tickr.enqueue(job("rest")).await);
+    for id in [over, rest] {
+        tickr.until(id, State::Failed).await;
+    }
+    tickr.sql("UPDATE jobs SET created_at = created_at - INTERVAL 2 HOUR WHERE unique_key = 'over'").await;
+    tickr.sql("UPDATE jobs SET created_at = created_at - INTERVAL 30 MINUTE WHERE unique_key = 'rest'").await;
+
+    // The retries complete with another payload.
+    assert_eq!(tickr.post("/v1/queues/default/pause", json!({})).await.status, 200);
+    for id in [over, rest] {
+        assert_eq!(tickr.post(&format!("/v1/jobs/{id}/retry"), json!({})).await.status, 200);
+        assert_eq!(tickr.patch(&format!("/v1/jobs/{id}"), json!({"payload": {"times": 0}})).await.status, 200);
+    }
+    let until = |end: &str| {
+        format!("SELECT COUNT(*) FROM unique_keys WHERE unique_key = 'rest' AND held_until < UTC_TIMESTAMP() + {end}")
+    };
+    assert_eq!(tickr.count(until("INTERVAL 31 MINUTE")).await, 1);
+    assert_eq!(tickr.count(until("INTERVAL 20 MINUTE")).await, 0);
+    // A job that is unfinished when its time is over holds the key until it ends.
+    assert_eq!(tickr.post("/v1/jobs", job("over")).await.body["id"], json!(over));
+    assert_eq!(tickr.post("/v1/queues/default/resume", json!({})).await.status, 200);
+    for id in [over, rest] {
+        tickr.until(id, State::Completed).await;
+    }
+    let next = tickr.post("/v1/jobs", job("over")).await;
+    assert_eq!(next.status, 201, "{:#}", next.body);
+    let kept = tickr.post("/v1/jobs", job("rest")).await;
+    assert_eq!((kept.status, &kept.body["id"]), (200, &json!(rest)), "{:#}", kept.body);
+    tickr.until_idle().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_retry_whose_unique_key_another_job_took_names_that_job() {
     let tickr = TestApp::start().await;
     let failing =
@@ -274,6 +310,48 @@ async fn a_job_that_is_unique_until_its_start_holds_its_key_while_it_waits() {
     assert_eq!((again.status, &again.body["id"]), (200, &json!(first)), "{:#}", again.body);
     assert_eq!(tickr.post(&format!("/v1/jobs/{first}/cancel"), json!({})).await.status, 200);
     tickr.until_idle().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retry_and_a_replay_get_the_key_of_a_job_that_is_unique_until_its_start_and_has_started() {
+    let open = CancellationToken::new();
+    let tickr = TestApp::start_with(|_| {}, gated(&open)).await;
+    let keyed = |kind: &str, key: &str, more: Value| {
+        let mut job = json!({"kind": kind, "payload": {}, "unique_key": key, "unique_until": "start"});
+        job.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        job
+    };
+    let once = |kind: &str, key: &str| keyed(kind, key, json!({"timeout_ms": 50, "max_attempts": 1}));
+    // Two holders run, and two wait for their second attempts.
+    let keys = [("gate", "a"), ("gate", "b"), ("fail", "c"), ("fail", "d")];
+    let (mut failed, mut holders) = (Vec::new(), Vec::new());
+    for (kind, key) in keys {
+        let id = tickr.enqueue(once(kind, key)).await;
+        tickr.until(id, State::Failed).await;
+        failed.push(id);
+        let holder = tickr.enqueue(keyed(kind, key, json!({"retry": {"delays_ms": [600_000]}}))).await;
+        tickr.until(holder, if kind == "gate" { State::Executing } else { State::Retrying }).await;
+        holders.push(holder);
+    }
+    assert_eq!(tickr.post("/v1/queues/default/pause", json!({})).await.status, 200);
+    for (place, id) in failed.iter().enumerate() {
+        let (action, status) = if place % 2 == 0 { ("retry", 200) } else { ("replay", 201) };
+        let answer = tickr.post(&format!("/v1/jobs/{id}/{action}"), json!({})).await;
+        assert_eq!(answer.status, status, "{action} {place}: {:#}", answer.body);
+        // It holds the key now, because it has not started.
+        let (kind, key) = keys[place];
+        let next = tickr.post("/v1/jobs", keyed(kind, key, json!({}))).await;
+        assert_eq!((next.status, &next.body["id"]), (200, &answer.body["id"]), "{action} {place}");
+    }
+    tickr.assert_sound().await;
+    for holder in &holders[2..] {
+        assert_eq!(tickr.post(&format!("/v1/jobs/{holder}/cancel"), json!({})).await.status, 200);
+    }
+    open.cancel();
+    assert_eq!(tickr.post("/v1/queues/default/resume", json!({})).await.status, 200);
+    tickr.until_idle().await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM unique_keys").await, 0);
     tickr.stop().await;
 }
 

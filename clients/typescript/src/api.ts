@@ -70,7 +70,8 @@ export interface AttemptView {
   runner: string;
   verdict?: string | null;
   error?: string | null;
-  started_at: string;
+  /** Null when the job expired: nothing was executed then. */
+  started_at?: string | null;
   finished_at?: string | null;
   log_bytes?: number | null;
   late_note?: string | null;

@@ -19,7 +19,7 @@ use crate::http::problem::{Code, Problem};
 use crate::jobs::{due, json_answer};
 use crate::view::JobView;
 use tickr_broker::{Draft, problem_of_due};
-use tickr_job::{Attempt, Job, JobId, Priority};
+use tickr_job::{Attempt, Job, JobId, Priority, Timestamp};
 use tickr_store::{Change, ChangeCondition, ChangeOutcome, NewPayload, UpdatedJob};
 
 /// The changes to a job. A field that is left out stays as it is; at least one must be given.
@@ -27,7 +27,7 @@ use tickr_store::{Change, ChangeCondition, ChangeOutcome, NewPayload, UpdatedJob
 #[serde(deny_unknown_fields)]
 #[schema(min_properties = 1)]
 pub(crate) struct ChangeBody {
-    /// New due time; a past time means now. Not together with `delay_ms`.
+    /// New due time; a past time means now, and the limit is 366 days ahead. Not together with `delay_ms`.
     execute_at: Option<DateTime<Utc>>,
     /// New due time as a delay from now, in milliseconds. Not together with `execute_at`.
     #[schema(maximum = 31_622_400_000_u64)]
@@ -48,10 +48,10 @@ fn given<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<Box<RawVal
 }
 
 impl ChangeBody {
-    fn read(&self, payload: Option<NewPayload>) -> Result<Change, Problem> {
+    fn read(&self, payload: Option<NewPayload>, now: Timestamp) -> Result<Change, Problem> {
         let mut problems = Vec::new();
         let asked = due(self.execute_at, self.delay_ms, "")?;
-        problems.extend(asked.and_then(problem_of_due));
+        problems.extend(asked.and_then(|asked| problem_of_due(asked, now)));
         let priority = self.priority.map(Priority::try_from).transpose();
         if let Err(wrong) = priority {
             problems.push(tickr_handlers::Problem::at("/priority", wrong));
@@ -109,7 +109,7 @@ pub(crate) async fn change(
         },
         None => None,
     };
-    let change = body.read(payload)?;
+    let change = body.read(payload, api.broker.store().clock().now())?;
     let condition = tags?.map(|tags| -> ChangeCondition {
         Arc::new(move |job: &Job, attempts: &[Attempt]| tags.match_strongly(&etag::compute(&text_of(job, attempts))))
     });

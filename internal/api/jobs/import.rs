@@ -164,7 +164,9 @@ enum StoredLine {
 /// With an `Idempotency-Key`, each part is carried out at most once. If an import breaks off at any point, send it
 /// again with the same key, parameters and body, as often as necessary: accepted lines get the same response as before,
 /// and nothing is done twice. After a line was refused with `on_error=stop`, you may also correct that line, because
-/// nothing of its part was accepted.
+/// nothing of its part was accepted. You may add lines behind a part that is full. `problem` of the `ImportEnd` is
+/// `idempotency_conflict` when the key belongs to other lines or to another call. Once a line of the first part was
+/// accepted, another call with the key gets it as well.
 #[utoipa::path(
     post, path = "/v1/jobs/import", tag = "jobs", operation_id = "import_jobs", params(ImportQuery),
     request_body(content = String, content_type = "application/x-ndjson", description = "A `NewJobBody` on each line"),
@@ -572,7 +574,7 @@ fn line_of(answer: &impl Serialize) -> String {
 }
 
 fn other_lines() -> Problem {
-    let detail = "this idempotency key belongs to an import of other lines; nothing more was accepted";
+    let detail = "this idempotency key belongs to other lines or to another call; nothing more was accepted";
     Problem::new(Code::IdempotencyConflict, detail)
 }
 

@@ -75,7 +75,8 @@ pub(crate) struct NewJobBody {
     #[schema(maximum = 31_622_400_000_u64)]
     delay_ms: Option<u64>,
     /// Time from which on no attempt of the job starts any more. If the job has not ended by then and does not run, it
-    /// fails without a further attempt. At most 366 days ahead. Not together with `expires_in_ms`.
+    /// fails without a further attempt. Later than its due time, and at most 366 days ahead. Not together with
+    /// `expires_in_ms`.
     expires_at: Option<DateTime<Utc>>,
     /// The same as a time after the acceptance, in milliseconds. Not together with `expires_at`.
     #[schema(minimum = 1, maximum = 31_622_400_000_u64)]

@@ -20,8 +20,17 @@ const MAX_RUNNERS: u32 = 1_000;
 /// Maximum number of warnings in one response.
 const MAX_WARNINGS: usize = 20;
 
-/// The queues that living runners serve, with the kinds of those runners.
+/// The queues that some runners serve, with the kinds of those runners.
 type Served = HashMap<Name, HashSet<Name>>;
+
+/// What living runners serve.
+#[derive(Debug, Default)]
+struct Living {
+    /// Those that take jobs.
+    taking: Served,
+    /// Those that operators have drained.
+    drained: Served,
+}
 
 /// The shared view of the living runners.
 #[derive(Clone, Debug, Default)]
@@ -29,7 +38,7 @@ pub struct Warnings(Arc<Mutex<View>>);
 
 #[derive(Debug, Default)]
 struct View {
-    served: Option<Arc<Served>>,
+    served: Option<Arc<Living>>,
     /// Time when a request last began to read it.
     asked: Option<Instant>,
 }
@@ -66,7 +75,7 @@ impl Warnings {
     }
 
     /// Return the view. Read it again if it is old and no other request is reading it.
-    async fn served(&self, store: &Store) -> Option<Arc<Served>> {
+    async fn served(&self, store: &Store) -> Option<Arc<Living>> {
         {
             let mut view = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             if view.asked.is_some_and(|asked| asked.elapsed() < FRESH) {
@@ -85,22 +94,29 @@ impl Warnings {
     }
 }
 
-fn served_by(runners: &[RunnerSeen]) -> Served {
-    let mut served = Served::new();
-    for runner in runners.iter().filter(|runner| runner.stopped_at.is_none() && runner.heartbeat_age < runner.lease) {
+fn served_by(runners: &[RunnerSeen]) -> Living {
+    let mut living = Living::default();
+    // A process for a suspect takes its one job alone.
+    let ordinary = runners.iter().filter(|runner| runner.stopped_at.is_none() && runner.parent.is_none());
+    for runner in ordinary.filter(|runner| runner.heartbeat_age < runner.lease) {
+        let served = if runner.takes_jobs() { &mut living.taking } else { &mut living.drained };
         for queue in &runner.queues {
             served.entry(queue.clone()).or_default().extend(runner.kinds.iter().cloned());
         }
     }
-    served
+    living
 }
 
-fn unserved(served: &Served, job: &NewJob) -> Option<String> {
-    match served.get(&job.queue) {
-        None => Some(format!("no living runner serves the queue {}; the job waits for one that does", job.queue)),
-        Some(kinds) if !kinds.contains(&job.kind) => {
-            Some(format!("no living runner that serves {} has the kind {}; the job waits for one", job.queue, job.kind))
+fn unserved(living: &Living, NewJob { queue, kind, .. }: &NewJob) -> Option<String> {
+    let has_kind = |served: &Served| served.get(queue).map(|kinds| kinds.contains(kind));
+    match (has_kind(&living.taking), has_kind(&living.drained)) {
+        (Some(true), _) => None,
+        (_, Some(true)) => Some(format!(
+            "every living runner that serves {queue} and has the kind {kind} is drained; the job waits until one is resumed"
+        )),
+        (None, None) => Some(format!("no living runner serves the queue {queue}; the job waits for one that does")),
+        (Some(false), _) | (None, Some(false)) => {
+            Some(format!("no living runner that serves {queue} has the kind {kind}; the job waits for one"))
         }
-        Some(_) => None,
     }
 }

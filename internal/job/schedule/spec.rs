@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::{Cadence, Dst, Zone};
-use crate::{Name, Order, Priority, RetryRequest, Tag, Timestamp};
+use crate::{Name, Order, Priority, RetryRequest, Tag, Timestamp, is_equal_json};
 
 /// A requested schedule: complete and checked.
 #[derive(Clone, Debug)]
@@ -144,14 +144,14 @@ impl fmt::Debug for Template {
 }
 
 impl Schedule {
-    /// Return true if this schedule equals the existing one.
+    /// Return true if this schedule equals the existing one. Their payloads may be spelt differently.
     #[must_use]
     pub fn is_equivalent_to(&self, other: &Self) -> bool {
         let (mine, theirs) = (&self.template, &other.template);
         self.ticks_the_same(other)
             && (self.zone, self.misfire, self.grace, self.overlap)
                 == (other.zone, other.misfire, other.grace, other.overlap)
-            && mine.payload.get() == theirs.payload.get()
+            && is_equal_json(&mine.payload, &theirs.payload)
             && (&mine.kind, &mine.queue, mine.priority, mine.max_attempts)
                 == (&theirs.kind, &theirs.queue, theirs.priority, theirs.max_attempts)
             && mine.options() == theirs.options()

@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use crate::audit::{AuditEntry, record};
 use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, finish, stored_before};
+use crate::jobs::key_holders::take_for_operator;
 use crate::jobs::read::read_job;
 use crate::rows::checkpoints::checkpoint_bit;
 use crate::rows::dead_letters::{delete_dead_letter, was_replayed};
@@ -22,7 +23,7 @@ use crate::rows::order::{
 };
 use crate::rows::owed::{DueJob, Owed, delete_owed, lock_held};
 use crate::rows::tallies::count;
-use crate::rows::unique_keys::{WantedKey, lock_or_take, release_key_of};
+use crate::rows::unique_keys::{WantedKey, release_key_of};
 use crate::sql::batches::{MAX_ROWS, bind_padded, in_list, padded_len, placeholders, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::cluster::{Locked, lock_in_cluster};
@@ -450,7 +451,7 @@ async fn ended(
     let only = |outcome: ActionOutcome| AppliedAction { outcome, counts: BTreeMap::new(), now };
     // The job's own row is the lock that makes two concurrent retries take turns.
     let found = sqlx::query(
-        "SELECT kind, queue, priority, max_attempts, unique_key, options FROM jobs WHERE id = ? FOR UPDATE",
+        "SELECT kind, queue, priority, max_attempts, unique_key, options, created_at FROM jobs WHERE id = ? FOR UPDATE",
     )
     .bind(id.uuid())
     .fetch_optional(&mut *conn)
@@ -488,9 +489,9 @@ async fn ended(
         // Another unfinished job may have taken the unique key since. Then this job cannot run again.
         let options: Option<String> = row.try_get("options")?;
         let options = options.map(|text| JobOptions::as_far_as_readable(&text)).unwrap_or_default();
-        let wanted = WantedKey { kind: &kind, key, id: id.uuid(), for_ms: options.unique_for_ms };
-        if let Some(taken) = lock_or_take(conn, wanted).await? {
-            let (holder, state) = (JobId::from_uuid(taken.id), state_of_holder(conn, taken.id).await?);
+        let for_ms = rest_of_window(options.unique_for_ms, row.try_get("created_at")?, now);
+        let wanted = WantedKey { kind: &kind, key, id: id.uuid(), for_ms };
+        if let Some((holder, state)) = take_for_operator(conn, wanted).await? {
             return Ok(only(ActionOutcome::UniqueKeyTaken { holder, state }));
         }
     }
@@ -524,10 +525,27 @@ async fn ended(
     })
 }
 
-/// Read the state of a job that has a unique key. Without a row in `owed` it has completed, because the other ends give
-/// the unique key up. The read takes no lock, so that it waits for no transaction that itself waits for this unique key.
-async fn state_of_holder(conn: &mut Session<'_>, id: Uuid) -> Result<State, sqlx::Error> {
-    let sql = "SELECT state FROM owed FORCE INDEX (PRIMARY) WHERE id = ?";
-    let word: Option<String> = sqlx::query_scalar(sql).bind(id).fetch_optional(conn).await?;
-    word.map_or(Ok(State::Completed), |word| State::from_word(&word).ok_or_else(|| corrupt("state")))
+/// Return the rest of the time for which a job keeps its unique key at least, in milliseconds. That time counts from
+/// the acceptance, so a retry does not begin it again.
+fn rest_of_window(unique_for_ms: Option<u64>, created_at: Timestamp, now: Timestamp) -> Option<u64> {
+    let gone = u64::try_from((now - created_at).num_milliseconds()).unwrap_or(0);
+    unique_for_ms?.checked_sub(gone).filter(|rest| *rest > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_a_unique_key_counts_from_the_acceptance_of_its_job() {
+        let at = |ms| chrono::DateTime::from_timestamp_millis(ms).unwrap();
+        let rest = |for_ms, now| rest_of_window(for_ms, at(1_000), at(now));
+        assert_eq!(
+            [1_000, 1_001, 3_999, 4_000, 9_000].map(|now| rest(Some(3_000), now).unwrap_or(0)),
+            [3_000, 2_999, 1, 0, 0]
+        );
+        // The clock was set back.
+        assert_eq!(rest(Some(3_000), 500), Some(3_000));
+        assert_eq!(rest(None, 2_000), None);
+    }
 }

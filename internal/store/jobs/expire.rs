@@ -200,7 +200,7 @@ impl Page<'_> {
             return Ok(());
         }
         delete_owed(conn, &self.expired.iter().map(|(id, _, _)| *id).collect::<Vec<_>>()).await?;
-        let errors: Vec<String> = self.expired.iter().map(|(_, _, at)| error_of(*at)).collect();
+        let errors: Vec<String> = self.expired.iter().map(|(_, owed, at)| error_of(*at, owed.attempt > 0)).collect();
         let lines = self.expired.iter().zip(&errors).map(|((id, owed, _), error)| AttemptRow {
             job: JobId::from_uuid(*id),
             number: owed.attempt + 1,
@@ -250,8 +250,9 @@ impl Page<'_> {
     }
 }
 
-/// Describe the end of a job that expired. The normalised text is the same for all of them, so that they are one group
-/// of dead letters for each kind.
-fn error_of(at: Timestamp) -> String {
-    format!("expired: it did not start before {}", at.to_rfc3339_opts(chrono::SecondsFormat::Millis, true))
+/// Describe the end of a job that expired. The normalised text is the same for all jobs of a kind that never started,
+/// and for all that did, so that they are two groups of dead letters.
+fn error_of(at: Timestamp, has_started: bool) -> String {
+    let what = if has_started { "no attempt of it succeeded" } else { "it did not start" };
+    format!("expired: {what} before {}", at.to_rfc3339_opts(chrono::SecondsFormat::Millis, true))
 }

@@ -14,6 +14,7 @@
 //! - `held.rs`: counts of held jobs by queue and reason.
 //! - `idempotent_inserts.rs`: accepts jobs with an idempotency key.
 //! - `insert.rs`: accepts jobs.
+//! - `key_holders.rs`: the jobs that hold unique keys.
 //! - `kind_queues.rs`: the pairs of kind and queue that jobs have.
 //! - `lanes.rs`: reads lanes of unfinished jobs in the order of their due times.
 //! - `limits.rs`: why a job is parked, and the keys of a limit.
@@ -42,6 +43,7 @@ pub(super) mod explain;
 pub(super) mod held;
 pub(super) mod idempotent_inserts;
 pub(super) mod insert;
+pub(super) mod key_holders;
 pub(super) mod kind_queues;
 pub(super) mod lanes;
 pub(super) mod limits;

@@ -259,7 +259,11 @@ fn job(row: &MySqlRow, ledger: &Ledger) -> Result<Job, sqlx::Error> {
             (None, _) => row.try_get("execute_at")?,
         },
         held: due.is_some_and(waits_for_turn),
-        started_at: if executing { started_at } else { last.map(|last| last.started_at) },
+        started_at: if executing {
+            started_at
+        } else {
+            ledger.attempts.iter().rev().find_map(|attempt| attempt.started_at)
+        },
         finished_at: end.map(|end| end.finished_at),
         cancel_requested_at: row.try_get("cancel_requested_at")?,
         last_error: match state {
@@ -283,7 +287,7 @@ fn open_attempt(row: &MySqlRow, job: &Job) -> Result<Option<Attempt>, sqlx::Erro
         number: row.try_get("attempt")?,
         runner: RunnerId::from_stored(row.try_get("runner")?),
         execute_at: job.execute_at,
-        started_at,
+        started_at: Some(started_at),
         finished_at: None,
         verdict: None,
         error: None,
@@ -356,13 +360,16 @@ async fn ledgers_of(
         if runner.is_empty() {
             continue;
         }
+        let verdict = Verdict::from_word(row.try_get("verdict")?).ok_or_else(|| corrupt("verdict"))?;
+        let started_at: Timestamp = row.try_get("started_at")?;
         ledger.attempts.push(Attempt {
             number: row.try_get("number")?,
             runner: RunnerId::from_stored(runner),
             execute_at: row.try_get("execute_at")?,
-            started_at: row.try_get("started_at")?,
+            // The ledger needs a time in each line. Nothing started when the job expired.
+            started_at: Some(started_at).filter(|_| verdict != Verdict::Expired),
             finished_at: Some(finished_at),
-            verdict: Some(Verdict::from_word(row.try_get("verdict")?).ok_or_else(|| corrupt("verdict"))?),
+            verdict: Some(verdict),
             error,
             late_note: row.try_get("late_note")?,
             // The exchange is only information for people, so one that cannot be read is left out.

@@ -94,7 +94,7 @@ async fn attempts(conn: &mut Session<'_>, id: Uuid) -> Result<Vec<TimedAttempt>,
         let (runner, verdict): (&str, &str) = (row.try_get("runner")?, row.try_get("verdict")?);
         Ok(TimedAttempt {
             number: row.try_get("number")?,
-            ran: !runner.is_empty(),
+            ran: !runner.is_empty() && verdict != Verdict::Expired.as_str(),
             due_at: Some(row.try_get::<Timestamp, _>("execute_at")?).filter(|due| !waits_for_turn(*due)),
             started_at: row.try_get("started_at")?,
             finished_at: Some(row.try_get("finished_at")?),

@@ -384,21 +384,30 @@ function Attempts({ job, path }) {
   return html`<div class="stack tight">
     ${[...job.attempts].reverse().map((attempt) => {
       const end = attempt.finished_at ? Date.parse(attempt.finished_at) : now;
-      const began = Date.parse(attempt.started_at);
+      // Nothing began when the job expired.
+      const began = attempt.started_at ? Date.parse(attempt.started_at) : null;
       return html`<article key=${attempt.number} id=${`attempt-${attempt.number}`} class="stack tight attempt">
         <div class="row apart">
           <span class="row">
             <b>Attempt ${attempt.number}</b>
             ${attempt.verdict ? html`<${Badge} is=${attempt.verdict} />` : html`<${Badge} is="executing" />`}
           </span>
-          <span class="soft num" title=${`${utc(began)}${attempt.finished_at ? ` to ${utc(end)}` : ''}`}>
-            ${span(end - began)} · <${Time} at=${attempt.started_at} />
-          </span>
+          ${
+            began === null
+              ? html`<span class="soft num"><${Time} at=${attempt.finished_at} /></span>`
+              : html`<span class="soft num" title=${`${utc(began)}${attempt.finished_at ? ` to ${utc(end)}` : ''}`}>
+                  ${span(end - began)} · <${Time} at=${attempt.started_at} />
+                </span>`
+          }
         </div>
-        <div class="faint">
-          on <span class="mono">${attempt.runner}</span>,${' '}
-          ${span(Math.max(0, began - Date.parse(attempt.execute_at)))} after it was due
-        </div>
+        ${
+          began === null
+            ? html`<div class="faint">Nothing began. <span class="mono">${attempt.runner}</span> ended the job.</div>`
+            : html`<div class="faint">
+                on <span class="mono">${attempt.runner}</span>,${' '}
+                ${span(Math.max(0, began - Date.parse(attempt.execute_at)))} after it was due
+              </div>`
+        }
         ${attempt.error && html`<div class="error">${attempt.error}</div>`}
         ${
           attempt.late_note &&
@@ -479,7 +488,8 @@ function Timeline({ job, behind }) {
   const now = useNow();
   const steps = [{ at: job.created_at, is: 'waiting', text: 'Accepted' }];
   for (const attempt of job.attempts ?? []) {
-    steps.push({ at: attempt.started_at, is: 'executing', text: `Attempt ${attempt.number} began` });
+    if (attempt.started_at)
+      steps.push({ at: attempt.started_at, is: 'executing', text: `Attempt ${attempt.number} began` });
     if (attempt.finished_at) {
       const last = attempt === job.attempts.at(-1);
       steps.push({
