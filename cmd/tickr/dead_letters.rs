@@ -5,6 +5,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::{Value, json};
 
 use crate::client::{self, Client};
+use crate::enqueue::payload;
 use crate::jobs::{limit, pages, show};
 use crate::operations::begin;
 use crate::print::{brief, encoded, number, printable, table, text};
@@ -90,12 +91,10 @@ pub(crate) fn command() -> Command {
             Command::new("replay")
                 .about("Run a failed job again as a new job, linked to the failed one")
                 .arg(id())
-                .arg(
-                    Arg::new("payload")
-                        .long("payload")
-                        .value_name("JSON")
-                        .help("Payload of the new job [default: the payload of the failed job]"),
-                )
+                .arg(Arg::new("payload").long("payload").value_name("JSON").help(
+                    "Payload of the new job: JSON text, @FILE, or - for standard input [default: the payload of \
+                     the failed job]",
+                ))
                 .arg(client::idempotency_key())
                 .arg(json()),
         ))
@@ -142,7 +141,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
             "show" => client.get(&format!("/v1/jobs/{id}")).await?,
             "replay" => {
                 let body = match given("payload") {
-                    Some(payload) => json!({"payload": serde_json::from_str::<Value>(payload)?}),
+                    Some(given) => json!({"payload": payload(given)?}),
                     None => json!({}),
                 };
                 client.post(&format!("/v1/jobs/{id}/replay"), &body, given("idempotency-key")).await?

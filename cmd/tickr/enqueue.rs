@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::client::{self, Client};
 use crate::print::{self, printable};
-use crate::{CommandResult, ending};
+use crate::{CommandResult, WrongUsage, ending};
 
 /// Longest wait that the API accepts in one call.
 const MAX_CALL: Duration = Duration::from_secs(30);
@@ -289,5 +289,5 @@ pub(crate) fn payload(text: &str) -> anyhow::Result<Value> {
         None if text == "-" => std::io::read_to_string(std::io::stdin()).context("read standard input")?,
         None => text.to_owned(),
     };
-    serde_json::from_str(&read).context("the payload is not JSON")
+    Ok(serde_json::from_str(&read).map_err(|why| WrongUsage(format!("the payload is not JSON: {why}")))?)
 }

@@ -1,14 +1,13 @@
 //! `tickr schedules list|show|put|delete|pause|resume|trigger|ticks|preview`: jobs on a cron expression or an interval.
 
-use anyhow::anyhow;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::{Map, Value, json};
 use tickr::config::parse_duration;
 
-use crate::CommandResult;
 use crate::client::{self, Client};
 use crate::enqueue::payload;
 use crate::print::{brief, encoded, number, printable, table, text};
+use crate::{CommandResult, WrongUsage};
 
 pub(crate) fn command() -> Command {
     let json = || Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
@@ -206,8 +205,8 @@ async fn pages(client: &Client, path: &str, matches: &ArgMatches) -> anyhow::Res
     Ok((Value::Array(rows), unreadable))
 }
 
-fn millis(flag: &str, said: &str) -> anyhow::Result<u64> {
-    let duration = parse_duration(said).map_err(|why| anyhow!("--{flag} {said}: {why}"))?;
+fn millis(flag: &str, said: &str) -> Result<u64, WrongUsage> {
+    let duration = parse_duration(said).map_err(|why| WrongUsage(format!("--{flag} {said}: {why}")))?;
     Ok(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
 }
 
