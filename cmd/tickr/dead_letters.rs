@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use crate::client::{self, Client};
 use crate::enqueue::payload;
 use crate::jobs::{limit, pages, show};
+use crate::json::{Body, Json};
 use crate::operations::begin;
 use crate::print::{brief, encoded, number, printable, table, text};
 use crate::stream::patience;
@@ -141,8 +142,8 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
             "show" => client.get(&format!("/v1/jobs/{id}")).await?,
             "replay" => {
                 let body = match given("payload") {
-                    Some(given) => json!({"payload": payload(given)?}),
-                    None => json!({}),
+                    Some(given) => Body::written("payload", payload(given)?),
+                    None => Body::default(),
                 };
                 client.post(&format!("/v1/jobs/{id}/replay"), &body, given("idempotency-key")).await?
             }
@@ -170,11 +171,11 @@ async fn compare(client: &Client, matches: &ArgMatches, as_json: bool) -> Comman
     }
     let percent = |share: &Value| format!("{:.0} %", 100.0 * share.as_f64().unwrap_or_default());
     let mut table = table(["TRAIT", "VALUE", "OF THE FAILED", "OF THE PASSED", "AT LEAST"]);
-    for one in answer["differences"].as_array().into_iter().flatten() {
+    for one in &answer.rows("differences") {
         let value = match &one["value"] {
             Value::Null if one["lacking"] == true => "(none)".to_owned(),
             Value::String(text) => brief(text, 60),
-            other => other.to_string(),
+            _ => one.part("value").map_or_else(|| "null".to_owned(), |value| value.to_string()),
         };
         table.add_row([
             printable(&text(one, "attribute")),
@@ -217,9 +218,9 @@ async fn release(client: &Client, matches: &ArgMatches, as_json: bool) -> Comman
     begin(client, matches, &body, as_json).await
 }
 
-fn list(jobs: &[Value], as_json: bool) -> CommandResult {
+fn list(jobs: &[Json], as_json: bool) -> CommandResult {
     if as_json {
-        println!("{:#}", Value::Array(jobs.to_vec()));
+        println!("{:#}", Json::list(jobs));
         return Ok(());
     }
     let mut table = table(["ID", "KIND", "QUEUE", "FAILED", "GROUP", "STATUS", "ERROR"]);
@@ -248,7 +249,7 @@ async fn groups(client: &Client, matches: &ArgMatches, as_json: bool) -> Command
     let (mut groups, mut cursor) = (Vec::new(), String::new());
     loop {
         let page = client.get_page(&format!("{path}{cursor}"), cursor.is_empty()).await?;
-        groups.extend(page.get("data").and_then(Value::as_array).cloned().unwrap_or_default());
+        groups.extend(page.rows("data"));
         match page.get("next_cursor").and_then(Value::as_str) {
             Some(next) if groups.len() < wanted => cursor = format!("&cursor={next}"),
             _ => break,
@@ -256,7 +257,7 @@ async fn groups(client: &Client, matches: &ArgMatches, as_json: bool) -> Command
     }
     groups.truncate(wanted);
     if as_json {
-        println!("{:#}", Value::Array(groups));
+        println!("{:#}", Json::list(&groups));
         return Ok(());
     }
     let mut table = table(["GROUP", "KIND", "OPEN", "FIRST SEEN", "LAST SEEN", "ERROR"]);

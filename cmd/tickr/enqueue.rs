@@ -8,6 +8,7 @@ use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, value_parser};
 use serde_json::{Map, Value};
 
 use crate::client::{self, Client};
+use crate::json::{Body, Json};
 use crate::print::{self, printable};
 use crate::{CommandResult, WrongUsage, ending};
 
@@ -159,7 +160,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let mut job = Map::new();
     let text = |name: &str| matches.get_one::<String>(name).cloned();
     job.insert("kind".into(), text("kind").into());
-    job.insert("payload".into(), payload(&text("payload").unwrap_or_default())?);
+    let payload = payload(&text("payload").unwrap_or_default())?;
     let texts = [
         ("queue", "queue"),
         ("at", "execute_at"),
@@ -206,7 +207,8 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     }
     let client = Client::from_matches(matches)?;
     crate::runtime()?.block_on(async {
-        let mut job = client.post("/v1/jobs", &Value::Object(job), text("idempotency-key").as_ref()).await?;
+        let body = Body { fields: job, ..Body::written("payload", payload) };
+        let mut job = client.post("/v1/jobs", &body, text("idempotency-key").as_ref()).await?;
         let id = client::id_of(&job)?;
         let (as_json, quiet) = (matches.get_flag("json"), matches.get_flag("quiet"));
         // The id is printed before the wait, so that an interrupted script knows which job it enqueued.
@@ -238,7 +240,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
             println!("{job:#}");
         } else if !quiet {
             println!("{}", print::text(&job, "state"));
-            if let Some(result) = job.get("result").filter(|result| !result.is_null()) {
+            if let Some(result) = job.part("result") {
                 println!("{result}");
             }
         }
@@ -247,7 +249,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
 }
 
 /// Wait until a job has ended, but at most for `wait`, also while its server restarts. Return the job as it is then.
-async fn until_over(client: &Client, id: &str, wait: Duration) -> anyhow::Result<Value> {
+async fn until_over(client: &Client, id: &str, wait: Duration) -> anyhow::Result<Json> {
     let end = Instant::now() + wait;
     loop {
         let asked = Instant::now();
@@ -282,12 +284,13 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         .map_err(|wrong| format!("{wrong}; write a duration such as 250ms, 30s, 15m or 2h"))
 }
 
-/// Read the JSON of an argument: the argument itself, a file after `@`, or standard input for `-`.
-pub(crate) fn payload(text: &str) -> anyhow::Result<Value> {
+/// Read the JSON of an argument: the argument itself, a file after `@`, or standard input for `-`. Numbers stay as they
+/// are written there.
+pub(crate) fn payload(text: &str) -> anyhow::Result<Json> {
     let read = match text.strip_prefix('@') {
         Some(file) => std::fs::read_to_string(file).with_context(|| format!("read {file}"))?,
         None if text == "-" => std::io::read_to_string(std::io::stdin()).context("read standard input")?,
         None => text.to_owned(),
     };
-    Ok(serde_json::from_str(&read).map_err(|why| WrongUsage(format!("the payload is not JSON: {why}")))?)
+    Ok(Json::parse(read.as_bytes()).map_err(|why| WrongUsage(format!("the payload is not JSON: {why}")))?)
 }

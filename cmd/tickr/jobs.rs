@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::CommandResult;
 use crate::client::{self, Client};
+use crate::json::{Body, Json};
 use crate::print::{brief, duration_text, encoded, number, printable, table, text};
 use crate::{enqueue, watch};
 
@@ -130,7 +131,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
             "set-priority" => client.patch(&path, &json!({"priority": matches.get_one::<u8>("priority")})).await?,
             "set-payload" => {
                 let given = matches.get_one::<String>("payload").cloned().unwrap_or_default();
-                client.patch(&path, &json!({"payload": enqueue::payload(&given)?})).await?
+                client.patch(&path, &Body::written("payload", enqueue::payload(&given)?)).await?
             }
             "cancel" if matches.get_flag("unless-executing") => {
                 let key = matches.get_one::<String>("idempotency-key");
@@ -217,7 +218,7 @@ async fn count(client: &Client, matches: &ArgMatches, as_json: bool) -> CommandR
 async fn list(client: &Client, matches: &ArgMatches, as_json: bool) -> CommandResult {
     let jobs = pages(client, matches, "/v1/jobs", &[]).await?;
     if as_json {
-        println!("{:#}", Value::Array(jobs));
+        println!("{:#}", Json::list(&jobs));
         return Ok(());
     }
     print_table(&jobs);
@@ -230,21 +231,21 @@ pub(crate) async fn pages(
     matches: &ArgMatches,
     path: &str,
     more: &[(&str, String)],
-) -> anyhow::Result<Vec<Value>> {
+) -> anyhow::Result<Vec<Json>> {
     let wanted = *matches.get_one::<u32>("limit").unwrap_or(&20) as usize;
     let mut path = format!("{path}?limit={}", wanted.clamp(1, 200));
     let given = client::filter_given(matches);
     for (name, value) in given.iter().chain(more) {
         path.push_str(&format!("&{name}={}", encoded(value)));
     }
-    let mut jobs: Vec<Value> = Vec::new();
+    let mut jobs: Vec<Json> = Vec::new();
     let mut cursor: Option<String> = None;
     loop {
         let page = match &cursor {
             Some(cursor) => client.get_page(&format!("{path}&cursor={cursor}"), false).await?,
             None => client.get_page(&path, true).await?,
         };
-        jobs.extend(page.get("data").and_then(Value::as_array).cloned().unwrap_or_default());
+        jobs.extend(page.rows("data"));
         cursor = page.get("next_cursor").and_then(Value::as_str).map(str::to_owned);
         if cursor.is_none() || jobs.len() >= wanted {
             break;
@@ -259,7 +260,7 @@ pub(crate) fn limit() -> Arg {
     Arg::new("limit").long("limit").value_parser(value_parser!(u32)).default_value("20").help("Number of rows")
 }
 
-fn print_table(jobs: &[Value]) {
+fn print_table(jobs: &[Json]) {
     let mut table = table(["ID", "KIND", "QUEUE", "STATE", "ATTEMPT", "DUE", "LAST ERROR"]);
     for job in jobs {
         let attempt = format!("{}/{}", number(job, "attempt"), number(job, "max_attempts"));
@@ -276,7 +277,7 @@ fn print_table(jobs: &[Value]) {
     println!("{table}");
 }
 
-pub(crate) fn show(job: &Value) {
+pub(crate) fn show(job: &Json) {
     for field in ["id", "kind", "queue", "state", "execute_at", "expires_at", "started_at", "finished_at", "last_error"]
     {
         let value = text(job, field);
@@ -286,7 +287,7 @@ pub(crate) fn show(job: &Value) {
     }
     println!("{:<12} {}/{}", "attempt", number(job, "attempt"), number(job, "max_attempts"));
     for field in ["payload", "result"] {
-        if let Some(value) = job.get(field).filter(|value| !value.is_null()) {
+        if let Some(value) = job.part(field) {
             println!("{field:<12} {value}");
         }
     }

@@ -118,7 +118,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         } else if verb == "keys" {
             keys(&answer);
         } else {
-            list(std::iter::once(&answer));
+            list(std::iter::once(&*answer));
         }
         Ok(())
     })

@@ -30,6 +30,7 @@
 //! - `top.rs`: a live view in the terminal
 //! - `completions.rs`: completion scripts for shells
 //! - `client.rs`: HTTP client of the commands that call the API
+//! - `json.rs`: JSON whose numbers stay as they were written
 //! - `stream.rs`: event streams that reconnect
 //! - `ending.rs`: exit codes for the end state of a job and for signals
 //! - `print.rs`: tables, and output that cannot control a terminal
@@ -56,6 +57,7 @@ mod enqueue;
 mod events;
 mod health;
 mod jobs;
+mod json;
 mod kinds;
 mod limits;
 mod migrate;

@@ -305,6 +305,37 @@ async fn enqueue_takes_a_payload_from_everywhere_and_waits_if_asked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn commands_send_and_print_the_numbers_of_payloads_as_they_were_written() {
+    let app = TestApp::start().await;
+    let payload = r#"{"n":12345678901234567890123,"d":0.10000000000000000000000000001,"x":1e2,"y":-0.0}"#;
+    let later = ["--delay-ms", "3600000", "--quiet"];
+    let id = ok(client(&app, &[&["enqueue", "noop", payload][..], &later].concat())).await.trim().to_owned();
+    let text = async |path: &str| http().get(app.url(path)).send().await.unwrap().text().await.unwrap();
+    let path = format!("/v1/jobs/{id}");
+    let sent = text(&path).await;
+    assert!(sent.contains(&format!("\"payload\":{payload}")), "{sent}");
+
+    let shown = ok(client(&app, &["jobs", "show", &id])).await;
+    assert!(shown.contains(&format!("payload      {payload}\n")), "{shown}");
+    let shown = ok(client(&app, &["jobs", "show", &id, "--json"])).await;
+    for number in ["12345678901234567890123,", "0.10000000000000000000000000001,", "1e2,", "-0.0\n"] {
+        assert!(shown.contains(&format!(": {number}")), "{number} is not in:\n{shown}");
+    }
+    assert_eq!(serde_json::from_str::<Value>(&shown).unwrap()["id"], id);
+
+    let other = payload.replace("123,", "124,");
+    ok(client(&app, &["jobs", "set-payload", &id, &other])).await;
+    let sent = text(&path).await;
+    assert!(sent.contains(&format!("\"payload\":{other}")), "{sent}");
+    let put = ["schedules", "put", "nightly", "--every", "24h", "--kind", "noop", "--payload", payload];
+    let made = ok(client(&app, &put)).await;
+    assert!(made.contains(&format!("payload      {payload}\n")), "{made}");
+    let sent = text("/v1/schedules/nightly").await;
+    assert!(sent.contains(&format!("\"payload\":{payload}")), "{sent}");
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn jobs_are_listed_shown_and_steered() {
     let app = TestApp::start().await;
     let later = || async { app.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000})).await };
