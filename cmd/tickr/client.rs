@@ -100,7 +100,33 @@ struct Refusal {
     status: StatusCode,
     /// Time after which the server wants to be asked again; zero if it does not say.
     after: Duration,
+    /// True for a problem of tickr, and false for an answer of another program.
+    is_problem: bool,
     said: String,
+}
+
+impl Refusal {
+    /// Return whether the request may have been carried out: a proxy may have handed it on, tickr may have lost the
+    /// confirmation of MySQL, and another request with its idempotency key may be under way.
+    fn leaves_open(&self) -> bool {
+        self.status.is_server_error() || self.status == StatusCode::CONFLICT && !self.after.is_zero()
+    }
+
+    /// Return whether tickr says that the request was not carried out, now or at an earlier try with its idempotency
+    /// key. A refusal of the caller, or for the moment, says nothing about earlier tries.
+    fn is_final(&self) -> bool {
+        let is_of_caller = [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN].contains(&self.status);
+        let is_of_moment = self.status == StatusCode::REQUEST_TIMEOUT || !self.after.is_zero();
+        self.is_problem && self.status.is_client_error() && !is_of_caller && !is_of_moment
+    }
+}
+
+/// A request with an idempotency key that got no good answer.
+pub(crate) enum Failed {
+    /// It was not carried out.
+    NotDone(anyhow::Error),
+    /// It may have been carried out.
+    Unknown(anyhow::Error),
 }
 
 /// Return whether a call that failed may work in a moment: while a server restarts or is busy, or a proxy cannot reach
@@ -243,6 +269,42 @@ impl Client {
         .await
     }
 
+    /// Send a POST with this idempotency key. When it may have been carried out although no good answer came, repeat it
+    /// for as long as `patience`: the answer to a repeated request says what became of the first one. `say` is called
+    /// with a message at the first failure.
+    pub(crate) async fn post_until_known(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+        key: &str,
+        patience: Duration,
+        say: impl Fn(&str),
+    ) -> Result<Json, Failed> {
+        let (mut pause, mut end) = (FIRST_PAUSE, None);
+        loop {
+            let request = self.http.post(format!("{}{path}", self.url)).json(body).header("Idempotency-Key", key);
+            let error = match self.call(request).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            let refusal = error.downcast_ref::<Refusal>();
+            let may_be_done = may_be_done(&error) || refusal.is_some_and(Refusal::leaves_open);
+            if refusal.is_some_and(Refusal::is_final) || (end.is_none() && !may_be_done) {
+                return Err(Failed::NotDone(error));
+            }
+            let wanted = refusal.map(|refusal| refusal.after).unwrap_or_default();
+            let left = end.get_or_insert_with(|| Instant::now() + patience).saturating_duration_since(Instant::now());
+            if left.is_zero() || (!may_pass(&error) && wanted.is_zero()) {
+                return Err(Failed::Unknown(error));
+            }
+            if pause == FIRST_PAUSE {
+                say(&format!("no answer now ({error:#}); trying again"));
+            }
+            tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0).max(wanted).min(left)).await;
+            pause = (pause * 2).min(MAX_PAUSE);
+        }
+    }
+
     /// Base URL of the tickr that this client calls.
     pub(crate) fn url(&self) -> &str {
         &self.url
@@ -291,7 +353,8 @@ impl Client {
         }
         let after = response.headers().get(RETRY_AFTER).and_then(|seconds| seconds.to_str().ok()?.parse::<u64>().ok());
         let after = Duration::from_secs(after.unwrap_or_default());
-        let refused = |said: String| Err(anyhow::Error::new(Refusal { status, after, said }));
+        let refusal = |is_problem, said| Err(anyhow::Error::new(Refusal { status, after, is_problem, said }));
+        let refused = |said: String| refusal(false, said);
         let broke_off = || format!("the answer of {} broke off; a change may have been made all the same", self.url);
         let bytes = response.bytes().await.with_context(broke_off)?;
         let body = Json::parse(&bytes);
@@ -308,7 +371,7 @@ impl Client {
             let part = |name: &str| error.get(name).and_then(Value::as_str).unwrap_or_default();
             lines.push_str(&format!("\n  {}: {}", part("pointer"), part("detail")));
         }
-        refused(lines)
+        refusal(true, lines)
     }
 }
 

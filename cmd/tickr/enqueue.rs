@@ -6,11 +6,13 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, value_parser};
 use serde_json::{Map, Value};
+use uuid::Uuid;
 
-use crate::client::{self, Client};
+use crate::client::{self, Client, Failed};
 use crate::json::{Body, Json};
 use crate::print::{self, printable};
-use crate::{CommandResult, WrongUsage, ending};
+use crate::stream::{patience, patience_of};
+use crate::{CommandResult, Failure, WrongUsage, ending};
 
 /// Longest wait that the API accepts in one call.
 const MAX_CALL: Duration = Duration::from_secs(30);
@@ -27,8 +29,10 @@ pub(crate) fn command() -> Command {
             "Enqueue one job and print its id and its state. With --quiet, print the id alone, for scripts.\n\n\
              With --wait, wait for the end of the job and print its result; the exit code then shows how the job \
              ended: 0 completed, 3 failed, 4 cancelled, 5 not over yet when the time is up, or its state cannot be \
-             read. A restart of the server does not end the wait. Without --wait, 0 means accepted. 1 the job could \
-             not be enqueued, 2 wrong usage.",
+             read. A restart of the server does not end the wait. Without --wait, 0 means accepted.\n\n\
+             When an answer is lost, the request is repeated with its idempotency key, and enqueues nothing twice. 1 \
+             means that nothing was enqueued, 2 wrong usage, and 5 also that the job may be enqueued: no answer came \
+             within --patience, or the id could not be printed.",
         )
         .arg(Arg::new("kind").required(true).value_name("KIND").help("Kind of the job, one of the registered kinds"))
         .arg(
@@ -140,6 +144,7 @@ pub(crate) fn command() -> Command {
         .arg(text("batch", "ID", "Add the job to this batch; see `tickr batches`"))
         .arg(text("limit-key", "KEY", "Limit key: limits count the jobs with the same one; see `tickr limits`"))
         .arg(client::idempotency_key())
+        .arg(patience())
         .arg(
             text("wait", "DURATION", "Wait at most this long for the end of the job, such as 30s or 10m")
                 .value_parser(duration),
@@ -208,8 +213,16 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let client = Client::from_matches(matches)?;
     crate::runtime()?.block_on(async {
         let body = Body { fields: job, ..Body::written("payload", payload) };
-        let mut job = client.post("/v1/jobs", &body, text("idempotency-key").as_ref()).await?;
+        // With a key of its own, a request whose answer is lost can be repeated.
+        let key = text("idempotency-key").unwrap_or_else(|| Uuid::new_v4().to_string());
+        let say = |word: &str| eprintln!("tickr: {word}");
+        let asked = client.post_until_known("/v1/jobs", &body, &key, patience_of(matches), say).await;
+        let mut job = asked.map_err(|failed| match failed {
+            Failed::NotDone(error) => Failure::from(error),
+            Failed::Unknown(error) => ending::perhaps(&key, error),
+        })?;
         let id = client::id_of(&job)?;
+        crate::note_enqueued(&id);
         let (as_json, quiet) = (matches.get_flag("json"), matches.get_flag("quiet"));
         // The id is printed before the wait, so that an interrupted script knows which job it enqueued.
         if quiet {
