@@ -498,9 +498,10 @@ pub(super) async fn list(
     let listing = Listing::new("operations", &state);
     let before = listing.id(asked.cursor.as_deref())?;
     let now = api.broker.store().clock().now();
-    let found = api.broker.store().operations(state, before, limit).await?;
-    let full = found.len() == limit as usize;
-    let next_cursor = found.last().filter(|_| full).map(|last| listing.cursor(last.id.as_bytes()));
+    let mut found = api.broker.store().operations(state, before, limit + 1).await?;
+    let more = found.len() > limit as usize;
+    found.truncate(limit as usize);
+    let next_cursor = found.last().filter(|_| more).map(|last| listing.cursor(last.id.as_bytes()));
     let data = found.iter().map(|operation| OperationView::new(operation, now)).collect();
     Ok(json(StatusCode::OK, OperationsAnswer { data, next_cursor }))
 }

@@ -172,9 +172,10 @@ pub(super) async fn groups(
     let listing = Listing::new("dead letter groups", &kind);
     let after = listing.place(asked.cursor.as_deref())?.map(|place| read_place(&place)).transpose()?;
     let store = api.broker.store().clone();
-    let found = run_with_seat(&api, async move { store.dead_letter_groups(kind, after, limit).await }).await?;
-    let full = found.len() == limit as usize;
-    let next_cursor = found.last().filter(|_| full).map(|last| {
+    let mut found = run_with_seat(&api, async move { store.dead_letter_groups(kind, after, limit + 1).await }).await?;
+    let more = found.len() > limit as usize;
+    found.truncate(limit as usize);
+    let next_cursor = found.last().filter(|_| more).map(|last| {
         let place = [&last.last_seen.timestamp_micros().to_be_bytes()[..], last.fingerprint.bytes()].concat();
         listing.cursor(&place)
     });
