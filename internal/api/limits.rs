@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::http::auth::RequestActor;
-use crate::http::body::{Body, NamePath, Object, QueryParams};
+use crate::http::body::{Body, NamePath, Object, QueryParams, or_default};
 use crate::http::cursor::check_key;
 use crate::http::etag::{self, IfMatch, Preconditions};
 use crate::http::problem::{Code, Problem};
@@ -111,7 +111,7 @@ pub(super) struct LimitBody {
     #[schema(value_type = Option<BreakerBody>)]
     breaker: Option<Object<BreakerBody>>,
     /// Other values for single keys. What an override leaves out is as for all keys.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     #[schema(value_type = Option<BTreeMap<String, BoundsBody>>)]
     overrides: BTreeMap<String, Object<BoundsBody>>,
 }

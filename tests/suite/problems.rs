@@ -320,6 +320,31 @@ async fn odd_but_legal_input_is_taken_as_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_null_in_a_body_counts_as_a_field_left_out_wherever_the_document_allows_it() {
+    let tickr = TestApp::start().await;
+    let job = json!({"kind": "noop", "tags": null, "unique_fields": null, "after": null, "delay_ms": 3_600_000});
+    assert_eq!(tickr.post("/v1/jobs", &job).await.status, 201);
+    let callback = json!({"kind": "noop", "tags": null, "after": null});
+    assert_eq!(tickr.post("/v1/batches", json!({"jobs": null, "on_complete": callback})).await.status, 201);
+    let schedule = json!({"every_ms": 3_600_000, "kind": "noop", "tags": null});
+    assert_eq!(tickr.put("/v1/schedules/hourly", schedule).await.status, 201);
+    assert_eq!(tickr.put("/v1/limits/calls", json!({"concurrency": 1, "overrides": null})).await.status, 201);
+    let filter = json!({"ids": null, "payload": null, "kind": "noop"});
+    let mut operation = json!({"action": "cancel", "all": null, "filter": filter, "dry_run": true});
+    let dry = tickr.post("/v1/operations", &operation).await;
+    assert_eq!((dry.status, &dry.body["count"]), (200, &json!(1)), "{:#}", dry.body);
+    operation["dry_run"] = Value::Null;
+    assert_eq!(tickr.post("/v1/operations", &operation).await.status, 202);
+    // Any other value of a wrong type is refused at its place.
+    let wrong = tickr.post("/v1/jobs", json!({"kind": "noop", "tags": "a"})).await;
+    assert_eq!((wrong.status, wrong.code(), wrong.pointers()), (422, "invalid_request", vec!["/tags"]));
+    // An operation on all jobs still wants a word for it.
+    let all = tickr.post("/v1/operations", json!({"action": "cancel", "all": null})).await;
+    assert_eq!((all.status, all.code()), (422, "invalid_request"));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn only_declared_json_is_read_as_json() {
     let tickr = TestApp::start().await;
     for path in ["/v1/jobs", "/v1/jobs/batch"] {

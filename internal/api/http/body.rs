@@ -87,6 +87,19 @@ impl<T: DeserializeOwned> FromRequest<Api> for AnyMediaBody<T> {
     }
 }
 
+/// Read a field that may be left out. Null counts as left out, as it does for fields that are an `Option`.
+///
+/// # Errors
+///
+/// The value is neither null nor one of this type.
+pub(crate) fn or_default<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+where
+    T: Default + Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    Option::deserialize(deserializer).map(Option::unwrap_or_default)
+}
+
 /// Return the payload of a job that has none in its body.
 pub(crate) fn empty_object() -> Box<RawValue> {
     RawValue::from_string("{}".into()).unwrap_or_default()
