@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::http::auth::RequestActor;
-use crate::http::body::{Body, IdPath, PathText, QueryParams};
+use crate::http::body::{Body, IdPath, OptionalBody, PathText, QueryParams};
 use crate::http::cursor::{Listing, page_size};
 use crate::http::filter::{filter_query, refused};
 use crate::http::idempotency::{Key, ResponseContent, replay_stored, respond_to_outcome};
@@ -288,7 +288,7 @@ pub(super) async fn replay(
     IdPath(id): IdPath,
     RequestActor(who): RequestActor,
     key: Key,
-    Body(body, text): Body<ReplayBody>,
+    OptionalBody(body, text): OptionalBody<ReplayBody>,
 ) -> Result<Response, Problem> {
     let idempotent = key.request(&format!("POST /v1/jobs/{id}/replay"), Some(&text))?;
     let original = match api.broker.store().job(id).await? {

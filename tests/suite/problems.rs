@@ -369,6 +369,60 @@ async fn only_declared_json_is_read_as_json() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_body_whose_fields_may_all_be_left_out_may_be_left_out_itself() {
+    let tickr = TestApp::start().await;
+    let failed = tickr.enqueue_kind("fail", json!({"permanent": true})).await;
+    tickr.until(failed, State::Failed).await;
+    let schedule = json!({"every_ms": 3_600_000, "kind": "noop"});
+    assert_eq!(tickr.put("/v1/schedules/hourly", schedule).await.status, 201);
+    let runner = tickr.app.runner().to_string().replace('/', "%2F");
+    let paths = [
+        ("/v1/queues/mail/pause".to_owned(), 200),
+        ("/v1/schedules/hourly/pause".to_owned(), 200),
+        (format!("/v1/runners/{runner}/drain"), 200),
+        ("/v1/verify".to_owned(), 202),
+        (format!("/v1/jobs/{failed}/replay"), 201),
+    ];
+    for (path, status) in &paths {
+        // A body that is declared or is there must be right.
+        let text = answer(http().post(tickr.url(path)).body("{}")).await;
+        assert_eq!((text.status, text.code()), (415, "unsupported_media_type"), "{path}");
+        let blank = send(&tickr, path, "  ").await;
+        assert_eq!((blank.status, blank.code()), (400, "invalid_json"), "{path}");
+        let got = answer(http().post(tickr.url(path))).await;
+        assert_eq!(got.status, *status, "{path}: {:#}", got.body);
+    }
+    for (path, status) in &paths[..4] {
+        assert_eq!(send(&tickr, path, "").await.status, *status, "{path}");
+    }
+    // Where a field is required, the body is.
+    let bare = answer(http().post(tickr.url("/v1/jobs"))).await;
+    assert_eq!((bare.status, bare.code()), (415, "unsupported_media_type"));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_compressed_body_is_refused_with_the_name_of_its_encoding() {
+    let tickr = TestApp::start().await;
+    let enqueue = |path: &str, media: &'static str, encoding: &'static str| {
+        let request = http().post(tickr.url(path)).header(CONTENT_TYPE, media).header("content-encoding", encoding);
+        answer(request.body(r#"{"kind": "noop"}"#))
+    };
+    for (path, media) in [
+        ("/v1/jobs", "application/json"),
+        ("/v1/jobs/batch", "application/json"),
+        ("/v1/jobs/import", "application/x-ndjson"),
+    ] {
+        let got = enqueue(path, media, "gzip").await;
+        assert_eq!((got.status, got.code()), (415, "unsupported_media_type"), "{path}");
+        assert!(got.body["detail"].as_str().unwrap().contains("Content-Encoding: gzip"), "{:#}", got.body);
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 0);
+    assert_eq!(enqueue("/v1/jobs", "application/json", "Identity").await.status, 201);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_body_beyond_the_limit_is_answered_413_however_it_is_sent() {
     let tickr = TestApp::start().await;
     let job = format!(r#"{{"kind": "noop", "payload": {{"a": "{}"}}}}"#, "x".repeat(3 << 20));
