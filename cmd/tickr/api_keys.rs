@@ -13,6 +13,7 @@ use tickr::store::{MadeApiKey, NewApiKey, RevokedApiKey};
 
 use crate::CommandResult;
 use crate::client::{self, Client};
+use crate::json::Json;
 use crate::print::{encoded, table, text};
 
 pub(crate) fn command() -> Command {
@@ -81,12 +82,14 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         "revoke" if matches.get_flag("in-store") => revoke_in_store(matches, &name())?,
         verb => {
             let client = Client::from_matches(matches)?;
-            crate::runtime()?.block_on(async {
-                match verb {
-                    "list" => client.get("/v1/api-keys").await,
-                    _ => client.delete(&format!("/v1/api-keys/{}", encoded(&name()))).await,
-                }
-            })?
+            crate::runtime()?
+                .block_on(async {
+                    match verb {
+                        "list" => client.get("/v1/api-keys").await,
+                        _ => client.delete(&format!("/v1/api-keys/{}", encoded(&name()))).await,
+                    }
+                })?
+                .into_value()
         }
     };
     if as_json {
@@ -122,7 +125,7 @@ fn create(matches: &ArgMatches) -> Result<Value, crate::Failure> {
         }
         let made = async { client.put(&format!("/v1/api-keys/{}", encoded(&name)), &body).await };
         let made = crate::runtime()?.block_on(made);
-        return Ok(made.map_err(|error| {
+        return Ok(made.map(Json::into_value).map_err(|error| {
             if !client::may_be_done(&error) {
                 return error;
             }

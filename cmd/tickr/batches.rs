@@ -2,11 +2,12 @@
 
 use anyhow::Context as _;
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::CommandResult;
 use crate::client::{self, Client};
 use crate::enqueue::payload;
+use crate::json::{Body, Json};
 use crate::print::{brief, encoded, number, printable, table, text};
 
 pub(crate) fn command() -> Command {
@@ -59,21 +60,21 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     crate::runtime()?.block_on(async {
         match verb {
             "create" => {
-                let mut body = Map::new();
+                let mut body = Body::default();
                 for field in ["name", "parent"] {
                     if let Some(value) = given(field) {
-                        body.insert(field.to_owned(), value.into());
+                        body.fields.insert(field.to_owned(), value.into());
                     }
                 }
                 for (flag, field) in
                     [("on-success", "on_success"), ("on-complete", "on_complete"), ("on-failure", "on_failure")]
                 {
                     if let Some(job) = given(flag) {
-                        body.insert(field.to_owned(), payload(&job).with_context(|| format!("read --{flag}"))?);
+                        body.written.insert(field, payload(&job).with_context(|| format!("read --{flag}"))?);
                     }
                 }
                 let key = given("idempotency-key");
-                let batch = client.post("/v1/batches", &Value::Object(body), key.as_ref()).await?;
+                let batch = client.post("/v1/batches", &body, key.as_ref()).await?;
                 let id = client::id_of(&batch)?;
                 if as_json {
                     println!("{batch:#}");
@@ -121,7 +122,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     })
 }
 
-fn print(batch: &Value, as_json: bool) {
+fn print(batch: &Json, as_json: bool) {
     if as_json {
         println!("{batch:#}");
         return;

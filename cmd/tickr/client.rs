@@ -6,10 +6,12 @@ use anyhow::{Context as _, bail};
 use clap::{Arg, ArgMatches, Command};
 use reqwest::header::{AUTHORIZATION, HeaderValue, LOCATION, RETRY_AFTER};
 use reqwest::{Method, StatusCode};
+use serde::Serialize;
 use serde_json::Value;
 use tickr::client::trusting;
 
 use crate::WrongUsage;
+use crate::json::Json;
 use crate::print::{encoded, printable};
 
 /// URL of a tickr that was started without settings.
@@ -98,7 +100,33 @@ struct Refusal {
     status: StatusCode,
     /// Time after which the server wants to be asked again; zero if it does not say.
     after: Duration,
+    /// True for a problem of tickr, and false for an answer of another program.
+    is_problem: bool,
     said: String,
+}
+
+impl Refusal {
+    /// Return whether the request may have been carried out: a proxy may have handed it on, tickr may have lost the
+    /// confirmation of MySQL, and another request with its idempotency key may be under way.
+    fn leaves_open(&self) -> bool {
+        self.status.is_server_error() || self.status == StatusCode::CONFLICT && !self.after.is_zero()
+    }
+
+    /// Return whether tickr says that the request was not carried out, now or at an earlier try with its idempotency
+    /// key. A refusal of the caller, or for the moment, says nothing about earlier tries.
+    fn is_final(&self) -> bool {
+        let is_of_caller = [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN].contains(&self.status);
+        let is_of_moment = self.status == StatusCode::REQUEST_TIMEOUT || !self.after.is_zero();
+        self.is_problem && self.status.is_client_error() && !is_of_caller && !is_of_moment
+    }
+}
+
+/// A request with an idempotency key that got no good answer.
+pub(crate) enum Failed {
+    /// It was not carried out.
+    NotDone(anyhow::Error),
+    /// It may have been carried out.
+    Unknown(anyhow::Error),
 }
 
 /// Return whether a call that failed may work in a moment: while a server restarts or is busy, or a proxy cannot reach
@@ -147,13 +175,13 @@ impl Client {
         &self.base
     }
 
-    pub(crate) async fn get(&self, path: &str) -> anyhow::Result<Value> {
+    pub(crate) async fn get(&self, path: &str) -> anyhow::Result<Json> {
         self.call(self.http.get(format!("{}{path}", self.url))).await
     }
 
     /// Send a GET. Repeat it until `end` while the server cannot answer, for example because it restarts. `say` is
     /// called with a message at the first failure, and when the server answers again.
-    pub(crate) async fn get_until(&self, path: &str, end: Instant, say: impl Fn(&str)) -> anyhow::Result<Value> {
+    pub(crate) async fn get_until(&self, path: &str, end: Instant, say: impl Fn(&str)) -> anyhow::Result<Json> {
         let mut pause = FIRST_PAUSE;
         loop {
             let error = match self.get(path).await {
@@ -180,30 +208,25 @@ impl Client {
 
     /// Read a page of a listing. A page behind the first one is requested again while the server is busy or restarts:
     /// otherwise the pages before it would be lost.
-    pub(crate) async fn get_page(&self, path: &str, is_first: bool) -> anyhow::Result<Value> {
+    pub(crate) async fn get_page(&self, path: &str, is_first: bool) -> anyhow::Result<Json> {
         let patience = if is_first { Duration::ZERO } else { PAGE_PATIENCE };
         self.get_until(path, Instant::now() + patience, |_| {}).await
     }
 
     /// Read pages until there are as many rows as the flag `limit` requests. `path` ends with `?` or `&`. Return the
     /// last page, with the rows of all in `data`.
-    pub(crate) async fn get_pages(&self, path: &str, matches: &ArgMatches) -> anyhow::Result<Value> {
+    pub(crate) async fn get_pages(&self, path: &str, matches: &ArgMatches) -> anyhow::Result<Json> {
         let wanted = *matches.get_one::<u32>("limit").unwrap_or(&20) as usize;
         let (mut rows, mut cursor) = (Vec::new(), String::new());
         loop {
             let size = (wanted - rows.len()).clamp(1, 200);
-            let mut page = self.get_page(&format!("{path}limit={size}{cursor}"), cursor.is_empty()).await?;
-            rows.extend(page.get("data").and_then(Value::as_array).cloned().unwrap_or_default());
+            let page = self.get_page(&format!("{path}limit={size}{cursor}"), cursor.is_empty()).await?;
+            rows.extend(page.rows("data"));
             rows.truncate(wanted);
             let next = page.get("next_cursor").and_then(Value::as_str).map(encoded);
             match next {
                 Some(next) if rows.len() < wanted => cursor = format!("&cursor={next}"),
-                _ => {
-                    if let Some(fields) = page.as_object_mut() {
-                        fields.insert("data".to_owned(), Value::Array(rows));
-                    }
-                    return Ok(page);
-                }
+                _ => return Ok(page.with("data", &Json::list(&rows))),
             }
         }
     }
@@ -223,27 +246,63 @@ impl Client {
     }
 
     /// Send a PUT: for changes that have the same result however often they are repeated.
-    pub(crate) async fn put(&self, path: &str, body: &Value) -> anyhow::Result<Value> {
+    pub(crate) async fn put(&self, path: &str, body: &impl Serialize) -> anyhow::Result<Json> {
         self.call(self.http.put(format!("{}{path}", self.url)).json(body)).await
     }
 
-    pub(crate) async fn patch(&self, path: &str, body: &Value) -> anyhow::Result<Value> {
+    pub(crate) async fn patch(&self, path: &str, body: &impl Serialize) -> anyhow::Result<Json> {
         self.call(self.http.patch(format!("{}{path}", self.url)).json(body)).await
     }
 
-    pub(crate) async fn delete(&self, path: &str) -> anyhow::Result<Value> {
+    pub(crate) async fn delete(&self, path: &str) -> anyhow::Result<Json> {
         self.call(self.http.delete(format!("{}{path}", self.url))).await
     }
 
     /// Send a POST, with an idempotency key if there is one. A repeated request with the same idempotency key changes
     /// nothing and gets the first response.
-    pub(crate) async fn post(&self, path: &str, body: &Value, key: Option<&String>) -> anyhow::Result<Value> {
+    pub(crate) async fn post(&self, path: &str, body: &impl Serialize, key: Option<&String>) -> anyhow::Result<Json> {
         let request = self.http.post(format!("{}{path}", self.url)).json(body);
         self.call(match key {
             Some(key) => request.header("Idempotency-Key", key),
             None => request,
         })
         .await
+    }
+
+    /// Send a POST with this idempotency key. When it may have been carried out although no good answer came, repeat it
+    /// for as long as `patience`: the answer to a repeated request says what became of the first one. `say` is called
+    /// with a message at the first failure.
+    pub(crate) async fn post_until_known(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+        key: &str,
+        patience: Duration,
+        say: impl Fn(&str),
+    ) -> Result<Json, Failed> {
+        let (mut pause, mut end) = (FIRST_PAUSE, None);
+        loop {
+            let request = self.http.post(format!("{}{path}", self.url)).json(body).header("Idempotency-Key", key);
+            let error = match self.call(request).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            let refusal = error.downcast_ref::<Refusal>();
+            let may_be_done = may_be_done(&error) || refusal.is_some_and(Refusal::leaves_open);
+            if refusal.is_some_and(Refusal::is_final) || (end.is_none() && !may_be_done) {
+                return Err(Failed::NotDone(error));
+            }
+            let wanted = refusal.map(|refusal| refusal.after).unwrap_or_default();
+            let left = end.get_or_insert_with(|| Instant::now() + patience).saturating_duration_since(Instant::now());
+            if left.is_zero() || (!may_pass(&error) && wanted.is_zero()) {
+                return Err(Failed::Unknown(error));
+            }
+            if pause == FIRST_PAUSE {
+                say(&format!("no answer now ({error:#}); trying again"));
+            }
+            tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0).max(wanted).min(left)).await;
+            pause = (pause * 2).min(MAX_PAUSE);
+        }
     }
 
     /// Base URL of the tickr that this client calls.
@@ -282,26 +341,27 @@ impl Client {
         Ok(response)
     }
 
-    async fn call(&self, request: reqwest::RequestBuilder) -> anyhow::Result<Value> {
+    async fn call(&self, request: reqwest::RequestBuilder) -> anyhow::Result<Json> {
         self.read(self.send(request).await?).await
     }
 
     /// Read a response. A problem document becomes an error that tells the operator what is wrong.
-    pub(crate) async fn read(&self, response: reqwest::Response) -> anyhow::Result<Value> {
+    pub(crate) async fn read(&self, response: reqwest::Response) -> anyhow::Result<Json> {
         let status = response.status();
         if status == StatusCode::NO_CONTENT {
-            return Ok(Value::Null);
+            return Ok(Value::Null.into());
         }
         let after = response.headers().get(RETRY_AFTER).and_then(|seconds| seconds.to_str().ok()?.parse::<u64>().ok());
         let after = Duration::from_secs(after.unwrap_or_default());
-        let refused = |said: String| Err(anyhow::Error::new(Refusal { status, after, said }));
+        let refusal = |is_problem, said| Err(anyhow::Error::new(Refusal { status, after, is_problem, said }));
+        let refused = |said: String| refusal(false, said);
         let broke_off = || format!("the answer of {} broke off; a change may have been made all the same", self.url);
         let bytes = response.bytes().await.with_context(broke_off)?;
-        let body = serde_json::from_slice::<Value>(&bytes);
+        let body = Json::parse(&bytes);
         if status.is_success() {
             return body.or_else(|error| refused(format!("{}: this is not a tickr server: {error}", self.url)));
         }
-        let body = body.unwrap_or_default();
+        let body = body.map(Json::into_value).unwrap_or_default();
         let word = |name: &str| body.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
         if word("code").is_empty() {
             return refused(not_of_tickr(&self.url, status));
@@ -311,7 +371,7 @@ impl Client {
             let part = |name: &str| error.get(name).and_then(Value::as_str).unwrap_or_default();
             lines.push_str(&format!("\n  {}: {}", part("pointer"), part("detail")));
         }
-        refused(lines)
+        refusal(true, lines)
     }
 }
 

@@ -5,7 +5,9 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::{Value, json};
 
 use crate::client::{self, Client};
+use crate::enqueue::payload;
 use crate::jobs::{each_page, limit, show};
+use crate::json::{Body, Json};
 use crate::operations::begin;
 use crate::print::{Listing, brief, encoded, number, printable, table, text};
 use crate::stream::patience;
@@ -90,12 +92,10 @@ pub(crate) fn command() -> Command {
             Command::new("replay")
                 .about("Run a failed job again as a new job, linked to the failed one")
                 .arg(id())
-                .arg(
-                    Arg::new("payload")
-                        .long("payload")
-                        .value_name("JSON")
-                        .help("Payload of the new job [default: the payload of the failed job]"),
-                )
+                .arg(Arg::new("payload").long("payload").value_name("JSON").help(
+                    "Payload of the new job: JSON text, @FILE, or - for standard input [default: the payload of \
+                     the failed job]",
+                ))
                 .arg(client::idempotency_key())
                 .arg(json()),
         ))
@@ -127,7 +127,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
                 let status: Vec<_> = given("status").map(|word| ("status", word.clone())).into_iter().collect();
                 let header = &["ID", "KIND", "QUEUE", "FAILED", "GROUP", "STATUS", "ERROR"];
                 let mut listing = Listing::new(header, as_json);
-                let show = |jobs: &[Value]| listing.print_page(jobs, cells);
+                let show = |jobs: &[Json]| listing.print_page(jobs, cells);
                 each_page(&client, matches, "/v1/dead-letters", &status, show).await?;
                 listing.end();
                 return Ok(());
@@ -147,8 +147,8 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
             "show" => client.get(&format!("/v1/jobs/{id}")).await?,
             "replay" => {
                 let body = match given("payload") {
-                    Some(payload) => json!({"payload": serde_json::from_str::<Value>(payload)?}),
-                    None => json!({}),
+                    Some(given) => Body::written("payload", payload(given)?),
+                    None => Body::default(),
                 };
                 client.post(&format!("/v1/jobs/{id}/replay"), &body, given("idempotency-key")).await?
             }
@@ -176,11 +176,11 @@ async fn compare(client: &Client, matches: &ArgMatches, as_json: bool) -> Comman
     }
     let percent = |share: &Value| format!("{:.0} %", 100.0 * share.as_f64().unwrap_or_default());
     let mut table = table(["TRAIT", "VALUE", "OF THE FAILED", "OF THE PASSED", "AT LEAST"]);
-    for one in answer["differences"].as_array().into_iter().flatten() {
+    for one in &answer.rows("differences") {
         let value = match &one["value"] {
             Value::Null if one["lacking"] == true => "(none)".to_owned(),
             Value::String(text) => brief(text, 60),
-            other => other.to_string(),
+            _ => one.part("value").map_or_else(|| "null".to_owned(), |value| value.to_string()),
         };
         table.add_row([
             printable(&text(one, "attribute")),
@@ -245,7 +245,7 @@ async fn groups(client: &Client, matches: &ArgMatches, as_json: bool) -> Command
     let (mut groups, mut cursor) = (Vec::new(), String::new());
     loop {
         let page = client.get_page(&format!("{path}{cursor}"), cursor.is_empty()).await?;
-        groups.extend(page.get("data").and_then(Value::as_array).cloned().unwrap_or_default());
+        groups.extend(page.rows("data"));
         match page.get("next_cursor").and_then(Value::as_str) {
             Some(next) if groups.len() < wanted => cursor = format!("&cursor={next}"),
             _ => break,
@@ -253,7 +253,7 @@ async fn groups(client: &Client, matches: &ArgMatches, as_json: bool) -> Command
     }
     groups.truncate(wanted);
     if as_json {
-        println!("{:#}", Value::Array(groups));
+        println!("{:#}", Json::list(&groups));
         return Ok(());
     }
     let mut table = table(["GROUP", "KIND", "OPEN", "FIRST SEEN", "LAST SEEN", "ERROR"]);

@@ -9,8 +9,8 @@ use crate::{CommandResult, Failure};
 /// Exit codes in addition to those of all commands.
 const FAILED: u8 = 3;
 const CANCELLED: u8 = 4;
-/// The job has not ended yet, as far as is known.
-const NOT_OVER: u8 = 5;
+/// The job has not ended yet, as far as is known; or it is not known whether it is enqueued.
+pub(crate) const NOT_OVER: u8 = 5;
 /// Exit codes that a shell reports for SIGINT and SIGTERM.
 const INTERRUPTED: u8 = 130;
 const TERMINATED: u8 = 143;
@@ -43,6 +43,16 @@ pub(crate) fn to_exit_code(job: &Value, quiet: bool) -> CommandResult {
 /// Report a job that was enqueued and whose state cannot be read.
 pub(crate) fn unknown(id: &str, error: anyhow::Error) -> Failure {
     Failure::new(NOT_OVER, error.context(format!("job {} is enqueued, but its state cannot be read", printable(id))))
+}
+
+/// Report a job that may be enqueued.
+pub(crate) fn perhaps(key: &str, error: anyhow::Error) -> Failure {
+    let said = format!(
+        "it is not known whether the job is enqueued; the same command with --idempotency-key {} finds out, and \
+         enqueues nothing twice",
+        printable(key)
+    );
+    Failure::new(NOT_OVER, error.context(said))
 }
 
 /// Report that a signal of this name ended the command. This prints nothing.

@@ -6,10 +6,13 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, value_parser};
 use serde_json::{Map, Value};
+use uuid::Uuid;
 
-use crate::client::{self, Client};
+use crate::client::{self, Client, Failed};
+use crate::json::{Body, Json};
 use crate::print::{self, printable};
-use crate::{CommandResult, ending};
+use crate::stream::{patience, patience_of};
+use crate::{CommandResult, Failure, WrongUsage, ending};
 
 /// Longest wait that the API accepts in one call.
 const MAX_CALL: Duration = Duration::from_secs(30);
@@ -26,8 +29,10 @@ pub(crate) fn command() -> Command {
             "Enqueue one job and print its id and its state. With --quiet, print the id alone, for scripts.\n\n\
              With --wait, wait for the end of the job and print its result; the exit code then shows how the job \
              ended: 0 completed, 3 failed, 4 cancelled, 5 not over yet when the time is up, or its state cannot be \
-             read. A restart of the server does not end the wait. Without --wait, 0 means accepted. 1 the job could \
-             not be enqueued, 2 wrong usage.",
+             read. A restart of the server does not end the wait. Without --wait, 0 means accepted.\n\n\
+             When an answer is lost, the request is repeated with its idempotency key, and enqueues nothing twice. 1 \
+             means that nothing was enqueued, 2 wrong usage, and 5 also that the job may be enqueued: no answer came \
+             within --patience, or the id could not be printed.",
         )
         .arg(Arg::new("kind").required(true).value_name("KIND").help("Kind of the job, one of the registered kinds"))
         .arg(
@@ -139,6 +144,7 @@ pub(crate) fn command() -> Command {
         .arg(text("batch", "ID", "Add the job to this batch; see `tickr batches`"))
         .arg(text("limit-key", "KEY", "Limit key: limits count the jobs with the same one; see `tickr limits`"))
         .arg(client::idempotency_key())
+        .arg(patience())
         .arg(
             text("wait", "DURATION", "Wait at most this long for the end of the job, such as 30s or 10m")
                 .value_parser(duration),
@@ -159,7 +165,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let mut job = Map::new();
     let text = |name: &str| matches.get_one::<String>(name).cloned();
     job.insert("kind".into(), text("kind").into());
-    job.insert("payload".into(), payload(&text("payload").unwrap_or_default())?);
+    let payload = payload(&text("payload").unwrap_or_default())?;
     let texts = [
         ("queue", "queue"),
         ("at", "execute_at"),
@@ -206,8 +212,17 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     }
     let client = Client::from_matches(matches)?;
     crate::runtime()?.block_on(async {
-        let mut job = client.post("/v1/jobs", &Value::Object(job), text("idempotency-key").as_ref()).await?;
+        let body = Body { fields: job, ..Body::written("payload", payload) };
+        // With a key of its own, a request whose answer is lost can be repeated.
+        let key = text("idempotency-key").unwrap_or_else(|| Uuid::new_v4().to_string());
+        let say = |word: &str| eprintln!("tickr: {word}");
+        let asked = client.post_until_known("/v1/jobs", &body, &key, patience_of(matches), say).await;
+        let mut job = asked.map_err(|failed| match failed {
+            Failed::NotDone(error) => Failure::from(error),
+            Failed::Unknown(error) => ending::perhaps(&key, error),
+        })?;
         let id = client::id_of(&job)?;
+        crate::note_enqueued(&id);
         let (as_json, quiet) = (matches.get_flag("json"), matches.get_flag("quiet"));
         // The id is printed before the wait, so that an interrupted script knows which job it enqueued.
         if quiet {
@@ -238,7 +253,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
             println!("{job:#}");
         } else if !quiet {
             println!("{}", print::text(&job, "state"));
-            if let Some(result) = job.get("result").filter(|result| !result.is_null()) {
+            if let Some(result) = job.part("result") {
                 println!("{result}");
             }
         }
@@ -247,7 +262,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
 }
 
 /// Wait until a job has ended, but at most for `wait`, also while its server restarts. Return the job as it is then.
-async fn until_over(client: &Client, id: &str, wait: Duration) -> anyhow::Result<Value> {
+async fn until_over(client: &Client, id: &str, wait: Duration) -> anyhow::Result<Json> {
     let end = Instant::now() + wait;
     loop {
         let asked = Instant::now();
@@ -282,12 +297,13 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         .map_err(|wrong| format!("{wrong}; write a duration such as 250ms, 30s, 15m or 2h"))
 }
 
-/// Read the JSON of an argument: the argument itself, a file after `@`, or standard input for `-`.
-pub(crate) fn payload(text: &str) -> anyhow::Result<Value> {
+/// Read the JSON of an argument: the argument itself, a file after `@`, or standard input for `-`. Numbers stay as they
+/// are written there.
+pub(crate) fn payload(text: &str) -> anyhow::Result<Json> {
     let read = match text.strip_prefix('@') {
         Some(file) => std::fs::read_to_string(file).with_context(|| format!("read {file}"))?,
         None if text == "-" => std::io::read_to_string(std::io::stdin()).context("read standard input")?,
         None => text.to_owned(),
     };
-    serde_json::from_str(&read).context("the payload is not JSON")
+    Ok(Json::parse(read.as_bytes()).map_err(|why| WrongUsage(format!("the payload is not JSON: {why}")))?)
 }

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::CommandResult;
 use crate::client::{self, Client};
+use crate::json::{Body, Json};
 use crate::print::{Listing, brief, duration_text, encoded, number, printable, table, text};
 use crate::{enqueue, watch};
 
@@ -130,7 +131,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
             "set-priority" => client.patch(&path, &json!({"priority": matches.get_one::<u8>("priority")})).await?,
             "set-payload" => {
                 let given = matches.get_one::<String>("payload").cloned().unwrap_or_default();
-                client.patch(&path, &json!({"payload": enqueue::payload(&given)?})).await?
+                client.patch(&path, &Body::written("payload", enqueue::payload(&given)?)).await?
             }
             "cancel" if matches.get_flag("unless-executing") => {
                 let key = matches.get_one::<String>("idempotency-key");
@@ -227,7 +228,7 @@ pub(crate) async fn each_page(
     matches: &ArgMatches,
     path: &str,
     more: &[(&str, String)],
-    mut show: impl FnMut(&[Value]),
+    mut show: impl FnMut(&[Json]),
 ) -> anyhow::Result<()> {
     let mut left = *matches.get_one::<u32>("limit").unwrap_or(&20) as usize;
     let mut path = format!("{path}?limit={}", left.clamp(1, 200));
@@ -241,7 +242,7 @@ pub(crate) async fn each_page(
             Some(cursor) => client.get_page(&format!("{path}&cursor={cursor}"), false).await?,
             None => client.get_page(&path, true).await?,
         };
-        let jobs = page.get("data").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        let jobs = page.rows("data");
         let jobs = &jobs[..jobs.len().min(left)];
         left -= jobs.len();
         show(jobs);
@@ -269,7 +270,7 @@ fn cells(job: &Value) -> Vec<String> {
     ]
 }
 
-pub(crate) fn show(job: &Value) {
+pub(crate) fn show(job: &Json) {
     for field in ["id", "kind", "queue", "state", "execute_at", "expires_at", "started_at", "finished_at", "last_error"]
     {
         let value = text(job, field);
@@ -279,7 +280,7 @@ pub(crate) fn show(job: &Value) {
     }
     println!("{:<12} {}/{}", "attempt", number(job, "attempt"), number(job, "max_attempts"));
     for field in ["payload", "result"] {
-        if let Some(value) = job.get(field).filter(|value| !value.is_null()) {
+        if let Some(value) = job.part(field) {
             println!("{field:<12} {value}");
         }
     }

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use crate::CommandResult;
 use crate::client::{self, Client};
 use crate::enqueue::payload;
+use crate::json::Json;
 use crate::print::{encoded, number, printable, table, text};
 
 pub(crate) fn command() -> Command {
@@ -41,10 +42,10 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     crate::runtime()?.block_on(async {
         if verb == "list" {
             let mut answer = client.get("/v1/kinds").await?;
-            if matches.get_flag("declared")
-                && let Some(kinds) = answer.get_mut("data").and_then(Value::as_array_mut)
-            {
+            if matches.get_flag("declared") {
+                let mut kinds = answer.rows("data");
                 kinds.retain(|kind| text(kind, "origin") == "declared");
+                answer = answer.with("data", &Json::list(&kinds));
             }
             if as_json {
                 println!("{answer:#}");
@@ -74,7 +75,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         if as_json || verb == "show" {
             println!("{answer:#}");
         } else {
-            list(std::iter::once(&answer));
+            list(std::iter::once(&*answer));
         }
         Ok(())
     })

@@ -3,10 +3,10 @@
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::{Map, Value, json};
 
-use crate::CommandResult;
 use crate::client::{self, Client};
 use crate::enqueue::duration;
 use crate::print::{encoded, number, printable, table, text};
+use crate::{CommandResult, WrongUsage};
 
 pub(crate) fn command() -> Command {
     let json = || Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
@@ -118,7 +118,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         } else if verb == "keys" {
             keys(&answer);
         } else {
-            list(std::iter::once(&answer));
+            list(std::iter::once(&*answer));
         }
         Ok(())
     })
@@ -135,7 +135,7 @@ fn limit(matches: &ArgMatches) -> anyhow::Result<Value> {
         limit.insert("concurrency".into(), (*concurrency).into());
     }
     if let Some(rate) = matches.get_one::<String>("rate") {
-        let wrong = || anyhow::anyhow!("--rate must be a number and a duration, such as 100/1m");
+        let wrong = || WrongUsage("--rate must be a number and a duration, such as 100/1m".into());
         let (starts, period) = rate.split_once('/').ok_or_else(wrong)?;
         let starts: u32 = starts.parse().map_err(|_| wrong())?;
         let period_ms = u64::try_from(duration(period).map_err(|_| wrong())?.as_millis())?;
@@ -149,7 +149,7 @@ fn limit(matches: &ArgMatches) -> anyhow::Result<Value> {
         let mut breaker = json!({"failures": failures});
         for (flag, field) in [("breaker-pause", "pause_ms"), ("breaker-max-pause", "max_pause_ms")] {
             if let Some(pause) = matches.get_one::<String>(flag) {
-                let wrong = |_| anyhow::anyhow!("--{flag} must be a duration, such as 10s");
+                let wrong = |_| WrongUsage(format!("--{flag} must be a duration, such as 10s"));
                 breaker[field] = u64::try_from(duration(pause).map_err(wrong)?.as_millis())?.into();
             }
         }
@@ -161,7 +161,7 @@ fn limit(matches: &ArgMatches) -> anyhow::Result<Value> {
     let mut overrides = Map::new();
     for (flag, field) in [("override", "concurrency"), ("weight", "weight")] {
         for pair in matches.get_many::<String>(flag).into_iter().flatten() {
-            let wrong = || anyhow::anyhow!("--{flag} must be a key and a number, such as tenant-7=20");
+            let wrong = || WrongUsage(format!("--{flag} must be a key and a number, such as tenant-7=20"));
             let (key, number) = pair.rsplit_once('=').ok_or_else(wrong)?;
             let number: u32 = number.parse().map_err(|_| wrong())?;
             let own = overrides.entry(key.to_owned()).or_insert_with(|| json!({}));

@@ -30,6 +30,7 @@
 //! - `top.rs`: a live view in the terminal
 //! - `completions.rs`: completion scripts for shells
 //! - `client.rs`: HTTP client of the commands that call the API
+//! - `json.rs`: JSON whose numbers stay as they were written
 //! - `stream.rs`: event streams that reconnect
 //! - `ending.rs`: exit codes for the end state of a job and for signals
 //! - `print.rs`: tables, and output that cannot control a terminal
@@ -56,6 +57,7 @@ mod enqueue;
 mod events;
 mod health;
 mod jobs;
+mod json;
 mod kinds;
 mod limits;
 mod migrate;
@@ -75,6 +77,7 @@ mod watch;
 
 use std::io::Write as _;
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use clap::{ArgMatches, Command};
 use tickr::config::{Config, Flags, Loaded};
@@ -196,8 +199,8 @@ fn with_causes(error: &anyhow::Error) -> String {
 }
 
 /// End quietly when the reader of a pipe ends, as in `tickr jobs list | head`. The exit code is 141, the one that a
-/// shell reports for SIGPIPE. On a full disk, end with one line and exit code 1. A macro that prints panics in both
-/// cases, so this is a panic hook, and the last one that is set has to be this one.
+/// shell reports for SIGPIPE. On a full disk, end with one line and exit code 1, or 5 when a job is enqueued already. A
+/// macro that prints panics in both cases, so this is a panic hook, and the last one that is set has to be this one.
 fn end_with_the_reader() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -208,9 +211,22 @@ fn end_with_the_reader() {
             std::process::exit(141);
         }
         // Standard error may be the same full disk.
-        let _ = writeln!(std::io::stderr(), "tickr: cannot write to standard output: {why}");
-        std::process::exit(1);
+        let Some(id) = ENQUEUED.get() else {
+            let _ = writeln!(std::io::stderr(), "tickr: cannot write to standard output: {why}");
+            std::process::exit(1);
+        };
+        let id = print::printable(id);
+        let _ = writeln!(std::io::stderr(), "tickr: job {id} is enqueued, but cannot write to standard output: {why}");
+        std::process::exit(ending::NOT_OVER.into());
     }));
+}
+
+/// The job that this process has enqueued.
+static ENQUEUED: OnceLock<String> = OnceLock::new();
+
+/// Remember that this process has enqueued a job: from then on it does not end with 1, which says that nothing was.
+fn note_enqueued(id: &str) {
+    let _ = ENQUEUED.set(id.to_owned());
 }
 
 /// The cause of a failed subcommand, and its exit code.

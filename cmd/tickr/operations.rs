@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::client::{self, Client};
 use crate::jobs::limit;
+use crate::json::Json;
 use crate::print::{encoded, number, printable, table, text};
 use crate::stream::{patience, patience_of};
 use crate::{CommandResult, canary};
@@ -197,13 +198,13 @@ async fn watch(client: &Client, id: &str, patience: Duration, as_json: bool) -> 
 async fn list(client: &Client, matches: &ArgMatches, as_json: bool) -> CommandResult {
     let state = matches.get_one::<String>("state").map(|state| format!("state={}&", encoded(state)));
     let page = client.get_pages(&format!("/v1/operations?{}", state.unwrap_or_default()), matches).await?;
-    let data = page.get("data").cloned().unwrap_or_default();
+    let data = page.rows("data");
     if as_json {
-        println!("{data:#}");
+        println!("{:#}", Json::list(&data));
         return Ok(());
     }
     let mut table = table(["ID", "ACTION", "STATE", "DONE", "SKIPPED", "FAILED", "OF", "REQUESTED BY", "CREATED"]);
-    for operation in data.as_array().into_iter().flatten() {
+    for operation in &data {
         let more = if operation.get("estimate_capped").and_then(Value::as_bool) == Some(true) { "+" } else { "" };
         table.add_row([
             text(operation, "id"),
@@ -221,7 +222,7 @@ async fn list(client: &Client, matches: &ArgMatches, as_json: bool) -> CommandRe
     Ok(())
 }
 
-fn print(answer: &Value, as_json: bool) {
+fn print(answer: &Json, as_json: bool) {
     if as_json {
         println!("{answer:#}");
         return;
@@ -233,11 +234,14 @@ fn print(answer: &Value, as_json: bool) {
             Value::String(text) => println!("{field:<15} {}", printable(text)),
             Value::Array(items) => {
                 println!("{field:<15} {}", items.len());
-                for item in items {
+                for item in answer.rows(field) {
                     println!("  {}", printable(&item.to_string()));
                 }
             }
-            other => println!("{field:<15} {}", printable(&other.to_string())),
+            _ => {
+                let value = answer.part(field).map_or_else(String::new, |value| value.to_string());
+                println!("{field:<15} {}", printable(&value));
+            }
         }
     }
 }

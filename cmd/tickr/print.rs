@@ -6,6 +6,8 @@ use comfy_table::{ColumnConstraint, Table, Width, presets};
 use serde_json::Value;
 use tickr::job::is_terminal_control;
 
+use crate::json::Json;
+
 /// Make a table without borders, which is easy to grep and to copy.
 pub(crate) fn table<'h>(header: impl IntoIterator<Item = &'h str>) -> Table {
     let mut table = Table::new();
@@ -92,7 +94,7 @@ impl Listing {
     }
 
     /// Print the rows of a page, in a table or as JSON. No column is narrower than on the pages before.
-    pub(crate) fn print_page(&mut self, rows: &[Value], cells: impl Fn(&Value) -> Vec<String>) {
+    pub(crate) fn print_page(&mut self, rows: &[Json], cells: impl Fn(&Value) -> Vec<String>) {
         if self.as_json {
             for row in rows {
                 let row = format!("{row:#}").replace('\n', "\n  ");
@@ -110,7 +112,7 @@ impl Listing {
         if is_first {
             table.set_header(self.header.iter().copied());
         }
-        table.add_rows(rows.iter().map(cells));
+        table.add_rows(rows.iter().map(|row| cells(row)));
         for (at, width) in self.widths.iter().enumerate() {
             if let Some(column) = table.column_mut(at) {
                 column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(width.saturating_add(PADDING))));

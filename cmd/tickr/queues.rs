@@ -3,9 +3,9 @@
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::{Map, Value, json};
 
-use crate::CommandResult;
 use crate::client::{self, Client};
 use crate::print::{encoded, number, printable, table, text};
+use crate::{CommandResult, WrongUsage};
 
 pub(crate) fn command() -> Command {
     let json = || Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
@@ -45,6 +45,8 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let Some((verb, matches)) = matches.subcommand() else { return Ok(()) };
     let client = Client::from_matches(matches)?;
     let as_json = matches.get_flag("json");
+    // Before any request, so that wrong usage is told as such also when no server answers.
+    let change = (verb == "set").then(|| changes(matches)).transpose()?;
     crate::runtime()?.block_on(async {
         if verb == "list" {
             let answer = client.get("/v1/queues").await?;
@@ -67,7 +69,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
                 client.post(&format!("{path}/pause"), &json!({"reason": reason}), None).await?
             }
             "resume" => client.post(&format!("{path}/resume"), &json!({}), None).await?,
-            _ => client.patch(&path, &changes(matches)?).await?,
+            _ => client.patch(&path, &change.unwrap_or_default()).await?,
         };
         if as_json {
             println!("{queue:#}");
@@ -94,7 +96,7 @@ async fn known(client: &Client, name: &str) -> anyhow::Result<()> {
     )
 }
 
-fn changes(matches: &ArgMatches) -> anyhow::Result<Value> {
+fn changes(matches: &ArgMatches) -> Result<Value, WrongUsage> {
     let mut changes = Map::new();
     if let Some(priority) = matches.get_one::<u8>("priority") {
         changes.insert("priority".into(), (*priority).into());
@@ -103,7 +105,8 @@ fn changes(matches: &ArgMatches) -> anyhow::Result<Value> {
         None => {}
         Some("none") => drop(changes.insert("concurrency".into(), Value::Null)),
         Some(limit) => {
-            let limit: u32 = limit.parse().map_err(|_| anyhow::anyhow!("--concurrency must be a number or `none`"))?;
+            let limit: u32 =
+                limit.parse().map_err(|_| WrongUsage("--concurrency must be a number or `none`".into()))?;
             changes.insert("concurrency".into(), limit.into());
         }
     }

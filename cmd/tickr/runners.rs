@@ -39,7 +39,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         return switch(verb, matches);
     }
     let client = Client::from_matches(matches)?;
-    let mut answer = crate::runtime()?.block_on(client.get("/v1/runners"))?;
+    let mut answer = crate::runtime()?.block_on(client.get("/v1/runners"))?.into_value();
     let mut runners = match answer.get_mut("data").map(Value::take) {
         Some(Value::Array(runners)) => runners,
         _ => Vec::new(),
@@ -65,7 +65,7 @@ fn switch(verb: &str, matches: &ArgMatches) -> CommandResult {
     if matches.get_flag("json") {
         println!("{runner:#}");
     } else {
-        print(&[runner]);
+        print(&[runner.into_value()]);
     }
     Ok(())
 }

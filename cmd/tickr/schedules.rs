@@ -1,14 +1,14 @@
 //! `tickr schedules list|show|put|delete|pause|resume|trigger|ticks|preview`: jobs on a cron expression or an interval.
 
-use anyhow::anyhow;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::{Map, Value, json};
 use tickr::config::parse_duration;
 
-use crate::CommandResult;
 use crate::client::{self, Client};
 use crate::enqueue::payload;
+use crate::json::{Body, Json};
 use crate::print::{brief, encoded, number, printable, table, text};
+use crate::{CommandResult, WrongUsage};
 
 pub(crate) fn command() -> Command {
     let json = || Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
@@ -155,11 +155,13 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
                 let (rows, _) = pages(&client, &format!("{path}/ticks?{only}"), matches).await?;
                 print(as_json, &rows, ticks)
             }
-            "put" => print(as_json, &client.put(&path, &Value::Object(body_of(matches)?)).await?, show),
+            "put" => print(as_json, &client.put(&path, &body_of(matches)?).await?, show),
             "delete" => {
                 let how = if matches.get_flag("undeclared") { "?undeclared=true" } else { "" };
                 client.delete(&format!("{path}{how}")).await?;
-                print(as_json, &json!({"deleted": said("name")}), |gone| println!("deleted {}", text(gone, "deleted")))
+                print(as_json, &json!({"deleted": said("name")}).into(), |gone| {
+                    println!("deleted {}", text(gone, "deleted"))
+                })
             }
             "pause" => {
                 let body = json!({"reason": said("reason")});
@@ -177,7 +179,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     })
 }
 
-fn print(as_json: bool, answer: &Value, for_people: impl FnOnce(&Value)) -> CommandResult {
+fn print(as_json: bool, answer: &Json, for_people: impl FnOnce(&Json)) -> CommandResult {
     if as_json {
         println!("{answer:#}");
     } else {
@@ -187,27 +189,26 @@ fn print(as_json: bool, answer: &Value, for_people: impl FnOnce(&Value)) -> Comm
 }
 
 /// Read as many rows as the flag `limit` requests, page by page. Return them, and the rows that the runner cannot read.
-async fn pages(client: &Client, path: &str, matches: &ArgMatches) -> anyhow::Result<(Value, Vec<Value>)> {
+async fn pages(client: &Client, path: &str, matches: &ArgMatches) -> anyhow::Result<(Json, Vec<Json>)> {
     let wanted = *matches.get_one::<u32>("limit").unwrap_or(&20) as usize;
-    let (mut rows, mut unreadable): (Vec<Value>, Vec<Value>) = Default::default();
-    let array = |page: &Value, field: &str| page.get(field).and_then(Value::as_array).cloned().unwrap_or_default();
+    let (mut rows, mut unreadable): (Vec<Json>, Vec<Json>) = Default::default();
     let mut cursor = String::new();
     loop {
         let page = format!("{path}limit={}{cursor}", wanted.clamp(1, 200));
         let page = client.get_page(&page, cursor.is_empty()).await?;
-        rows.extend(array(&page, "data"));
-        unreadable.extend(array(&page, "unreadable"));
+        rows.extend(page.rows("data"));
+        unreadable.extend(page.rows("unreadable"));
         match page.get("next_cursor").and_then(Value::as_str) {
             Some(next) if rows.len() < wanted => cursor = format!("&cursor={next}"),
             _ => break,
         }
     }
     rows.truncate(wanted);
-    Ok((Value::Array(rows), unreadable))
+    Ok((Json::list(&rows), unreadable))
 }
 
-fn millis(flag: &str, said: &str) -> anyhow::Result<u64> {
-    let duration = parse_duration(said).map_err(|why| anyhow!("--{flag} {said}: {why}"))?;
+fn millis(flag: &str, said: &str) -> Result<u64, WrongUsage> {
+    let duration = parse_duration(said).map_err(|why| WrongUsage(format!("--{flag} {said}: {why}")))?;
     Ok(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
 }
 
@@ -224,7 +225,7 @@ fn cadence_of(matches: &ArgMatches) -> anyhow::Result<Map<String, Value>> {
     Ok(body)
 }
 
-fn body_of(matches: &ArgMatches) -> anyhow::Result<Map<String, Value>> {
+fn body_of(matches: &ArgMatches) -> anyhow::Result<Body> {
     let mut body = cadence_of(matches)?;
     let said = |name: &str| matches.get_one::<String>(name);
     for field in ["kind", "misfire", "overlap", "queue", "order-key", "on-failure", "limit-key"] {
@@ -235,7 +236,6 @@ fn body_of(matches: &ArgMatches) -> anyhow::Result<Map<String, Value>> {
     if let Some(tags) = matches.get_many::<String>("tag") {
         body.insert("tags".into(), tags.cloned().collect::<Vec<_>>().into());
     }
-    body.insert("payload".into(), payload(said("payload").map_or("{}", String::as_str))?);
     let durations = [("misfire-grace", "misfire_grace_ms"), ("timeout", "timeout_ms"), ("expires-in", "expires_in_ms")];
     for (flag, field) in durations {
         if let Some(value) = said(flag) {
@@ -248,10 +248,11 @@ fn body_of(matches: &ArgMatches) -> anyhow::Result<Map<String, Value>> {
     if let Some(value) = matches.get_one::<u32>("max-attempts") {
         body.insert("max_attempts".into(), (*value).into());
     }
-    Ok(body)
+    let payload = payload(said("payload").map_or("{}", String::as_str))?;
+    Ok(Body { fields: body, ..Body::written("payload", payload) })
 }
 
-fn list(rows: &Value) {
+fn list(rows: &Json) {
     let mut table = table(["NAME", "WHEN", "KIND", "QUEUE", "NEXT", "STATE", "OWNER"]);
     for row in rows.as_array().into_iter().flatten() {
         table.add_row([
@@ -271,7 +272,7 @@ fn state_of(row: &Value) -> &'static str {
     if row.get("paused").is_some_and(|paused| !paused.is_null()) { "paused" } else { "active" }
 }
 
-fn show(row: &Value) {
+fn show(row: &Json) {
     let line = |field: &str, value: &str| {
         if !value.is_empty() {
             println!("{field:<12} {}", printable(value));
@@ -300,7 +301,7 @@ fn show(row: &Value) {
     }
     let tags = row.get("tags").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
     line("tags", &tags.collect::<Vec<_>>().join(" "));
-    if let Some(payload) = row.get("payload").filter(|payload| !payload.is_null()) {
+    if let Some(payload) = row.part("payload") {
         line("payload", &payload.to_string());
     }
     line("state", state_of(row));
@@ -321,7 +322,7 @@ fn next_runs(answer: &Value) {
     }
 }
 
-fn ticks(rows: &Value) {
+fn ticks(rows: &Json) {
     let mut table = table(["DUE", "OUTCOME", "TICKS", "JOB", "WHY"]);
     for row in rows.as_array().into_iter().flatten() {
         let manual = row.get("manual").and_then(Value::as_bool).unwrap_or_default();

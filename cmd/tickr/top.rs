@@ -20,6 +20,7 @@ use tokio::sync::mpsc;
 
 use crate::CommandResult;
 use crate::client::{self, Client};
+use crate::json::Json;
 use crate::print::{duration_text, number, printable, text};
 use crate::runners;
 
@@ -57,7 +58,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         }
         let mut screen = Screen::new(url);
         // A server that cannot be reached is reported before the terminal is taken over.
-        screen.take(Ok(read(&client).await?), Instant::now());
+        screen.take(Ok(read(&client).await?.into_value()), Instant::now());
         if matches.get_flag("once") || !std::io::stdout().is_terminal() {
             print!("{}", screen.as_text(100, 40)?);
             return Ok(());
@@ -72,21 +73,23 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
 }
 
 /// Read everything that the screen shows.
-async fn read(client: &Client) -> anyhow::Result<Value> {
+async fn read(client: &Client) -> anyhow::Result<Json> {
     // Open dead letters, in the order of their failures: a job that was enqueued long ago may have failed just now.
     let failed = format!("/v1/dead-letters?order=time&limit={DEAD_LETTERS}");
     let (stats, queues, runners, dead_letters) =
         tokio::join!(client.get("/v1/stats"), client.get("/v1/queues"), client.get("/v1/runners"), client.get(&failed));
-    let data = |answer: anyhow::Result<Value>| anyhow::Ok(answer?.get_mut("data").map(Value::take).unwrap_or_default());
-    Ok(
-        json!({"stats": stats?, "queues": data(queues)?, "runners": data(runners)?, "dead_letters": data(dead_letters)?}),
-    )
+    let mut all = Json::from(json!({})).with("stats", &stats?);
+    for (name, answer) in [("queues", queues), ("runners", runners), ("dead_letters", dead_letters)] {
+        all = all.with(name, &Json::list(&answer?.rows("data")));
+    }
+    Ok(all)
 }
 
 /// Wait for the next tick of the clock, then read. A server that hangs is an error, after as long as in the dashboard.
 async fn next_reading(client: &Client, clock: &mut tokio::time::Interval) -> anyhow::Result<Value> {
     clock.tick().await;
     let reading = tokio::time::timeout(READ_LIMIT, read(client)).await;
+    let reading = reading.map(|read| read.map(Json::into_value));
     reading.unwrap_or_else(|_| Err(anyhow!("no answer within {} s", READ_LIMIT.as_secs())))
 }
 

@@ -12,7 +12,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::bulk::OperationView;
 use crate::http::auth::RequestActor;
-use crate::http::body::{BatchPath, Body, Object, QueryParams};
+use crate::http::body::{BatchPath, Body, Object, QueryParams, or_default};
 use crate::http::caller::Requester;
 use crate::http::cursor::{Listing, page_size};
 use crate::http::idempotency::{Key, ResponseContent, replay_stored, respond_to_outcome};
@@ -39,7 +39,7 @@ pub(super) struct NewBatchBody {
     #[schema(max_length = 200, example = "nightly invoices")]
     name: Option<String>,
     /// First jobs of the batch, at most 1,000, without unique keys. More are added by their field `batch`.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     #[schema(max_items = 1000, value_type = Option<Vec<NewJobBody>>)]
     jobs: Vec<Object<NewJobBody>>,
     /// Job to enqueue when all jobs of the batch have completed, also if some of them had to be retried by an operator

@@ -14,7 +14,7 @@ use uuid::Uuid;
 use crate::canary::{CanaryBody, CanaryView};
 use crate::dead_letters::reason_of;
 use crate::http::auth::RequestActor;
-use crate::http::body::{Body, Object, PathText, QueryParams};
+use crate::http::body::{Body, Object, PathText, QueryParams, or_default};
 use crate::http::cursor::{Listing, page_size};
 use crate::http::filter::{filter_struct, refused};
 use crate::http::idempotency::{Key, ResponseContent, respond_to_outcome};
@@ -39,9 +39,11 @@ filter_struct! {
     #[serde(deny_unknown_fields, default)]
     FilterBody {
         /// Only the jobs with these ids, at most 1,000.
+        #[serde(deserialize_with = "or_default")]
         #[schema(max_items = 1000, value_type = Option<Vec<String>>)]
         ids: Vec<String>,
         /// Values at paths in the payload: `{"user.id": 42}`. A value has at most 2,000 bytes.
+        #[serde(deserialize_with = "or_default")]
         #[schema(value_type = Option<std::collections::BTreeMap<String, serde_json::Value>>)]
         payload: BTreeMap<String, serde_json::Value>,
     }
@@ -108,14 +110,14 @@ pub(super) struct OperationBody {
     #[schema(value_type = Option<FilterBody>)]
     filter: Option<Object<FilterBody>>,
     /// Must be true when the filter is empty, to confirm that all jobs are meant.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     #[schema(value_type = Option<bool>)]
     all: bool,
     /// Maximum rate in jobs per second, 1 to 10,000. Default: no limit.
     #[schema(minimum = 1, maximum = 10_000)]
     rate: Option<u32>,
     /// If true, nothing is changed; the response says what would happen.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     #[schema(value_type = Option<bool>)]
     dry_run: bool,
     /// Reason, stored with the bulk operation. Required for a discard.
@@ -500,9 +502,10 @@ pub(super) async fn list(
     let listing = Listing::new("operations", &state);
     let before = listing.id(asked.cursor.as_deref())?;
     let now = api.broker.store().clock().now();
-    let found = api.broker.store().operations(state, before, limit).await?;
-    let full = found.len() == limit as usize;
-    let next_cursor = found.last().filter(|_| full).map(|last| listing.cursor(last.id.as_bytes()));
+    let mut found = api.broker.store().operations(state, before, limit + 1).await?;
+    let more = found.len() > limit as usize;
+    found.truncate(limit as usize);
+    let next_cursor = found.last().filter(|_| more).map(|last| listing.cursor(last.id.as_bytes()));
     let data = found.iter().map(|operation| OperationView::new(operation, now)).collect();
     Ok(json(StatusCode::OK, OperationsAnswer { data, next_cursor }))
 }

@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::http::auth::RequestActor;
-use crate::http::body::{Body, IdPath, PathText, QueryParams};
+use crate::http::body::{Body, IdPath, OptionalBody, PathText, QueryParams};
 use crate::http::cursor::{Listing, page_size};
 use crate::http::filter::{filter_query, refused};
 use crate::http::idempotency::{Key, ResponseContent, replay_stored, respond_to_outcome};
@@ -172,9 +172,10 @@ pub(super) async fn groups(
     let listing = Listing::new("dead letter groups", &kind);
     let after = listing.place(asked.cursor.as_deref())?.map(|place| read_place(&place)).transpose()?;
     let store = api.broker.store().clone();
-    let found = run_with_seat(&api, async move { store.dead_letter_groups(kind, after, limit).await }).await?;
-    let full = found.len() == limit as usize;
-    let next_cursor = found.last().filter(|_| full).map(|last| {
+    let mut found = run_with_seat(&api, async move { store.dead_letter_groups(kind, after, limit + 1).await }).await?;
+    let more = found.len() > limit as usize;
+    found.truncate(limit as usize);
+    let next_cursor = found.last().filter(|_| more).map(|last| {
         let place = [&last.last_seen.timestamp_micros().to_be_bytes()[..], last.fingerprint.bytes()].concat();
         listing.cursor(&place)
     });
@@ -287,7 +288,7 @@ pub(super) async fn replay(
     IdPath(id): IdPath,
     RequestActor(who): RequestActor,
     key: Key,
-    Body(body, text): Body<ReplayBody>,
+    OptionalBody(body, text): OptionalBody<ReplayBody>,
 ) -> Result<Response, Problem> {
     let idempotent = key.request(&format!("POST /v1/jobs/{id}/replay"), Some(&text))?;
     let original = match api.broker.store().job(id).await? {

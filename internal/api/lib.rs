@@ -73,18 +73,18 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Request, State};
-use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderValue, header};
 use axum::middleware::{self, Next};
-use axum::response::{Html, IntoResponse, Response};
+use axum::response::{Html, Response};
 use axum::routing::get;
 use tokio::sync::{Semaphore, watch};
-use tower_http::catch_panic::CatchPanicLayer;
 use utoipa::OpenApi;
 use utoipa::openapi::{Content, RefOr};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use http::answers::{json, operations, parse_wait};
+use http::problem::method_not_allowed;
 
 use tickr_broker::{Broker, ClusterEvents, OperatorSettingsCopy, Watches};
 use tickr_handlers::report::FinishedReports;
@@ -340,7 +340,7 @@ pub fn router(parts: ApiParts) -> Router {
         ([media], for_text.get_or_init(|| Documents::new(&api)).text.clone())
     };
     let page = async move |State(api): State<Api>| Html(documents.get_or_init(|| Documents::new(&api)).page.clone());
-    routes
+    let routes = routes
         .merge(compat::routes(&api.compat))
         .route("/openapi.json", get(text))
         .route("/docs", get(page))
@@ -349,12 +349,8 @@ pub fn router(parts: ApiParts) -> Router {
         .method_not_allowed_fallback(method_not_allowed)
         .layer(middleware::from_fn_with_state(Arc::clone(&api), http::auth::check))
         .layer(middleware::from_fn_with_state(Arc::clone(&api), compat::refusal::translate))
-        .layer(middleware::from_fn_with_state(Arc::clone(&api), set_default_headers))
-        .layer(middleware::from_fn(http::observe::observe))
-        .layer(CatchPanicLayer::custom(|_| {
-            Problem::new(Code::Internal, "internal error while handling the request").into_response()
-        }))
-        .with_state(api)
+        .layer(middleware::from_fn_with_state(Arc::clone(&api), set_default_headers));
+    http::observe::observed(routes).with_state(api)
 }
 
 /// Set the headers that every response carries, and tell the readiness of requests that could not reach MySQL.
@@ -378,13 +374,4 @@ async fn set_default_headers(State(api): State<Api>, request: Request, next: Nex
 
 async fn not_found() -> Problem {
     Problem::new(Code::NotFound, "this path does not exist; /openapi.json lists the paths")
-}
-
-/// Answer OPTIONS with 204 and any other unsupported method with 405. Both responses carry the `Allow` header.
-async fn method_not_allowed(method: Method) -> Response {
-    if method == Method::OPTIONS {
-        return StatusCode::NO_CONTENT.into_response();
-    }
-    let detail = "this path does not support that method; the Allow header lists the supported ones";
-    Problem::new(Code::MethodNotAllowed, detail).into_response()
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::http::auth::RequestActor;
-use crate::http::body::{Body, NamePath, Object, QueryParams};
+use crate::http::body::{Body, NamePath, Object, QueryParams, or_default};
 use crate::http::cursor::check_key;
 use crate::http::etag::{self, IfMatch, Preconditions};
 use crate::http::problem::{Code, Problem};
@@ -111,7 +111,7 @@ pub(super) struct LimitBody {
     #[schema(value_type = Option<BreakerBody>)]
     breaker: Option<Object<BreakerBody>>,
     /// Other values for single keys. What an override leaves out is as for all keys.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     #[schema(value_type = Option<BTreeMap<String, BoundsBody>>)]
     overrides: BTreeMap<String, Object<BoundsBody>>,
 }
@@ -574,8 +574,10 @@ pub(super) async fn keys(
     check_key(asked.after.as_deref())?;
     let set = find(&api, &name).await?;
     let store = api.broker.store().clone();
-    let used = run_with_seat(&api, async move { store.limit_keys_in_use(&name, asked.after).await }).await?;
-    let next = if used.len() == PAGE { used.last().map(|last| last.key.clone()) } else { None };
+    let mut used = run_with_seat(&api, async move { store.limit_keys_in_use(&name, asked.after).await }).await?;
+    let more = used.len() > PAGE;
+    used.truncate(PAGE);
+    let next = used.last().filter(|_| more).map(|last| last.key.clone());
     let has_breaker = set.limit.breaker.is_some();
     let view = |KeyUse { key, running, parked, parked_since, breaker }: KeyUse| {
         let bounds = set.limit.bounds_of(&key);

@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
 use crate::http::auth::RequestActor;
-use crate::http::body::{Body, NamePath};
+use crate::http::body::{Body, NamePath, OptionalBody};
 use crate::http::etag::{self, IfMatch};
 use crate::http::problem::{Code, Problem};
 use crate::http::searches::run_with_seat;
@@ -325,7 +325,7 @@ pub(super) async fn pause(
     State(api): State<Api>,
     RequestActor(who): RequestActor,
     NamePath(name): NamePath,
-    Body(body, _): Body<PauseBody>,
+    OptionalBody(body, _): OptionalBody<PauseBody>,
 ) -> Result<Response, Problem> {
     let reason = checked_reason(body.reason)?;
     let change = QueueChange { pause: Some(PauseRequest::Yes(reason)), ..QueueChange::default() };

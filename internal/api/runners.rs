@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::http::auth::RequestActor;
-use crate::http::body::Body;
+use crate::http::body::OptionalBody;
 use crate::http::problem::{Code, Problem};
 use crate::queues::{PauseView, checked_reason};
 use crate::view::{Moment, ProgressView};
@@ -263,7 +263,7 @@ pub(super) async fn drain(
     State(api): State<Api>,
     RequestActor(who): RequestActor,
     RunnerPath(id): RunnerPath,
-    Body(body, _): Body<DrainBody>,
+    OptionalBody(body, _): OptionalBody<DrainBody>,
 ) -> Result<Response, Problem> {
     let reason = checked_reason(body.reason)?;
     apply(&api, id, PauseRequest::Yes(reason), &who).await

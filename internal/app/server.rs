@@ -108,8 +108,9 @@ async fn turn_away(mut stream: TcpStream) {
     let body = serde_json::to_string(&problem).unwrap_or_default();
     let head = format!(
         "HTTP/1.1 {} Too Many Requests\r\ncontent-type: application/problem+json\r\nretry-after: 1\r\n\
-         connection: close\r\ncontent-length: {}\r\n\r\n",
+         x-request-id: {}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
         problem.status,
+        uuid::Uuid::now_v7(),
         body.len()
     );
     let told = async {

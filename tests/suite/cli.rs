@@ -296,11 +296,42 @@ async fn enqueue_takes_a_payload_from_everywhere_and_waits_if_asked() {
     let (code, out, err) = outcome(client(&app, &["enqueue", "sleep", r#"{"ms": "x"}"#])).await;
     assert!(code == 1 && out.is_empty() && err.contains("/payload/ms") && err.contains("invalid_payload"), "{err}");
     let (code, _, err) = outcome(client(&app, &["enqueue", "noop", "{"])).await;
-    assert!(code == 1 && err.contains("not JSON"), "{err}");
+    assert!(code == 2 && err.contains("not JSON"), "{err}");
     let (code, _, err) = outcome(client(&app, &["enqueue", "noop", "@nowhere.json"])).await;
     assert!(code == 1 && err.contains("nowhere.json"), "{err}");
     let (code, _, err) = outcome(run(app.dir.path(), &["enqueue", "noop", "--url", "http://127.0.0.1:1"])).await;
     assert!(code == 1 && err.contains("http://127.0.0.1:1") && err.contains("tickr dev"), "{err}");
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_send_and_print_the_numbers_of_payloads_as_they_were_written() {
+    let app = TestApp::start().await;
+    let payload = r#"{"n":12345678901234567890123,"d":0.10000000000000000000000000001,"x":1e2,"y":-0.0}"#;
+    let later = ["--delay-ms", "3600000", "--quiet"];
+    let id = ok(client(&app, &[&["enqueue", "noop", payload][..], &later].concat())).await.trim().to_owned();
+    let text = async |path: &str| http().get(app.url(path)).send().await.unwrap().text().await.unwrap();
+    let path = format!("/v1/jobs/{id}");
+    let sent = text(&path).await;
+    assert!(sent.contains(&format!("\"payload\":{payload}")), "{sent}");
+
+    let shown = ok(client(&app, &["jobs", "show", &id])).await;
+    assert!(shown.contains(&format!("payload      {payload}\n")), "{shown}");
+    let shown = ok(client(&app, &["jobs", "show", &id, "--json"])).await;
+    for number in ["12345678901234567890123,", "0.10000000000000000000000000001,", "1e2,", "-0.0\n"] {
+        assert!(shown.contains(&format!(": {number}")), "{number} is not in:\n{shown}");
+    }
+    assert_eq!(serde_json::from_str::<Value>(&shown).unwrap()["id"], id);
+
+    let other = payload.replace("123,", "124,");
+    ok(client(&app, &["jobs", "set-payload", &id, &other])).await;
+    let sent = text(&path).await;
+    assert!(sent.contains(&format!("\"payload\":{other}")), "{sent}");
+    let put = ["schedules", "put", "nightly", "--every", "24h", "--kind", "noop", "--payload", payload];
+    let made = ok(client(&app, &put)).await;
+    assert!(made.contains(&format!("payload      {payload}\n")), "{made}");
+    let sent = text("/v1/schedules/nightly").await;
+    assert!(sent.contains(&format!("\"payload\":{payload}")), "{sent}");
     app.stop().await;
 }
 
@@ -602,6 +633,37 @@ async fn a_url_or_token_that_no_server_can_have_is_wrong_usage() {
     list.env("TICKR_TOKEN", "a-token-that-an-open-api-does-not-read\n");
     ok(list).await;
     app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_value_that_a_flag_cannot_have_is_wrong_usage_before_any_request() {
+    let dir = tempfile::tempdir().unwrap();
+    // No server answers here, so a command that sent a request would end with 1.
+    let nowhere = ["--url", "http://127.0.0.1:1"];
+    let put = ["schedules", "put", "nightly", "--kind", "noop"];
+    let set = ["limits", "set", "calls"];
+    let breaker = ["--shared-by", "host", "--breaker", "3"];
+    for (args, more) in [
+        (&put[..], &["--every", "10"][..]),
+        (&put, &["--every", "10s", "--timeout", "30"]),
+        (&put, &["--every", "10s", "--misfire-grace", "x"]),
+        (&put, &["--every", "10s", "--expires-in", "5"]),
+        (&put, &["--every", "10s", "--payload", "{"]),
+        (&["schedules", "preview"], &["--every", "soon"]),
+        (&set, &["--rate", "100"]),
+        (&set, &["--rate", "many/1m"]),
+        (&set, &["--override", "a"]),
+        (&set, &["--fair", "--weight", "a=b"]),
+        (&[&set[..], &breaker[..]].concat(), &["--breaker-pause", "10"]),
+        (&["queues", "set", "mail"], &["--concurrency", "many"]),
+        (&["kinds", "declare", "resize"], &["{"]),
+        (&["batches", "create"], &["--on-success", "{"]),
+        (&["jobs", "set-payload", "0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a"], &["{"]),
+        (&["dead-letters", "replay", "0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a"], &["--payload", "{"]),
+    ] {
+        let (code, out, err) = outcome(run(dir.path(), &[args, more, &nowhere].concat())).await;
+        assert_eq!((code, out.as_str()), (2, ""), "{args:?} {more:?}: {err}");
+    }
 }
 
 /// Start `tickr …` against this server, as a program that keeps running.

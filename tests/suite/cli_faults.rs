@@ -13,12 +13,12 @@ use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
 use tokio::task::JoinHandle;
 
 use crate::support::program::{command, outcome, tickr};
-use crate::support::{DEADLINE, eventually};
+use crate::support::{DEADLINE, TestApp, eventually};
 
 const ID: &str = "0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a";
 
@@ -281,11 +281,15 @@ async fn an_answer_that_is_not_of_tickr_is_told_with_its_status() {
         [|| page(502), || answer(503, json!({"message": "no healthy upstream", "detail": null}))];
     for (made, status) in foreign.into_iter().zip(["502 Bad Gateway", "503 Service Unavailable"]) {
         let stub = Stub::start(move |_, _| made()).await;
-        for args in [&["enqueue", "noop"][..], &["jobs", "list"], &["health"], &["jobs", "watch", ID]] {
+        let said = format!("{} answered {status}, which is not an answer of tickr\n", stub.url);
+        for args in [&["jobs", "list"][..], &["health"], &["jobs", "watch", ID]] {
             let (code, out, err) = outcome(stub.client(args)).await;
             assert_eq!((code, out.as_str()), (1, ""), "{args:?}: {err}");
-            assert_eq!(err, format!("tickr: {} answered {status}, which is not an answer of tickr\n", stub.url));
+            assert_eq!(err, format!("tickr: {said}"));
         }
+        // The proxy may have handed the request on before.
+        let (code, out, err) = outcome(stub.client(&["enqueue", "noop", "--patience", "0"])).await;
+        assert!((code, out.as_str()) == (5, "") && err.ends_with(&said), "{code} {out}{err}");
     }
 }
 
@@ -301,18 +305,69 @@ async fn a_change_whose_answer_is_lost_is_told_as_one_that_may_have_been_made() 
             let _ = socket.read(&mut read).await;
         }
     });
-    for (args, parts) in [
-        (&["enqueue", "noop"][..], &["may have been made", "look before you repeat it"][..]),
-        (&["enqueue", "noop", "--idempotency-key", "k"], &["may have been made", "the same --idempotency-key"]),
-        (&["api-keys", "create", "shop", "--scope", "admin", "--yes"], &["revoke the API key shop", "another name"]),
-        (&["jobs", "list"], &["no tickr answers"]),
+    for (args, wanted, parts) in [
+        (&["enqueue", "noop", "--patience", "0"][..], 5, &["not known whether the job is enqueued"][..]),
+        (&["enqueue", "noop", "--idempotency-key", "k-7", "--patience", "1"], 5, &["--idempotency-key k-7 finds out"]),
+        (&["batches", "create"], 1, &["may have been made", "look before you repeat it"]),
+        (&["batches", "create", "--idempotency-key", "k"], 1, &["may have been made", "the same --idempotency-key"]),
+        (&["api-keys", "create", "shop", "--scope", "admin", "--yes"], 1, &["revoke the API key shop", "another name"]),
+        (&["jobs", "list"], 1, &["no tickr answers"]),
     ] {
         let (code, out, err) =
             outcome(command(&tickr(), Path::new("/"), &[args, &["--url", url.as_str()]].concat())).await;
-        assert_eq!((code, out.as_str()), (1, ""), "{args:?}: {err}");
+        assert_eq!((code, out.as_str()), (wanted, ""), "{args:?}: {err}");
         assert!(parts.iter().all(|part| err.contains(part)), "{args:?}: {err}");
     }
     losing.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_enqueue_whose_answer_is_lost_is_one_job_and_exit_code_0() {
+    let app = TestApp::start().await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (url, server) = (format!("http://{}", listener.local_addr().unwrap()), app.url("").replace("http://", ""));
+    // It passes the requests of three connections on, and loses the answers to the first and the third.
+    let losing = tokio::spawn(async move {
+        for is_lost in [true, false, true] {
+            let (mut client, _) = listener.accept().await.unwrap();
+            let mut server = TcpStream::connect(&server).await.unwrap();
+            if is_lost {
+                let (mut answer, mut request) = server.split();
+                tokio::select! {
+                    _ = tokio::io::copy(&mut client, &mut request) => {}
+                    _ = answer.read_u8() => {}
+                }
+            } else {
+                let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+            }
+        }
+    });
+    let enqueue = ["enqueue", "noop", "--delay-ms", "3600000", "--quiet"];
+    let tickr =
+        |url: &str, more: &[&str]| command(&tickr(), app.dir.path(), &[&enqueue[..], more, &["--url", url]].concat());
+    let (code, out, err) = outcome(tickr(&url, &[])).await;
+    assert!(code == 0 && err.contains("trying again"), "{code} {out}{err}");
+    let id = app.get("/v1/jobs").await.body["data"][0]["id"].as_str().unwrap().to_owned();
+    assert_eq!((out, app.count("SELECT COUNT(*) FROM jobs").await), (format!("{id}\n"), 1));
+
+    // Without a further try it is not known, and the idempotency key finds out.
+    let (code, out, err) = outcome(tickr(&url, &["--patience", "0"])).await;
+    assert_eq!((code, out.as_str(), app.count("SELECT COUNT(*) FROM jobs").await), (5, "", 2), "{err}");
+    let (_, key) = err.split_once("command with --idempotency-key ").unwrap();
+    let key = key.split(' ').next().unwrap();
+    let (code, out, err) = outcome(tickr(&app.url(""), &["--idempotency-key", key])).await;
+    assert_eq!((code, err.as_str(), app.count("SELECT COUNT(*) FROM jobs").await), (0, "", 2));
+    assert_ne!(out.trim(), id);
+    losing.await.unwrap();
+
+    // The job of an id that cannot be printed is enqueued as well.
+    let line = format!("exec '{}' enqueue noop --quiet >/dev/full", crate::support::program::tickr().display());
+    let mut shell = command(Path::new("bash"), app.dir.path(), &["-c", &line]);
+    shell.env("TICKR_URL", app.url(""));
+    let (code, _, err) = outcome(shell).await;
+    assert_eq!((code, app.count("SELECT COUNT(*) FROM jobs").await), (5, 3), "{err}");
+    assert!(err.contains(" is enqueued, but cannot write to standard output"), "{err}");
+    app.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

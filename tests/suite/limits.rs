@@ -148,6 +148,7 @@ async fn beyond_the_bound_on_connections_clients_are_told_and_then_let_in_again(
         let said = until_closed(&mut socket).await;
         let (head, body) = said.split_once("\r\n\r\n").unwrap();
         assert!(head.starts_with("HTTP/1.1 429") && head.contains("retry-after: 1"), "{said}");
+        assert!(head.contains("\r\nx-request-id: "), "{said}");
         let body: Value = serde_json::from_str(body).unwrap();
         let mut headers = reqwest::header::HeaderMap::new();
         headers.insert("content-type", "application/problem+json".parse().unwrap());

@@ -530,7 +530,11 @@ async fn serve_answers_probes_while_it_waits_for_a_migration_and_starts_when_it_
         })
         .await;
         let url = |path: &str| format!("http://{}{path}", addresses[at]);
-        assert_eq!(http().get(url("/livez")).send().await.unwrap().status(), 200);
+        let alive = http().get(url("/livez")).header("x-request-id", "mine").send().await.unwrap();
+        assert_eq!((alive.status().as_u16(), alive.headers()["x-request-id"].to_str().unwrap()), (200, "mine"));
+        let posted = http().post(url("/livez")).send().await.unwrap();
+        let kind = posted.headers()["content-type"].to_str().unwrap();
+        assert_eq!((posted.status().as_u16(), kind), (405, "application/problem+json"));
         let early = answer(http().post(url("/v1/jobs")).json(&json!({"kind": "noop"}))).await;
         assert_eq!((early.status, early.code()), (503, "store_unavailable"), "{:#}", early.body);
     };

@@ -218,6 +218,37 @@ async fn each_action_does_what_it_says_to_the_jobs_of_its_filter() {
     tickr.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_last_page_that_is_full_names_no_next_one() {
+    let tickr = TestApp::start().await;
+    let failed = tickr.enqueue_kind("fail", json!({"permanent": true})).await;
+    tickr.until(failed, State::Failed).await;
+    let started = tickr.post("/v1/operations", json!({"action": "run_now", "all": true})).await;
+    assert_eq!(started.status, 202, "{:#}", started.body);
+    for list in ["/v1/operations", "/v1/dead-letters/groups"] {
+        let page = tickr.get(&format!("{list}?limit=1")).await.body;
+        assert_eq!((page["data"].as_array().unwrap().len(), &page["next_cursor"]), (1, &Value::Null), "{page:#}");
+    }
+
+    assert_eq!(tickr.put("/v1/limits/calls", json!({"concurrency": 1})).await.status, 201);
+    let keys = async |count: u32, after: &str| {
+        let row = |key: u32| format!("('calls', 'k{key:03}', UNHEX(REPEAT('00', 16)))");
+        let rows = (0..count).map(row).collect::<Vec<_>>().join(", ");
+        // A sweep may remove these slots at any time, because there are no jobs that hold them.
+        eventually("a full page of keys", async || {
+            tickr.sql(format!("INSERT IGNORE INTO limit_slots (limit_name, limit_key, job_id) VALUES {rows}")).await;
+            let page = tickr.get(&format!("/v1/limits/calls/keys{after}")).await.body;
+            let size = page["data"].as_array().unwrap().len();
+            (size == (count as usize).min(200) || !after.is_empty() && size == 1).then_some(page)
+        })
+        .await
+    };
+    assert_eq!(keys(200, "").await["next"], Value::Null);
+    assert_eq!(keys(201, "").await["next"], "k199");
+    assert_eq!(keys(201, "?after=k199").await["data"][0]["key"], "k200");
+    tickr.stop().await;
+}
+
 /// A dry run counts the jobs that would change, not the jobs that match.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dry_run_tells_what_would_change_from_what_would_be_left_and_why() {

@@ -348,6 +348,31 @@ async fn odd_but_legal_input_is_taken_as_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_null_in_a_body_counts_as_a_field_left_out_wherever_the_document_allows_it() {
+    let tickr = TestApp::start().await;
+    let job = json!({"kind": "noop", "tags": null, "unique_fields": null, "after": null, "delay_ms": 3_600_000});
+    assert_eq!(tickr.post("/v1/jobs", &job).await.status, 201);
+    let callback = json!({"kind": "noop", "tags": null, "after": null});
+    assert_eq!(tickr.post("/v1/batches", json!({"jobs": null, "on_complete": callback})).await.status, 201);
+    let schedule = json!({"every_ms": 3_600_000, "kind": "noop", "tags": null});
+    assert_eq!(tickr.put("/v1/schedules/hourly", schedule).await.status, 201);
+    assert_eq!(tickr.put("/v1/limits/calls", json!({"concurrency": 1, "overrides": null})).await.status, 201);
+    let filter = json!({"ids": null, "payload": null, "kind": "noop"});
+    let mut operation = json!({"action": "cancel", "all": null, "filter": filter, "dry_run": true});
+    let dry = tickr.post("/v1/operations", &operation).await;
+    assert_eq!((dry.status, &dry.body["count"]), (200, &json!(1)), "{:#}", dry.body);
+    operation["dry_run"] = Value::Null;
+    assert_eq!(tickr.post("/v1/operations", &operation).await.status, 202);
+    // Any other value of a wrong type is refused at its place.
+    let wrong = tickr.post("/v1/jobs", json!({"kind": "noop", "tags": "a"})).await;
+    assert_eq!((wrong.status, wrong.code(), wrong.pointers()), (422, "invalid_request", vec!["/tags"]));
+    // An operation on all jobs still wants a word for it.
+    let all = tickr.post("/v1/operations", json!({"action": "cancel", "all": null})).await;
+    assert_eq!((all.status, all.code()), (422, "invalid_request"));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn only_declared_json_is_read_as_json() {
     let tickr = TestApp::start().await;
     for path in ["/v1/jobs", "/v1/jobs/batch"] {
@@ -368,6 +393,60 @@ async fn only_declared_json_is_read_as_json() {
         assert_eq!(answer(request).await.status, 201, "{media}");
     }
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 3);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_whose_fields_may_all_be_left_out_may_be_left_out_itself() {
+    let tickr = TestApp::start().await;
+    let failed = tickr.enqueue_kind("fail", json!({"permanent": true})).await;
+    tickr.until(failed, State::Failed).await;
+    let schedule = json!({"every_ms": 3_600_000, "kind": "noop"});
+    assert_eq!(tickr.put("/v1/schedules/hourly", schedule).await.status, 201);
+    let runner = tickr.app.runner().to_string().replace('/', "%2F");
+    let paths = [
+        ("/v1/queues/mail/pause".to_owned(), 200),
+        ("/v1/schedules/hourly/pause".to_owned(), 200),
+        (format!("/v1/runners/{runner}/drain"), 200),
+        ("/v1/verify".to_owned(), 202),
+        (format!("/v1/jobs/{failed}/replay"), 201),
+    ];
+    for (path, status) in &paths {
+        // A body that is declared or is there must be right.
+        let text = answer(http().post(tickr.url(path)).body("{}")).await;
+        assert_eq!((text.status, text.code()), (415, "unsupported_media_type"), "{path}");
+        let blank = send(&tickr, path, "  ").await;
+        assert_eq!((blank.status, blank.code()), (400, "invalid_json"), "{path}");
+        let got = answer(http().post(tickr.url(path))).await;
+        assert_eq!(got.status, *status, "{path}: {:#}", got.body);
+    }
+    for (path, status) in &paths[..4] {
+        assert_eq!(send(&tickr, path, "").await.status, *status, "{path}");
+    }
+    // Where a field is required, the body is.
+    let bare = answer(http().post(tickr.url("/v1/jobs"))).await;
+    assert_eq!((bare.status, bare.code()), (415, "unsupported_media_type"));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_compressed_body_is_refused_with_the_name_of_its_encoding() {
+    let tickr = TestApp::start().await;
+    let enqueue = |path: &str, media: &'static str, encoding: &'static str| {
+        let request = http().post(tickr.url(path)).header(CONTENT_TYPE, media).header("content-encoding", encoding);
+        answer(request.body(r#"{"kind": "noop"}"#))
+    };
+    for (path, media) in [
+        ("/v1/jobs", "application/json"),
+        ("/v1/jobs/batch", "application/json"),
+        ("/v1/jobs/import", "application/x-ndjson"),
+    ] {
+        let got = enqueue(path, media, "gzip").await;
+        assert_eq!((got.status, got.code()), (415, "unsupported_media_type"), "{path}");
+        assert!(got.body["detail"].as_str().unwrap().contains("Content-Encoding: gzip"), "{:#}", got.body);
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 0);
+    assert_eq!(enqueue("/v1/jobs", "application/json", "Identity").await.status, 201);
     tickr.stop().await;
 }
 

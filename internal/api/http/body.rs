@@ -6,15 +6,15 @@ use std::marker::PhantomData;
 use std::time::Duration;
 
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
-use axum::http::header;
 use axum::http::request::Parts;
+use axum::http::{HeaderMap, header};
 use futures_util::StreamExt as _;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeOwned, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
-use utoipa::openapi::OpenApi;
 use utoipa::openapi::path::Operation;
+use utoipa::openapi::{OpenApi, RefOr, Required};
 
 use crate::Api;
 use crate::http::answers::operations;
@@ -37,7 +37,23 @@ impl<T: DeserializeOwned> FromRequest<Api> for Body<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, api: &Api) -> Result<Self, Problem> {
-        read_json(request, api, api.body_limit_bytes).await.map(|(parsed, bytes)| Self(parsed, bytes))
+        read_json(request, api, api.body_limit_bytes, None).await.map(|(parsed, bytes)| Self(parsed, bytes))
+    }
+}
+
+/// A JSON body of type `T`, and its text, of a call whose fields may all be left out. The body may be left out as well,
+/// with its media type; then it counts as `{}`.
+pub(crate) struct OptionalBody<T>(pub(crate) T, pub(crate) Vec<u8>);
+
+/// The calls that take such a body, by their names in the OpenAPI document.
+const OPTIONAL: [&str; 5] = ["drain_runner", "pause_queue", "pause_schedule", "replay_job", "start_verification"];
+
+impl<T: DeserializeOwned> FromRequest<Api> for OptionalBody<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, api: &Api) -> Result<Self, Problem> {
+        let read = read_json(request, api, api.body_limit_bytes, Some(b"{}".as_slice()));
+        read.await.map(|(parsed, bytes)| Self(parsed, bytes))
     }
 }
 
@@ -52,24 +68,48 @@ impl<T: DeserializeOwned> FromRequest<Api> for ResultBody<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, api: &Api) -> Result<Self, Problem> {
-        read_json(request, api, api.body_limit_bytes.max(MAX_RESULT_BODY_BYTES)).await.map(|(parsed, _)| Self(parsed))
+        let limit = api.body_limit_bytes.max(MAX_RESULT_BODY_BYTES);
+        read_json(request, api, limit, None).await.map(|(parsed, _)| Self(parsed))
     }
 }
 
-/// Read a body that is declared as JSON, and return its value and its text.
-async fn read_json<T: DeserializeOwned>(request: Request, api: &Api, limit: usize) -> Result<(T, Vec<u8>), Problem> {
+/// Read a body that is declared as JSON, and return its value and its text. `absent` is the text that an empty body
+/// counts as, where it may be empty.
+async fn read_json<T: DeserializeOwned>(
+    request: Request,
+    api: &Api,
+    limit: usize,
+    absent: Option<&[u8]>,
+) -> Result<(T, Vec<u8>), Problem> {
     let declared = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
     let media = declared.split(';').next().unwrap_or("").trim();
     let is_json = media.eq_ignore_ascii_case("application/json") || media.to_ascii_lowercase().ends_with("+json");
+    let encoding = check_encoding(request.headers());
     let read = read_body(request.into_body(), limit);
     let bytes =
         tokio::time::timeout(api.body_timeout, read).await.map_err(|_| body_timeout_problem(api.body_timeout))?;
+    if let (Some(absent), Ok([])) = (absent, bytes.as_deref()) {
+        return Ok((parse(absent)?, absent.to_vec()));
+    }
     if !is_json {
         let detail = "declare the body with Content-Type: application/json";
         return Err(Problem::new(Code::UnsupportedMediaType, detail));
     }
+    encoding?;
     let bytes = bytes?;
     Ok((parse(&bytes)?, bytes))
+}
+
+/// Refuse a body that its client has compressed.
+pub(crate) fn check_encoding(headers: &HeaderMap) -> Result<(), Problem> {
+    let is_plain = |encoding: &str| encoding.is_empty() || encoding.eq_ignore_ascii_case("identity");
+    let encodings = headers.get_all(header::CONTENT_ENCODING).iter();
+    let mut encodings = encodings.map(|value| String::from_utf8_lossy(value.as_bytes()));
+    let Some(encoding) = encodings.find(|encoding| !is_plain(encoding.trim())) else { return Ok(()) };
+    // The response must not be many times as long as the name of an encoding.
+    let encoding: String = encoding.chars().take(64).collect();
+    let detail = format!("the body has Content-Encoding: {encoding}; send it as it is, without a Content-Encoding");
+    Err(Problem::new(Code::UnsupportedMediaType, detail))
 }
 
 /// A JSON body of type `T`, and its text, whatever its media type is. For clients of interfaces that never asked for one.
@@ -85,6 +125,19 @@ impl<T: DeserializeOwned> FromRequest<Api> for AnyMediaBody<T> {
             .map_err(|_| body_timeout_problem(api.body_timeout))??;
         parse(&bytes).map(|parsed| Self(parsed, bytes))
     }
+}
+
+/// Read a field that may be left out. Null counts as left out, as it does for fields that are an `Option`.
+///
+/// # Errors
+///
+/// The value is neither null nor one of this type.
+pub(crate) fn or_default<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+where
+    T: Default + Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
 /// Return the payload of a job that has none in its body.
@@ -335,6 +388,10 @@ pub(crate) fn describe(document: &mut OpenApi) {
             ("415", "unsupported_media_type"),
         ];
         add_problems(operation, &answers);
+        let is_optional = operation.operation_id.as_deref().is_some_and(|id| OPTIONAL.contains(&id));
+        if let Some(RefOr::T(body)) = operation.request_body.as_mut().filter(|_| is_optional) {
+            body.required = Some(Required::False);
+        }
     }
 }
 

@@ -4,12 +4,15 @@ use std::collections::HashMap;
 use std::sync::{OnceLock, PoisonError, RwLock};
 use std::time::Instant;
 
+use axum::Router;
 use axum::extract::{MatchedPath, Request};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
-use axum::middleware::Next;
-use axum::response::Response;
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse as _, Response};
 use metrics::Histogram;
+use tower_http::catch_panic::CatchPanicLayer;
 
+use crate::http::problem::{Code, Problem};
 use tickr_telemetry::{LogScope, in_log_scope};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -24,14 +27,36 @@ const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 /// Label of paths that match no route.
 const NO_ROUTE: &str = "_other";
 
+/// Answer requests whose handler panics, and observe all of them.
+pub(crate) fn observed<S: Clone + Send + Sync + 'static>(router: Router<S>) -> Router<S> {
+    let panicked = CatchPanicLayer::custom(|_| {
+        Problem::new(Code::Internal, "internal error while handling the request").into_response()
+    });
+    // Observed from outside, so that the answer to a request that panicked has the id of its log lines.
+    router.layer(panicked).layer(middleware::from_fn(observe))
+}
+
+/// Give a request its id without measuring it: before the start is over, there is nothing that records the measures.
+pub(crate) async fn identify(request: Request, next: Next) -> Response {
+    let id = request_id(request.headers());
+    identified(id, next.run(request)).await
+}
+
+/// Write the id of a request into its log lines and its response.
+async fn identified(id: HeaderValue, answer: impl Future<Output = Response>) -> Response {
+    let scope = LogScope::Request { id: id.to_str().unwrap_or("").into() };
+    let mut response = in_log_scope(scope, answer).await;
+    response.headers_mut().insert(REQUEST_ID, id);
+    response
+}
+
 /// Measure a request from its head to the head of its response.
-pub(crate) async fn observe(request: Request, next: Next) -> Response {
+async fn observe(request: Request, next: Next) -> Response {
     let began = Instant::now();
     let route = request.extensions().get::<MatchedPath>().cloned();
     let method = METHODS.iter().position(|known| known == request.method()).unwrap_or(METHODS.len());
     let id = request_id(request.headers());
-    let scope = LogScope::Request { id: id.to_str().unwrap_or("").into() };
-    let mut response = in_log_scope(scope, async {
+    identified(id, async {
         let response = next.run(request).await;
         let (took, status) = (began.elapsed(), response.status().as_u16());
         let route = route.as_ref().map_or(NO_ROUTE, MatchedPath::as_str);
@@ -41,9 +66,7 @@ pub(crate) async fn observe(request: Request, next: Next) -> Response {
         tracing::debug!(target: "tickr::access", method = METHOD_WORDS[method], route, status, elapsed_ms, "request answered");
         response
     })
-    .await;
-    response.headers_mut().insert(REQUEST_ID, id);
-    response
+    .await
 }
 
 /// Return the id of the client if it is safe to log, or a new one.
@@ -80,7 +103,29 @@ fn handle(route: &str, method: usize, class: usize) -> Histogram {
 
 #[cfg(test)]
 mod tests {
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::{TcpListener, TcpStream};
+
     use super::*;
+
+    #[tokio::test]
+    async fn a_request_whose_handler_panics_is_answered_with_its_id() {
+        async fn panics() -> &'static str {
+            panic!("on request")
+        }
+        let router: Router = observed(Router::new().route("/", get(panics)));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let serving = tokio::spawn(async move { axum::serve(listener, router).await });
+        let request = "GET / HTTP/1.1\r\nhost: localhost\r\nx-request-id: mine\r\nconnection: close\r\n\r\n";
+        client.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 500"), "{answer}");
+        assert!(answer.contains("\r\nx-request-id: mine\r\n") && answer.contains("\"code\":\"internal\""), "{answer}");
+        serving.abort();
+    }
 
     #[test]
     fn only_an_id_that_may_stand_in_a_log_is_taken_over() {

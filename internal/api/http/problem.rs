@@ -2,7 +2,7 @@
 //! SQL.
 
 use axum::Json;
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -225,6 +225,15 @@ impl IntoResponse for Problem {
         }
         response
     }
+}
+
+/// Answer OPTIONS with 204 and any other unsupported method with 405. Both responses carry the `Allow` header.
+pub(crate) async fn method_not_allowed(method: Method) -> Response {
+    if method == Method::OPTIONS {
+        return StatusCode::NO_CONTENT.into_response();
+    }
+    let detail = "this path does not support that method; the Allow header lists the supported ones";
+    Problem::new(Code::MethodNotAllowed, detail).into_response()
 }
 
 #[cfg(test)]

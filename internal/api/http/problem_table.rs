@@ -245,12 +245,12 @@ problems! {
         remedy: "Store large data elsewhere and send a reference in the payload. An operator may raise the limit up to 1 MiB.",
         again: Changed,
     }
-    /// 415: the `Content-Type` of the body is not one that this call accepts.
+    /// 415: the `Content-Type` of the body is not one that this call accepts, or the body has a `Content-Encoding`.
     UnsupportedMediaType => {
         status: UNSUPPORTED_MEDIA_TYPE,
         title: "Unsupported media type of the body",
-        meaning: "The `Content-Type` of the body is not one that this call accepts.",
-        remedy: "Send `Content-Type: application/json`, or `application/x-ndjson` for an import.",
+        meaning: "The `Content-Type` of the body is not one that this call accepts, or the body has a `Content-Encoding`, such as `gzip`.",
+        remedy: "Send `Content-Type: application/json`, or `application/x-ndjson` for an import. Send the body as it is, not compressed.",
         again: Changed,
     }
     /// 422: the request could be read, but is not what this call accepts; `errors` says where and why.

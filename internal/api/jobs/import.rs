@@ -21,7 +21,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::Api;
 use crate::http::auth::PermitOwner;
-use crate::http::body::{QueryParams, body_timeout_problem, parse};
+use crate::http::body::{QueryParams, body_timeout_problem, check_encoding, parse};
 use crate::http::caller::Requester;
 use crate::http::idempotency::Key;
 use crate::http::problem::{Code, Problem};
@@ -209,6 +209,7 @@ fn begin(
         let detail = "declare the body with Content-Type: application/x-ndjson";
         return Err(Problem::new(Code::UnsupportedMediaType, detail));
     }
+    check_encoding(request.headers())?;
     let key = key.given()?;
     if *api.stopping.borrow() {
         return Err(Problem::new(Code::Stopping, "this runner is stopping; send the import to another runner"));

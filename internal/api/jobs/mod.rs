@@ -33,7 +33,7 @@ use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::http::auth::RequestActor;
-use crate::http::body::{Body, IdPath, Object, QueryParams, empty_object};
+use crate::http::body::{Body, IdPath, Object, QueryParams, empty_object, or_default};
 use crate::http::caller::Requester;
 use crate::http::cursor::{Listing, page_size, read_page_size};
 use crate::http::etag::{IfNoneMatch, respond_with_etag};
@@ -96,7 +96,7 @@ pub(crate) struct NewJobBody {
     unique_key: Option<String>,
     /// Fields of the payload that make the unique key, as JSON pointers. Jobs of a kind with the same pointers and equal
     /// values have the same unique key. Instead of `unique_key`.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     #[schema(value_type = Option<Vec<String>>, max_items = 10, example = json!(["/to"]))]
     unique_fields: Vec<String>,
     /// Action when an unfinished job of this kind has the unique key. `return` responds with that job and writes
@@ -132,7 +132,7 @@ pub(crate) struct NewJobBody {
     on_failure: Option<OnFailure>,
     /// Parents of the job, at most 100: it waits until all of them have ended. Ids of jobs; in `/v1/jobs/batch` and
     /// `/v1/batches` also positions of earlier jobs of the same request, counted from 0. Not together with `order_key`.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     #[schema(value_type = Option<Vec<ParentBody>>, max_items = 100)]
     after: Vec<ParentBody>,
     /// What happens to the job when a parent fails for good or is cancelled. `cancel`: it is cancelled. `run`: it runs as
@@ -147,7 +147,7 @@ pub(crate) struct NewJobBody {
     #[schema(value_type = Option<RetryView>)]
     retry: Option<Object<RetryView>>,
     /// Tags to find the job by, at most ten.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     #[schema(value_type = Option<Vec<String>>, max_items = 10, example = json!(["tenant:42"]))]
     tags: Vec<String>,
     /// Trace that the attempts continue. Default: the trace of the request's `traceparent` header.

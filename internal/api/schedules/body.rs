@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use crate::http::body::{Object, empty_object};
+use crate::http::body::{Object, empty_object, or_default};
 use crate::schedules::words::{DstWord, MisfireWord, OverlapWord};
 use crate::view::{OnFailureWord, RetryView};
 use tickr_job::{Dst, Misfire, OnFailure, Overlap, ScheduleDraft};
@@ -82,7 +82,7 @@ pub(crate) struct ScheduleBody {
     #[schema(minimum = 1, maximum = 31_622_400_000_u64)]
     expires_in_ms: Option<u64>,
     /// Tags to find the jobs by, at most ten.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     #[schema(value_type = Option<Vec<String>>, max_items = 10, example = json!(["tenant:42"]))]
     tags: Vec<String>,
 }

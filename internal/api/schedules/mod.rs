@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::http::auth::RequestActor;
-use crate::http::body::{Body, NamePath, QueryParams};
+use crate::http::body::{Body, NamePath, OptionalBody, QueryParams};
 use crate::http::cursor::{Listing, page_size};
 use crate::http::etag::Preconditions;
 use crate::http::problem::{Code, Problem};
@@ -242,7 +242,7 @@ pub(crate) async fn pause(
     State(api): State<Api>,
     RequestActor(who): RequestActor,
     NamePath(name): NamePath,
-    Body(body, _): Body<SchedulePauseBody>,
+    OptionalBody(body, _): OptionalBody<SchedulePauseBody>,
 ) -> Result<Response, Problem> {
     if body.reason.as_ref().is_some_and(|reason| reason.chars().count() > MAX_REASON) {
         let here = tickr_handlers::Problem::at("/reason", format!("must be at most {MAX_REASON} characters"));

@@ -3,12 +3,15 @@
 use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
+use axum::middleware;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use serde::Serialize;
 use tokio::sync::watch;
 use utoipa::ToSchema;
 
+use crate::http::observe::identify;
+use crate::http::problem::method_not_allowed;
 use crate::system::readiness::ReadinessCheck;
 use crate::{Api, Code, Problem, json};
 
@@ -79,7 +82,12 @@ pub fn while_migrating(progress: watch::Receiver<String>) -> Router {
         Problem::new(Code::StoreUnavailable, "the tables are being migrated; /readyz shows the progress")
             .into_response()
     };
-    Router::new().route("/livez", get(livez)).route("/readyz", get(ready)).fallback(later)
+    Router::new()
+        .route("/livez", get(livez))
+        .route("/readyz", get(ready))
+        .fallback(later)
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(middleware::from_fn(identify))
 }
 
 /// Return 200 while this runner should get traffic

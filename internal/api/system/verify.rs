@@ -15,7 +15,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::http::auth::RequestActor;
-use crate::http::body::Body;
+use crate::http::body::OptionalBody;
 use crate::http::problem::{Code, Problem};
 use crate::view::Moment;
 use crate::{Api, json};
@@ -373,7 +373,7 @@ fn read_since(text: &str) -> Result<Timestamp, Problem> {
 pub(crate) async fn start(
     State(api): State<Api>,
     RequestActor(who): RequestActor,
-    Body(body, _): Body<VerifyBody>,
+    OptionalBody(body, _): OptionalBody<VerifyBody>,
 ) -> Result<Response, Problem> {
     let since = body.since.as_deref().map(read_since).transpose()?;
     let begun = api

@@ -16,8 +16,8 @@ use tickr_job::{JobId, Name, Timestamp};
 const MAX_COUNTED: i64 = 10_000;
 /// Running jobs of a key that are named.
 const MAX_NAMED: i64 = 5;
-/// Keys that one read returns.
-const MAX_KEYS: i64 = 200;
+/// Keys that one read returns: a page of 200, and one that says that another page follows.
+const MAX_KEYS: i64 = 201;
 
 /// The limit for which a parked job waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -145,7 +145,7 @@ impl Store {
         .await
     }
 
-    /// Read the keys of a limit that have jobs or an open breaker, in key order, at most 200. The result of one page begins after `after`.
+    /// Read the keys of a limit that have jobs or an open breaker, in key order, at most 201. They begin after `after`.
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
