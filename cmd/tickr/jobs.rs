@@ -148,7 +148,8 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
             show(&job);
             if verb == "show" && ["waiting", "retrying"].contains(&text(&job, "state").as_str()) {
                 println!("why it waits");
-                print_reasons(&client.get(&format!("{path}/explain")).await?);
+                let reasons = client.get(&format!("{path}/explain")).await?;
+                print_reasons(&reasons);
             }
         }
         Ok(())
