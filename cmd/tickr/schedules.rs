@@ -160,7 +160,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
                 let how = if matches.get_flag("undeclared") { "?undeclared=true" } else { "" };
                 client.delete(&format!("{path}{how}")).await?;
                 print(as_json, &json!({"deleted": said("name")}).into(), |gone| {
-                    println!("deleted {}", text(gone, "deleted"))
+                    println!("deleted {}", text(gone, "deleted"));
                 })
             }
             "pause" => {

@@ -264,7 +264,7 @@ async fn compare_in_turns(
     mut pass: PassTurns,
 ) -> Result<HashSet<DueLane>, PassError> {
     let mut left: HashSet<DueLane> = pass.unfinished().cloned().collect();
-    compare.from_front = pass.from_front();
+    compare.from_front = pass.read_from_front();
     left.retain(|line| !compare.from_front.contains(line));
     let most_of_a_line = most_of_a_line(suspects.shared);
     while let Some((ranges, most)) = pass.next_ranges() {

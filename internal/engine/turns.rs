@@ -134,7 +134,7 @@ impl PassTurns {
     }
 
     /// Return the lanes that this pass reads from their front, before it has started.
-    pub(super) fn from_front(&self) -> HashSet<DueLane> {
+    pub(super) fn read_from_front(&self) -> HashSet<DueLane> {
         let from_front = self.waiting.iter().flatten().filter(|range| range.after == DueCursor::FRONT);
         from_front.map(|range| range.line.clone()).collect()
     }
