@@ -201,15 +201,15 @@ async fn tickr_kinds_declares_a_kind_from_a_file_and_deletes_it() {
         "{out}"
     );
 
-    for (args, part) in [
-        (&["declare", "resize", "{\"slots\": 1}"][..], "slots"),
-        (&["declare", "resize", "nonsense"], "not JSON"),
-        (&["declare", "email", "{}"], "handler"),
-        (&["show", "absent"], "absent"),
-        (&["delete", "absent"], "absent"),
+    for (args, part, code) in [
+        (&["declare", "resize", "{\"slots\": 1}"][..], "slots", 1),
+        (&["declare", "resize", "nonsense"], "not JSON", 2),
+        (&["declare", "email", "{}"], "handler", 1),
+        (&["show", "absent"], "absent", 1),
+        (&["delete", "absent"], "absent", 1),
     ] {
-        let (code, _, err) = run(args).await;
-        assert!(code == 1 && err.contains(part), "{args:?}: {err}");
+        let (ended, _, err) = run(args).await;
+        assert!(ended == code && err.contains(part), "{args:?}: {ended} {err}");
     }
     let (code, out, err) = run(&["delete", "resize"]).await;
     assert_eq!((code, err.as_str()), (0, ""), "{out}");
