@@ -378,6 +378,7 @@ mod tests {
                 }
             }
             assert_eq!(expiry(expires, Due::At(Timestamp::UNIX_EPOCH)), None);
+            assert_eq!(expiry(expires, Due::At(Timestamp::MAX_UTC)).as_deref(), Some(pointer));
         }
     }
 }

@@ -185,6 +185,12 @@ fn bad_jobs() -> Vec<Case> {
         at("an expiry of no time", with("expires_in_ms", "0"), "invalid_request", "/expires_in_ms"),
         at("an absurd expiry", with("expires_in_ms", "31622400001"), "invalid_request", "/expires_in_ms"),
         at("a due time too far ahead", with("execute_at", &ahead(366 * 24 + 23)), "invalid_request", "/execute_at"),
+        at(
+            "a due time at the end of the calendar, and an expiry",
+            r#"{"kind": "noop", "execute_at": "+262142-12-31T23:59:59.9995Z", "expires_in_ms": 1000}"#,
+            "invalid_request",
+            "/execute_at",
+        ),
         at("an expiry too far ahead", with("expires_at", &ahead(366 * 24 + 23)), "invalid_request", "/expires_at"),
         at("an expiry hours ago", with("expires_at", &ahead(-23)), "invalid_request", "/expires_at"),
         at("an expiry long ago", with("expires_at", r#""2020-01-01T00:00:00Z""#), "invalid_request", "/expires_at"),
