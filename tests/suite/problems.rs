@@ -455,6 +455,19 @@ async fn a_compressed_body_is_refused_with_the_name_of_its_encoding() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_has_parameters_refuses_others_and_ignores_a_header_that_it_does_not_take() {
+    let tickr = TestApp::start().await;
+    let id = tickr.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000})).await;
+    let cancel = |query: &str| http().post(tickr.url(&format!("/v1/jobs/{id}/cancel{query}")));
+    let refused = answer(cancel("?force=1")).await;
+    assert_eq!((refused.status, refused.code()), (422, "invalid_request"), "{:#}", refused.body);
+    // A call that has no parameters ignores them.
+    assert_eq!(answer(http().get(tickr.url(&format!("/v1/jobs/{id}?force=1")))).await.status, 200);
+    assert_eq!(answer(cancel("").header("if-match", "\"another\"")).await.status, 200);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_body_beyond_the_limit_is_answered_413_however_it_is_sent() {
     let tickr = TestApp::start().await;
     let job = format!(r#"{{"kind": "noop", "payload": {{"a": "{}"}}}}"#, "x".repeat(3 << 20));
