@@ -13,12 +13,18 @@ use tickr::client::trusting;
 use crate::WrongUsage;
 use crate::json::Json;
 use crate::print::{encoded, printable};
+use crate::stream::CONNECT;
 
 /// URL of a tickr that was started without settings.
 const DEFAULT_URL: &str = "http://127.0.0.1:7070";
 /// Pauses between tries, before jitter.
 pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(200);
 pub(crate) const MAX_PAUSE: Duration = Duration::from_secs(3);
+/// Longest time of a call, from its connection to the end of its answer.
+const LONGEST_CALL: Duration = Duration::from_secs(90);
+/// Time that a repeated call has for its answer when it begins at the end of the patience: longer than a runner waits
+/// for a lock.
+const LAST_CALL: Duration = Duration::from_secs(10);
 /// Longest time for which a listing waits for its next page.
 const PAGE_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -165,7 +171,7 @@ impl Client {
         let text = |name: &str| matches.get_one::<String>(name).map(|text| text.trim()).filter(|text| !text.is_empty());
         let base = base_url(text("url").unwrap_or(DEFAULT_URL))?;
         let authorization = text("token").map(authorization).transpose()?;
-        let http = trusting(&base, || reqwest::Client::builder().timeout(Duration::from_secs(90)))?;
+        let http = trusting(&base, || reqwest::Client::builder().timeout(LONGEST_CALL).connect_timeout(CONNECT))?;
         let url = base.as_str().trim_end_matches('/').to_owned();
         Ok(Self { base, url, authorization, actor: actor(), http })
     }
@@ -280,9 +286,12 @@ impl Client {
         patience: Duration,
         say: impl Fn(&str),
     ) -> Result<Json, Failed> {
-        let (mut pause, mut end) = (FIRST_PAUSE, None);
+        let (mut pause, mut end) = (FIRST_PAUSE, None::<Instant>);
         loop {
-            let request = self.http.post(format!("{}{path}", self.url)).json(body).header("Idempotency-Key", key);
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            let longest = left.map_or(LONGEST_CALL, |left| (left + LAST_CALL).min(LONGEST_CALL));
+            let request = self.http.post(format!("{}{path}", self.url)).json(body).timeout(longest);
+            let request = request.header("Idempotency-Key", key);
             let error = match self.call(request).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
