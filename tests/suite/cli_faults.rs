@@ -355,6 +355,14 @@ async fn an_enqueue_whose_answer_is_lost_is_one_job_and_exit_code_0() {
     assert_eq!((code, out.as_str(), app.count("SELECT COUNT(*) FROM jobs").await), (5, "", 2), "{err}");
     let (_, key) = err.split_once("command with --idempotency-key ").unwrap();
     let key = key.split(' ').next().unwrap();
+    // A run that reaches no tickr, or one that does not look, does not find out.
+    let closed = format!("http://{}", TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap());
+    let busy = Stub::start(|_, _| answer(429, json!({"code": "overloaded", "detail": "full"}))).await;
+    let stranger = Stub::start(|_, _| answer(200, json!({}))).await;
+    for url in [&closed, &busy.url, &stranger.url] {
+        let (code, out, err) = outcome(tickr(url, &["--idempotency-key", key])).await;
+        assert_eq!((code, out.as_str()), (5, ""), "{err}");
+    }
     let (code, out, err) = outcome(tickr(&app.url(""), &["--idempotency-key", key])).await;
     assert_eq!((code, err.as_str(), app.count("SELECT COUNT(*) FROM jobs").await), (0, "", 2));
     assert_ne!(out.trim(), id);
@@ -367,6 +375,17 @@ async fn an_enqueue_whose_answer_is_lost_is_one_job_and_exit_code_0() {
     let (code, _, err) = outcome(shell).await;
     assert_eq!((code, app.count("SELECT COUNT(*) FROM jobs").await), (5, 3), "{err}");
     assert!(err.contains(" is enqueued, but cannot write to standard output"), "{err}");
+
+    // A runner that does not know the kind yet says nothing about a try that another one may have taken.
+    for (said, wanted) in [("unknown_kind", 5), ("invalid_payload", 1)] {
+        let stub = Stub::start(move |before, _| match before {
+            0 => page(502),
+            _ => answer(422, json!({"code": said, "detail": "not here"})),
+        })
+        .await;
+        let (code, out, err) = outcome(stub.client(&["enqueue", "noop"])).await;
+        assert_eq!((code, out.as_str()), (wanted, ""), "{err}");
+    }
     app.stop().await;
 }
 
