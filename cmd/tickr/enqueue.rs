@@ -254,6 +254,9 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
             })?;
         }
         if as_json {
+            if wait.is_none() {
+                job = with_held(&client, &id, job).await;
+            }
             println!("{job:#}");
         } else if !quiet {
             println!("{}", print::text(&job, "state"));
@@ -263,6 +266,20 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         }
         if wait.is_some() { ending::to_exit_code(&job, as_json) } else { Ok(()) }
     })
+}
+
+/// Say of a new job that it is held behind its order key or its parents. The answer to a request with an idempotency key
+/// is made before MySQL knows. A job that cannot be read is returned as it is.
+async fn with_held(client: &Client, id: &str, job: Json) -> Json {
+    let may_be_held = ["order_key", "after"].iter().any(|field| job.get(*field).is_some());
+    if !may_be_held || job.get("held").is_some() {
+        return job;
+    }
+    let read = client.get(&format!("/v1/jobs/{id}")).await;
+    match read.ok().and_then(|read| read.part("held")) {
+        Some(held) => job.with("held", &held),
+        None => job,
+    }
 }
 
 /// Wait until a job has ended, but at most for `wait`, also while its server restarts. Return the job as it is then.
