@@ -13,12 +13,18 @@ use tickr::client::trusting;
 use crate::WrongUsage;
 use crate::json::Json;
 use crate::print::{encoded, printable};
+use crate::stream::CONNECT;
 
 /// URL of a tickr that was started without settings.
 const DEFAULT_URL: &str = "http://127.0.0.1:7070";
 /// Pauses between tries, before jitter.
 pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(200);
 pub(crate) const MAX_PAUSE: Duration = Duration::from_secs(3);
+/// Longest time of a call, from its connection to the end of its answer.
+const LONGEST_CALL: Duration = Duration::from_secs(90);
+/// Time that a repeated call has for its answer when it begins at the end of the patience: longer than a runner waits
+/// for a lock.
+const LAST_CALL: Duration = Duration::from_secs(10);
 /// Longest time for which a listing waits for its next page.
 const PAGE_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -100,8 +106,8 @@ struct Refusal {
     status: StatusCode,
     /// Time after which the server wants to be asked again; zero if it does not say.
     after: Duration,
-    /// True for a problem of tickr, and false for an answer of another program.
-    is_problem: bool,
+    /// Code of a problem of tickr; empty for an answer of another program.
+    code: String,
     said: String,
 }
 
@@ -116,8 +122,14 @@ impl Refusal {
     /// key. A refusal of the caller, or for the moment, says nothing about earlier tries.
     fn is_final(&self) -> bool {
         let is_of_caller = [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN].contains(&self.status);
-        let is_of_moment = self.status == StatusCode::REQUEST_TIMEOUT || !self.after.is_zero();
-        self.is_problem && self.status.is_client_error() && !is_of_caller && !is_of_moment
+        let is_of_moment = [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&self.status)
+            || !self.after.is_zero();
+        !self.code.is_empty() && self.status.is_client_error() && !is_of_caller && !is_of_moment
+    }
+
+    /// Return whether another runner may have a different opinion: during a rollout only some know a new kind.
+    fn is_of_runner(&self) -> bool {
+        self.code == "unknown_kind"
     }
 }
 
@@ -148,6 +160,11 @@ pub(crate) fn may_be_done(error: &anyhow::Error) -> bool {
     error.downcast_ref::<reqwest::Error>().is_some_and(|error| !error.is_connect() && !error.is_builder())
 }
 
+/// Return whether no request with this idempotency key can ever be sent.
+fn is_unsendable(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<reqwest::Error>().is_some_and(reqwest::Error::is_builder)
+}
+
 /// HTTP client of one running tickr.
 pub(crate) struct Client {
     base: reqwest::Url,
@@ -165,7 +182,7 @@ impl Client {
         let text = |name: &str| matches.get_one::<String>(name).map(|text| text.trim()).filter(|text| !text.is_empty());
         let base = base_url(text("url").unwrap_or(DEFAULT_URL))?;
         let authorization = text("token").map(authorization).transpose()?;
-        let http = trusting(&base, || reqwest::Client::builder().timeout(Duration::from_secs(90)))?;
+        let http = trusting(&base, || reqwest::Client::builder().timeout(LONGEST_CALL).connect_timeout(CONNECT))?;
         let url = base.as_str().trim_end_matches('/').to_owned();
         Ok(Self { base, url, authorization, actor: actor(), http })
     }
@@ -270,27 +287,36 @@ impl Client {
     }
 
     /// Send a POST with this idempotency key. When it may have been carried out although no good answer came, repeat it
-    /// for as long as `patience`: the answer to a repeated request says what became of the first one. `say` is called
-    /// with a message at the first failure.
+    /// for as long as `patience`: the answer to a repeated request says what became of the first one. If the request
+    /// `may_be_repeated`, an earlier command may have sent it with this key, so only a refusal shows that it was not
+    /// carried out. `say` is called with a message at the first failure.
     pub(crate) async fn post_until_known(
         &self,
         path: &str,
         body: &impl Serialize,
         key: &str,
+        may_be_repeated: bool,
         patience: Duration,
         say: impl Fn(&str),
     ) -> Result<Json, Failed> {
-        let (mut pause, mut end) = (FIRST_PAUSE, None);
+        let (mut pause, mut end) = (FIRST_PAUSE, None::<Instant>);
         loop {
-            let request = self.http.post(format!("{}{path}", self.url)).json(body).header("Idempotency-Key", key);
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            let longest = left.map_or(LONGEST_CALL, |left| (left + LAST_CALL).min(LONGEST_CALL));
+            let request = self.http.post(format!("{}{path}", self.url)).json(body).timeout(longest);
+            let request = request.header("Idempotency-Key", key);
             let error = match self.call(request).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
             let refusal = error.downcast_ref::<Refusal>();
             let may_be_done = may_be_done(&error) || refusal.is_some_and(Refusal::leaves_open);
-            if refusal.is_some_and(Refusal::is_final) || (end.is_none() && !may_be_done) {
+            let is_final = |refusal: &Refusal| refusal.is_final() && (end.is_none() || !refusal.is_of_runner());
+            if refusal.is_some_and(is_final) || is_unsendable(&error) {
                 return Err(Failed::NotDone(error));
+            }
+            if end.is_none() && !may_be_done {
+                return Err(if may_be_repeated { Failed::Unknown(error) } else { Failed::NotDone(error) });
             }
             let wanted = refusal.map(|refusal| refusal.after).unwrap_or_default();
             let left = end.get_or_insert_with(|| Instant::now() + patience).saturating_duration_since(Instant::now());
@@ -353,8 +379,8 @@ impl Client {
         }
         let after = response.headers().get(RETRY_AFTER).and_then(|seconds| seconds.to_str().ok()?.parse::<u64>().ok());
         let after = Duration::from_secs(after.unwrap_or_default());
-        let refusal = |is_problem, said| Err(anyhow::Error::new(Refusal { status, after, is_problem, said }));
-        let refused = |said: String| refusal(false, said);
+        let refusal = |code, said| Err(anyhow::Error::new(Refusal { status, after, code, said }));
+        let refused = |said: String| refusal(String::new(), said);
         let broke_off = || format!("the answer of {} broke off; a change may have been made all the same", self.url);
         let bytes = response.bytes().await.with_context(broke_off)?;
         let body = Json::parse(&bytes);
@@ -371,7 +397,7 @@ impl Client {
             let part = |name: &str| error.get(name).and_then(Value::as_str).unwrap_or_default();
             lines.push_str(&format!("\n  {}: {}", part("pointer"), part("detail")));
         }
-        refusal(true, lines)
+        refusal(word("code"), lines)
     }
 }
 

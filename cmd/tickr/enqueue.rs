@@ -32,7 +32,8 @@ pub(crate) fn command() -> Command {
              read. A restart of the server does not end the wait. Without --wait, 0 means accepted.\n\n\
              When an answer is lost, the request is repeated with its idempotency key, and enqueues nothing twice. 1 \
              means that nothing was enqueued, 2 wrong usage, and 5 also that the job may be enqueued: no answer came \
-             within --patience, or the id could not be printed.",
+             within --patience, or the id could not be printed. With --idempotency-key, 1 means that nothing was \
+             enqueued by earlier runs either: without an answer of tickr the code is 5 at once.",
         )
         .arg(Arg::new("kind").required(true).value_name("KIND").help("Kind of the job, one of the registered kinds"))
         .arg(
@@ -214,14 +215,17 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     crate::runtime()?.block_on(async {
         let body = Body { fields: job, ..Body::written("payload", payload) };
         // With a key of its own, a request whose answer is lost can be repeated.
-        let key = text("idempotency-key").unwrap_or_else(|| Uuid::new_v4().to_string());
+        let given = text("idempotency-key");
+        let may_be_repeated = given.is_some();
+        let key = given.unwrap_or_else(|| Uuid::new_v4().to_string());
         let say = |word: &str| eprintln!("tickr: {word}");
-        let asked = client.post_until_known("/v1/jobs", &body, &key, patience_of(matches), say).await;
+        let asked = client.post_until_known("/v1/jobs", &body, &key, may_be_repeated, patience_of(matches), say).await;
         let mut job = asked.map_err(|failed| match failed {
             Failed::NotDone(error) => Failure::from(error),
             Failed::Unknown(error) => ending::perhaps(&key, error),
         })?;
-        let id = client::id_of(&job)?;
+        let id = client::id_of(&job)
+            .map_err(|error| if may_be_repeated { ending::perhaps(&key, error) } else { Failure::from(error) })?;
         crate::note_enqueued(&id);
         let (as_json, quiet) = (matches.get_flag("json"), matches.get_flag("quiet"));
         // The id is printed before the wait, so that an interrupted script knows which job it enqueued.
@@ -250,6 +254,9 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
             })?;
         }
         if as_json {
+            if wait.is_none() {
+                job = with_held(&client, &id, job).await;
+            }
             println!("{job:#}");
         } else if !quiet {
             println!("{}", print::text(&job, "state"));
@@ -259,6 +266,20 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         }
         if wait.is_some() { ending::to_exit_code(&job, as_json) } else { Ok(()) }
     })
+}
+
+/// Say of a new job that it is held behind its order key or its parents. The answer to a request with an idempotency key
+/// is made before MySQL knows. A job that cannot be read is returned as it is.
+async fn with_held(client: &Client, id: &str, job: Json) -> Json {
+    let may_be_held = ["order_key", "after"].iter().any(|field| job.get(*field).is_some());
+    if !may_be_held || job.get("held").is_some() {
+        return job;
+    }
+    let read = client.get(&format!("/v1/jobs/{id}")).await;
+    match read.ok().and_then(|read| read.part("held")) {
+        Some(held) => job.with("held", &held),
+        None => job,
+    }
 }
 
 /// Wait until a job has ended, but at most for `wait`, also while its server restarts. Return the job as it is then.

@@ -14,7 +14,7 @@ use tickr::client::trusting;
 use crate::client::{Client, FIRST_PAUSE, MAX_PAUSE};
 
 /// Longest time that a connection may take to open.
-const CONNECT: Duration = Duration::from_secs(10);
+pub(crate) const CONNECT: Duration = Duration::from_secs(10);
 /// Longest time without data. The server sends at least a comment every 15 s.
 const SILENCE: Duration = Duration::from_secs(45);
 /// Longest line of a stream, in bytes. The lines of tickr have a few hundred.

@@ -157,6 +157,15 @@ impl Draft {
         self.prepare_as(&kind, now)
     }
 
+    /// Do what [`prepare`](Self::prepare) does, for a job that follows work that is done. Its due time may lie behind its
+    /// expiry: a refusal would undo nothing of the work, so the job is accepted, and it expires.
+    pub(super) fn prepare_follow_up(self, registry: &Registry, now: Timestamp) -> Result<NewJob, Invalid> {
+        let in_order = |expires: &Due| problem_of_expiry(*expires, Due::Now, now).is_none();
+        let Some(expires) = self.expires.filter(in_order) else { return self.prepare(registry, now) };
+        let job = Self { expires: None, ..self }.prepare(registry, now)?;
+        Ok(NewJob { expires: Some(expires), ..job })
+    }
+
     /// Check the draft against this kind, and fill in its defaults.
     pub(super) fn prepare_as(self, kind: &Registered, now: Timestamp) -> Result<NewJob, Invalid> {
         let mut problems = Vec::new();
@@ -378,6 +387,7 @@ mod tests {
                 }
             }
             assert_eq!(expiry(expires, Due::At(Timestamp::UNIX_EPOCH)), None);
+            assert_eq!(expiry(expires, Due::At(Timestamp::MAX_UTC)).as_deref(), Some(pointer));
         }
     }
 }

@@ -143,6 +143,15 @@ impl Broker {
         draft.prepare(&self.registry, self.store.clock().now())
     }
 
+    /// Do what [`prepare`](Self::prepare) does, for a job that follows work that is done: its due time may lie behind its
+    /// expiry, and then it expires.
+    ///
+    /// # Errors
+    /// [`Invalid`], with everything else that is wrong.
+    pub fn prepare_follow_up(&self, draft: Draft) -> Result<NewJob, Invalid> {
+        draft.prepare_follow_up(&self.registry, self.store.clock().now())
+    }
+
     /// Do what [`prepare`](Self::prepare) does, for a kind that this process only enqueues.
     ///
     /// # Errors

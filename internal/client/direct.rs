@@ -47,8 +47,12 @@ pub(super) async fn enqueue(
     trace: Option<&TraceContext>,
 ) -> Result<Vec<Enqueued>, Error> {
     let idempotent = idempotent_request(&bodies, key)?;
-    let jobs = prepare(broker, declared, &bodies, shape, trace)?;
+    let prepared = prepare(broker, declared, &bodies, shape, trace);
     drop(bodies);
+    let jobs = match prepared {
+        Ok(jobs) => jobs,
+        Err(refused) => return find_stored_answer(broker, idempotent, refused).await,
+    };
     let producer = Producer::tickr();
     let build = |receipts: &EnqueueReceipts| Answer {
         status: 201,
@@ -62,6 +66,21 @@ pub(super) async fn enqueue(
         IdempotentOutcome::Refused(EnqueueRefusal::Links(problems)) => Err(links_refused(&problems, shape)),
         IdempotentOutcome::Conflict => Err(Error::Conflict(Conflict::IdempotencyKey)),
         IdempotentOutcome::Busy => Err(Error::Conflict(Conflict::InProgress)),
+    }
+}
+
+/// Return the answer to an earlier call with this idempotency key, or else `refused`. Jobs that are refused now may have
+/// been accepted before: a repetition may come after their expiry.
+async fn find_stored_answer(
+    broker: &Broker,
+    idempotent: Option<IdempotentRequest>,
+    refused: Error,
+) -> Result<Vec<Enqueued>, Error> {
+    let Some(idempotent) = idempotent else { return Err(refused) };
+    let found = broker.store().find_response(idempotent).await;
+    match found.map_err(|e| Error::from_store(ATTEMPTED, &e))? {
+        Some(IdempotentOutcome::Replayed(answer)) => read_stored_answer(&answer, true),
+        _ => Err(refused),
     }
 }
 

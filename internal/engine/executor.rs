@@ -628,7 +628,7 @@ fn prepare(
         trace: trace.cloned(),
         ..Draft::new(kind, payload)
     };
-    shared.broker.prepare(draft).map_err(|invalid| {
+    shared.broker.prepare_follow_up(draft).map_err(|invalid| {
         let verdict = match &invalid {
             Invalid::Panicked(_) => Verdict::Panicked,
             Invalid::UnknownKind { .. } | Invalid::Payload { .. } | Invalid::Job { .. } => Verdict::Rejected,

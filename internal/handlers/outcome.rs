@@ -220,7 +220,8 @@ impl FollowUp {
         self
     }
 
-    /// Let the job expire this long after the success is stored: no attempt starts then or later.
+    /// Let the job expire this long after the success is stored: no attempt starts then or later. A job that is due only
+    /// after that is accepted, because the work before it is done, and expires.
     #[must_use]
     pub fn expires_in(mut self, time: Duration) -> Self {
         self.options.expires = Some(Due::After(time));

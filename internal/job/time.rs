@@ -15,7 +15,12 @@ pub fn floor_ms(moment: Timestamp) -> Timestamp {
 #[must_use]
 pub fn ceil_ms(moment: Timestamp) -> Timestamp {
     let floor = floor_ms(moment);
-    if floor < moment { floor + TimeDelta::milliseconds(1) } else { floor }
+    // The whole millisecond of a leap second may lie behind it.
+    if floor >= moment {
+        return floor;
+    }
+    // Behind the last millisecond of the calendar there is none. A client may name such a moment.
+    floor.checked_add_signed(TimeDelta::milliseconds(1)).unwrap_or(moment)
 }
 
 #[cfg(test)]
@@ -29,5 +34,6 @@ mod tests {
         assert_eq!(ceil_ms(at(1_000_000)), at(1_000_000));
         assert_eq!(floor_ms(at(1_000_999)), at(1_000_000));
         assert_eq!(ceil_ms(at(-1)), at(0));
+        assert_eq!(ceil_ms(Timestamp::MAX_UTC), Timestamp::MAX_UTC);
     }
 }

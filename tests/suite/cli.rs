@@ -998,6 +998,23 @@ async fn a_first_key_made_in_the_store_is_an_admin_key_and_says_that_it_closes_t
     app.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn an_enqueued_job_that_is_held_says_so_in_its_json() {
+    let app = TestApp::start().await;
+    let enqueue = async |more: &[&str]| {
+        let args = [&["enqueue", "noop", "--delay-ms", "3600000", "--json"][..], more].concat();
+        serde_json::from_str::<Value>(&ok(client(&app, &args)).await).unwrap()
+    };
+    let first = enqueue(&["--order-key", "k"]).await;
+    assert_eq!(first.get("held"), None, "{first:#}");
+    let behind = enqueue(&["--order-key", "k"]).await;
+    let child = enqueue(&["--after", first["id"].as_str().unwrap()]).await;
+    for job in [behind, child] {
+        assert_eq!((&job["held"], &job["state"]), (&json!(true), &json!("waiting")), "{job:#}");
+    }
+    app.stop().await;
+}
+
 /// Run a command that may write to standard error as well, and return its standard output.
 async fn ok_out(command: Command) -> String {
     let (code, out, err) = outcome(command).await;

@@ -13,7 +13,7 @@ use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::process::Command;
 use tokio::task::JoinHandle;
 
@@ -355,6 +355,14 @@ async fn an_enqueue_whose_answer_is_lost_is_one_job_and_exit_code_0() {
     assert_eq!((code, out.as_str(), app.count("SELECT COUNT(*) FROM jobs").await), (5, "", 2), "{err}");
     let (_, key) = err.split_once("command with --idempotency-key ").unwrap();
     let key = key.split(' ').next().unwrap();
+    // A run that reaches no tickr, or one that does not look, does not find out.
+    let closed = format!("http://{}", TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap());
+    let busy = Stub::start(|_, _| answer(429, json!({"code": "overloaded", "detail": "full"}))).await;
+    let stranger = Stub::start(|_, _| answer(200, json!({}))).await;
+    for url in [&closed, &busy.url, &stranger.url] {
+        let (code, out, err) = outcome(tickr(url, &["--idempotency-key", key])).await;
+        assert_eq!((code, out.as_str()), (5, ""), "{err}");
+    }
     let (code, out, err) = outcome(tickr(&app.url(""), &["--idempotency-key", key])).await;
     assert_eq!((code, err.as_str(), app.count("SELECT COUNT(*) FROM jobs").await), (0, "", 2));
     assert_ne!(out.trim(), id);
@@ -367,7 +375,39 @@ async fn an_enqueue_whose_answer_is_lost_is_one_job_and_exit_code_0() {
     let (code, _, err) = outcome(shell).await;
     assert_eq!((code, app.count("SELECT COUNT(*) FROM jobs").await), (5, 3), "{err}");
     assert!(err.contains(" is enqueued, but cannot write to standard output"), "{err}");
+
+    // A runner that does not know the kind yet says nothing about a try that another one may have taken.
+    for (said, wanted) in [("unknown_kind", 5), ("invalid_payload", 1)] {
+        let stub = Stub::start(move |before, _| match before {
+            0 => page(502),
+            _ => answer(422, json!({"code": said, "detail": "not here"})),
+        })
+        .await;
+        let (code, out, err) = outcome(stub.client(&["enqueue", "noop"])).await;
+        assert_eq!((code, out.as_str()), (wanted, ""), "{err}");
+    }
     app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_enqueue_gives_up_soon_at_an_address_that_answers_nothing_and_tells_what_it_knows() {
+    // The system takes one connection on its own, and drops the packets of the others.
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let silent = socket.listen(0).unwrap();
+    let address = silent.local_addr().unwrap();
+    let mut taken = Vec::new();
+    while let Ok(one) = tokio::time::timeout(Duration::from_millis(500), TcpStream::connect(address)).await {
+        taken.push(one.unwrap());
+    }
+    let silent_url = format!("http://{address}");
+    // This one may have handed the first request on, and answers no other.
+    let stub = Stub::start(|before, _| if before == 0 { page(502) } else { None }).await;
+    let unreached = command(&tickr(), Path::new("/"), &["enqueue", "noop", "--url", &silent_url]);
+    let ((code, out, err), (unknown, _, said)) =
+        tokio::join!(outcome(unreached), outcome(stub.client(&["enqueue", "noop", "--patience", "1"])));
+    assert!((code, out.as_str()) == (1, "") && err.contains("no tickr answers"), "{code} {out}{err}");
+    assert!(unknown == 5 && said.contains("not known whether the job is enqueued"), "{unknown} {said}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

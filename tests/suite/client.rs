@@ -199,6 +199,28 @@ async fn keys_mean_the_same_in_every_client() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_repetition_that_comes_after_the_expiry_gets_the_first_answer_in_every_client() {
+    let tickr = tickr().await;
+    let paused = tickr.post("/v1/queues/default/pause", json!({"reason": "test"})).await;
+    assert_eq!(paused.status, 200, "{:#}", paused.body);
+    let (clients, stamp) = (clients(&tickr).await, stamp("a"));
+    let expires_at = chrono::Utc::now() + Duration::from_secs(3);
+    let call =
+        |place: usize| clients[place].enqueue(&stamp).expires_at(expires_at).idempotency_key(format!("once-{place}"));
+    let mut first = Vec::new();
+    for place in 0..clients.len() {
+        first.push(call(place).await.unwrap().id);
+    }
+    for (place, id) in first.into_iter().enumerate() {
+        tickr.until(id, State::Failed).await;
+        let again = call(place).await.unwrap();
+        assert_eq!((again.id, again.repeated), (id, true), "{place}");
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 3);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_handler_enqueues_with_the_client_of_its_runner() {
     let tickr = tickr().await;
     let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";

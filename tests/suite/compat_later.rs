@@ -361,6 +361,11 @@ async fn requests_that_are_not_valid_get_400_and_unknown_tasks_404() {
     let large = json!({"callback": "http://127.0.0.1:8888/", "content": "x".repeat(2 << 20)}).to_string();
     let (status, said) = call(&base, "/create", &large).await;
     assert!(status == 400 && said.contains("too_large"), "{status} {said}");
+    // A body that is compressed is named as one.
+    let request = http().post(format!("{base}/create")).header("content-encoding", "gzip");
+    let compressed = request.body(r#"{"callback":"http://127.0.0.1:8888/"}"#).send().await.unwrap();
+    let (status, said) = (compressed.status(), compressed.text().await.unwrap());
+    assert!(status == 400 && said.contains("Content-Encoding: gzip"), "{status} {said}");
     // Fields that Later does not know are ignored, and so are those that are left out.
     let few = r#"{"callback":"http://127.0.0.1:8888/","delay":3600,"priority":"high"}"#;
     let (status, created) = call(&base, "/create", few).await;

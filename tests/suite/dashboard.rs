@@ -358,6 +358,21 @@ async fn failures_of_one_cause_are_released_at_a_rate_watched_and_stopped() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_page_of_a_group_of_expired_jobs_names_no_runner_on_which_one_ran() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let expired = tickr.enqueue(json!({"kind": "noop", "queue": "unserved", "expires_in_ms": 1})).await;
+    tickr.until(expired, State::Failed).await;
+    let group = tickr.get("/v1/dead-letters/groups").await.body["data"][0]["fingerprint"].as_str().unwrap().to_owned();
+    let page = browser.page(&tickr.url("")).await;
+    page.visit(&format!("/dead-letters/{group}")).await;
+    page.reads("Ended as").await;
+    page.reads_not("Ran on").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_queue_is_paused_with_a_reason_limited_and_resumed() {
     let Some((tickr, browser)) = begin().await else { return };
     let page = browser.page(&tickr.url("")).await;

@@ -138,6 +138,30 @@ async fn a_follow_up_job_with_a_wrong_option_rejects_its_parent_and_none_is_writ
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_follow_up_job_that_is_due_after_its_expiry_expires_and_its_parent_completes() {
+    let mut family = Registry::new();
+    family.register(|_: Parent, _: Context| async {
+        let (hour, second) = (Duration::from_secs(3_600), Duration::from_secs(1));
+        let at = FollowUp::of(&Child { n: 1 })?.at(chrono::Utc::now() + hour).expires_in(second);
+        let after = FollowUp::of(&Child { n: 2 })?.delay(hour).expires_in(second);
+        Output::default().then_all([at, after])
+    });
+    family.register(|_: Child, _: Context| async { Ok(().into()) });
+    let tickr = TestApp::start_with(|_| {}, family).await;
+    let parent = tickr.enqueue_kind("parent", json!({"followers": 2})).await;
+    tickr.until(parent, State::Completed).await;
+    let listed = tickr.get("/v1/jobs?q=kind:child").await;
+    let children = listed.body["data"].as_array().unwrap();
+    assert_eq!(children.len(), 2, "{:#}", listed.body);
+    for child in children {
+        let id = child["id"].as_str().unwrap().parse().unwrap();
+        tickr.until(id, State::Failed).await;
+        assert_eq!(tickr.verdicts(id).await, ["expired"]);
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn follow_up_jobs_of_one_order_key_run_in_the_order_in_which_they_were_added_behind_their_parent() {
     let (mut family, ran) = (Registry::new(), Arc::<Mutex<Vec<u32>>>::default());
     family.register(|parent: Parent, _: Context| async move {

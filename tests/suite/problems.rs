@@ -185,6 +185,12 @@ fn bad_jobs() -> Vec<Case> {
         at("an expiry of no time", with("expires_in_ms", "0"), "invalid_request", "/expires_in_ms"),
         at("an absurd expiry", with("expires_in_ms", "31622400001"), "invalid_request", "/expires_in_ms"),
         at("a due time too far ahead", with("execute_at", &ahead(366 * 24 + 23)), "invalid_request", "/execute_at"),
+        at(
+            "a due time at the end of the calendar, and an expiry",
+            r#"{"kind": "noop", "execute_at": "+262142-12-31T23:59:59.9995Z", "expires_in_ms": 1000}"#,
+            "invalid_request",
+            "/execute_at",
+        ),
         at("an expiry too far ahead", with("expires_at", &ahead(366 * 24 + 23)), "invalid_request", "/expires_at"),
         at("an expiry hours ago", with("expires_at", &ahead(-23)), "invalid_request", "/expires_at"),
         at("an expiry long ago", with("expires_at", r#""2020-01-01T00:00:00Z""#), "invalid_request", "/expires_at"),
@@ -445,6 +451,19 @@ async fn a_compressed_body_is_refused_with_the_name_of_its_encoding() {
     }
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 0);
     assert_eq!(enqueue("/v1/jobs", "application/json", "Identity").await.status, 201);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_has_parameters_refuses_others_and_ignores_a_header_that_it_does_not_take() {
+    let tickr = TestApp::start().await;
+    let id = tickr.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000})).await;
+    let cancel = |query: &str| http().post(tickr.url(&format!("/v1/jobs/{id}/cancel{query}")));
+    let refused = answer(cancel("?force=1")).await;
+    assert_eq!((refused.status, refused.code()), (422, "invalid_request"), "{:#}", refused.body);
+    // A call that has no parameters ignores them.
+    assert_eq!(answer(http().get(tickr.url(&format!("/v1/jobs/{id}?force=1")))).await.status, 200);
+    assert_eq!(answer(cancel("").header("if-match", "\"another\"")).await.status, 200);
     tickr.stop().await;
 }
 

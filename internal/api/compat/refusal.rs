@@ -36,7 +36,7 @@ impl Interface {
     /// clients of Later know 500 for a service that cannot serve them now.
     const fn status_of(self, status: StatusCode) -> StatusCode {
         match (self, status) {
-            (_, StatusCode::UNPROCESSABLE_ENTITY)
+            (_, StatusCode::UNPROCESSABLE_ENTITY | StatusCode::UNSUPPORTED_MEDIA_TYPE)
             | (Self::Later, StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT) => StatusCode::BAD_REQUEST,
             (Self::Later, StatusCode::SERVICE_UNAVAILABLE) => StatusCode::INTERNAL_SERVER_ERROR,
             (_, status) => status,

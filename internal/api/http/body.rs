@@ -119,10 +119,12 @@ impl<T: DeserializeOwned> FromRequest<Api> for AnyMediaBody<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, api: &Api) -> Result<Self, Problem> {
+        let encoding = check_encoding(request.headers());
         let read = read_body(request.into_body(), api.body_limit_bytes);
-        let bytes = tokio::time::timeout(api.body_timeout, read)
-            .await
-            .map_err(|_| body_timeout_problem(api.body_timeout))??;
+        let bytes =
+            tokio::time::timeout(api.body_timeout, read).await.map_err(|_| body_timeout_problem(api.body_timeout))?;
+        encoding?;
+        let bytes = bytes?;
         parse(&bytes).map(|parsed| Self(parsed, bytes))
     }
 }

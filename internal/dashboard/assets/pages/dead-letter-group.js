@@ -295,6 +295,8 @@ const errorIn = (job, group) =>
 function Work({ job, schema }) {
   if (!job) return html`<${Skeleton} />`;
   const last = job.attempts?.at(-1);
+  // A job that expired did not run at its end: the runner only wrote the end.
+  const runner = last?.started_at && last.runner;
   return html`
     <dl class="facts">
       <dt>Job</dt>
@@ -303,11 +305,10 @@ function Work({ job, schema }) {
       <dd><a href=${`/queues/${seg(job.queue)}`}>${job.queue}</a></dd>
       <dt>Attempts</dt>
       <dd class="num">${job.attempt} of ${job.max_attempts}</dd>
+      ${runner && html`<dt>Ran on</dt><dd class="mono">${runner}</dd>`}
       ${
         last &&
         html`
-          <dt>Ran on</dt>
-          <dd class="mono">${last.runner}</dd>
           <dt>Ended as</dt>
           <dd>${last.verdict && html`<${Badge} is=${last.verdict} />`}</dd>
         `
