@@ -55,8 +55,8 @@ compare: python cargo ## Measure tickr beside other job runners: make compare AR
 chaos: deps clocks cargo ## Break servers, connections and runners under load: make chaos SEED=42 MINUTES=10 STORE=galera INDEX=sentinel
 	@CHAOS_SEED=$(SEED) CHAOS_MINUTES=$(MINUTES) CHAOS_STORE=$(STORE) CHAOS_INDEX=$(INDEX) CHAOS_TELL=1 cargo test --test chaos
 
-mutants: deps clocks cargo ## Take out each safeguard in turn and see its test turn red
-	@sh tests/mutations.sh $(ARGS)
+mutants: python deps clocks contract browser drivers cargo ## Take out each safeguard in turn and see its test turn red: all, or those of ARGS
+	@$(if $(ARGS),sh tests/mutations.sh $(ARGS),python3 tools/mutants.py)
 
 check: cargo rustfmt clippy pages ## Check the formatting, the lints and the documentation, of Rust and of the dashboard
 	cargo fmt --all --check
