@@ -36,7 +36,7 @@ pub(super) async fn lock_without_a_wait(
 ) -> Result<bool, sqlx::Error> {
     let locked = match waits_for {
         WaitsFor::Everything => return Ok(true),
-        WaitsFor::NoOrderKey => lock_order_key(conn, job).await,
+        WaitsFor::NoOrderKey => lock_row_and_order_key(conn, row, job).await,
         WaitsFor::Nothing => lock_all(conn, row, job).await,
     };
     match locked {
@@ -45,7 +45,11 @@ pub(super) async fn lock_without_a_wait(
     }
 }
 
-async fn lock_order_key(conn: &mut Session<'_>, job: &NewJob) -> Result<bool, sqlx::Error> {
+async fn lock_row_and_order_key(conn: &mut Session<'_>, row: Uuid, job: &NewJob) -> Result<bool, sqlx::Error> {
+    // Another runner may be moving the row, and may wait for a lock meanwhile. It locks the row before the order key, so
+    // the order key must not be locked while this waits for the row.
+    let sql = "SELECT id FROM tickr_outbox FORCE INDEX (PRIMARY) WHERE id = ? FOR UPDATE NOWAIT";
+    sqlx::query(sql).bind(row).fetch_optional(&mut *conn).await?;
     match order_key_of(job) {
         Some(key) => lock_at_once(conn, &[key]).await,
         None => Ok(true),
@@ -53,10 +57,7 @@ async fn lock_order_key(conn: &mut Session<'_>, job: &NewJob) -> Result<bool, sq
 }
 
 async fn lock_all(conn: &mut Session<'_>, row: Uuid, job: &NewJob) -> Result<bool, sqlx::Error> {
-    // Another runner may be moving it, and may wait for a lock meanwhile.
-    let sql = "SELECT id FROM tickr_outbox FORCE INDEX (PRIMARY) WHERE id = ? FOR UPDATE NOWAIT";
-    sqlx::query(sql).bind(row).fetch_optional(&mut *conn).await?;
-    if !lock_order_key(conn, job).await? {
+    if !lock_row_and_order_key(conn, row, job).await? {
         return Ok(false);
     }
     if let Some(key) = &job.unique_key {
