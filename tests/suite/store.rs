@@ -1802,7 +1802,7 @@ async fn a_move_whose_row_another_session_locks_waits_for_it_with_no_order_key_l
     let mut tx = mysql.begin().await.unwrap();
     tx.execute("SELECT id FROM tickr_outbox FOR UPDATE").await.unwrap();
     let moved = test.store.move_keyed_row(row, job.clone(), WaitsFor::NoOrderKey).await.unwrap();
-    assert!(matches!(moved.row, KeyedRow::Locked) && !moved.waited, "{moved:?}");
+    assert!(matches!(moved.row, KeyedRow::Locked(None)) && !moved.waited, "{moved:?}");
     tx.rollback().await.unwrap();
     let moved = test.store.move_keyed_row(row, job, WaitsFor::NoOrderKey).await.unwrap();
     assert!(matches!(moved.row, KeyedRow::Moved(_)), "{moved:?}");
