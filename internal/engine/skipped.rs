@@ -13,8 +13,8 @@ use tickr_store::DueCursor;
 const SEARCHED_FOR: Duration = Duration::from_secs(10);
 /// Shortest time for which skipped jobs are not read again after their end was found. They are not read again for as
 /// long as the search from the front has taken: otherwise a long search would leave little time for the jobs that it
-/// finds. Searches that go on behind their end do not prolong that: there may be one again and again, and a job in front
-/// would wait for ever.
+/// finds. Searches that go on behind their end do not prolong that: there may be one again and again, and a job in
+/// front would wait for ever.
 const SKIPPED_FOR: Duration = Duration::from_secs(2);
 
 /// The skipped jobs of a lane.
