@@ -1711,15 +1711,21 @@ mutants() {
         'Some(key) => lock_at_once(conn, &[key]).await,' 'Some(key) => Ok(!key.is_empty()),' \
         outbox::rows_whose_order_keys_another_session_is_making_hold_up_no_other_row
     mutant 'locks that many rows need' internal/broker/outbox.rs \
-        'if waited {
-' 'if waited && needed.len() > 1_000 {
-' \
+        'if let Some(lock) = lock {' 'if let Some(lock) = lock.filter(|_| false) {' \
         internal/broker/outbox.rs \
-        'None if !has_waited => WaitsFor::Everything,' 'None => WaitsFor::Everything,' \
+        'None if may_wait => WaitsFor::Everything,' 'None => WaitsFor::Everything,' \
         outbox::rows_of_a_locked_batch_hold_up_no_row_behind_them_for_more_than_one_wait
     mutant 'rows that are tried without a wait' internal/broker/outbox.rs \
-        'None if !has_waited => WaitsFor::Everything,' 'None => WaitsFor::Everything,' \
-        outbox::rows_that_need_different_locked_rows_hold_up_no_row_behind_them_for_more_than_one_wait
+        'None if may_wait => WaitsFor::Everything,' 'None => WaitsFor::Everything,' \
+        outbox::rows_that_need_different_locked_rows_hold_up_no_row_behind_them_for_more_than_one_wait \
+        outbox::locked_rows_in_several_pages_hold_up_no_row_behind_them_for_more_than_one_wait
+    mutant 'lock that a row has waited for' internal/store/outbox/locks.rs \
+        '*tried = Some(NeededLock::UniqueKey(job.kind.clone(), key.clone()));' \
+        '*tried = job.options.batch.map(NeededLock::Batch);' \
+        outbox::a_locked_unique_key_holds_up_no_other_row_of_the_same_batch_for_more_than_one_wait
+    mutant 'row of the outbox before its order key' internal/store/outbox/locks.rs \
+        'sqlx::query(sql).bind(row).fetch_optional(&mut *conn).await?;' 'let _ = (sql, row);' \
+        store::a_move_whose_row_another_session_locks_waits_for_it_with_no_order_key_locked
     mutant 'turns of rows of the outbox' internal/store/outbox/pages.rs \
         'take(subjects_of(&request.jobs), MOVE_ONE)' \
         'take(subjects_of(&request.jobs).into_iter().filter(|_| false).collect(), MOVE_ONE)' \

@@ -48,7 +48,6 @@ pub use watches::{Watch, Watches};
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 use metrics::Counter;
 use serde_json::value::RawValue;
@@ -56,7 +55,7 @@ use tokio::sync::{Notify, watch};
 use tokio_util::task::TaskTracker;
 
 use hints::Hints;
-use outbox::{LockedRow, NeededLock};
+use outbox::{FoundLocks, LockedRow};
 use remote_workers::Polls;
 use tickr_event::{Event, Events};
 use tickr_handlers::{Registered, Registry};
@@ -84,8 +83,8 @@ pub struct Broker {
     outbox_nudge: Arc<Notify>,
     /// Rows of the outbox that found a lock of another session, each with the time of the next try.
     outbox_locked: Arc<Mutex<HashMap<Uuid, LockedRow>>>,
-    /// What rows of the outbox have waited for in vain, each with the time until which no other row waits for it.
-    outbox_locks: Arc<Mutex<HashMap<NeededLock, Instant>>>,
+    /// The locks of other sessions that rows of the outbox have found.
+    outbox_locks: Arc<Mutex<FoundLocks>>,
     source_nudges: Arc<watch::Sender<u64>>,
 }
 

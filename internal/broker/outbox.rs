@@ -14,16 +14,18 @@ use crate::Broker;
 use crate::draft::Draft;
 use tickr_handlers::{Registered, Registry};
 use tickr_job::{
-    BatchId, Due, JobId, Name, NewJob, OnConflict, OnFailure, OnParentFailure, RetryRequest, Timestamp, TraceContext,
+    BatchId, Due, JobId, NewJob, OnConflict, OnFailure, OnParentFailure, RetryRequest, Timestamp, TraceContext,
     UniqueUntil,
 };
-use tickr_store::{EnqueuedJob, KeyedMove, KeyedRow, OutboxRow, PrepareRow, PreparedRow, Reader, StoreError, WaitsFor};
+use tickr_store::{
+    EnqueuedJob, KeyedMove, KeyedRow, NeededLock, OutboxRow, PrepareRow, PreparedRow, Reader, StoreError, WaitsFor,
+};
 
 /// Longest time between the time in the id of a row and its insertion.
 const ID_TOLERANCE: TimeDelta = TimeDelta::days(1);
 
 /// Time after which a row is tried again that has waited for a lock of another session, and the longest such time of a
-/// row that has not waited.
+/// row that has not waited. Until then no other row waits either.
 const LOCKED_RESTS: Duration = Duration::from_secs(10);
 /// Time after which a row is tried again for the first time that found a lock for which it did not wait.
 const FIRST_REST: Duration = Duration::from_millis(250);
@@ -54,13 +56,48 @@ pub(crate) struct LockedRow {
     turn: Instant,
 }
 
-/// What the row of a job may have to wait for, besides its order key.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum NeededLock {
-    /// A kind and a unique key.
-    UniqueKey(Name, String),
-    Parent(JobId),
-    Batch(BatchId),
+/// The locks of other sessions that rows of the outbox have found. Any number of rows may need one of them, and each
+/// page may have rows that need others.
+#[derive(Debug, Default)]
+pub(crate) struct FoundLocks {
+    /// Each with the time until which no row that needs it is tried, and how long that is.
+    locks: HashMap<NeededLock, (Instant, Duration)>,
+    /// The time until which no row waits for any lock. There was a wait in vain.
+    rests_until: Option<Instant>,
+}
+
+impl FoundLocks {
+    fn may_wait(&self, now: Instant) -> bool {
+        self.rests_until.is_none_or(|until| until <= now)
+    }
+
+    /// Return whether one of these locks was found a moment ago.
+    fn has_one_of(&self, needed: &[NeededLock], now: Instant) -> bool {
+        needed.iter().any(|lock| self.locks.get(lock).is_some_and(|(until, _)| now < *until))
+    }
+
+    /// Note that a row has waited for seconds.
+    fn rest(&mut self, now: Instant) {
+        self.rests_until = Some(now + LOCKED_RESTS);
+    }
+
+    /// Note that a row was not moved because of this lock, and whether it has waited for it.
+    fn note(&mut self, lock: NeededLock, waited: bool, now: Instant) {
+        self.locks.retain(|_, (until, _)| now.saturating_duration_since(*until) < LOCKED_RESTS);
+        let rest = match self.locks.get(&lock) {
+            _ if waited => LOCKED_RESTS,
+            Some((_, before)) => (2 * *before).min(LOCKED_RESTS),
+            None => FIRST_REST,
+        };
+        self.locks.insert(lock, (now + rest, rest));
+    }
+
+    /// Note that a row was moved that needs these locks.
+    fn forget(&mut self, needed: &[NeededLock]) {
+        for lock in needed {
+            self.locks.remove(lock);
+        }
+    }
 }
 
 /// Return what the row of this job may have to wait for, besides its order key. Each wait may cost seconds.
@@ -68,11 +105,6 @@ fn needed_locks(job: &NewJob) -> Vec<NeededLock> {
     let unique = job.unique_key.iter().map(|key| NeededLock::UniqueKey(job.kind.clone(), key.clone()));
     let parents = job.options.after.iter().copied().map(NeededLock::Parent);
     unique.chain(parents).chain(job.options.batch.map(NeededLock::Batch)).collect()
-}
-
-/// Return whether a row has waited for one of these locks in vain a moment ago.
-fn is_in_vain(locks: &HashMap<NeededLock, Instant>, needed: &[NeededLock]) -> bool {
-    needed.iter().any(|lock| locks.contains_key(lock))
 }
 
 /// The less common options of a row, as in the body of `POST /v1/jobs`.
@@ -215,13 +247,12 @@ impl Broker {
 
     /// Move these rows one by one, in their order. A row stays behind one with the same order key that stays. Those
     /// that found a lock of another session come after the others for a while. Each wait in vain takes seconds in which
-    /// no other row is moved, so there is one at most: after it, no row waits for anything. Of the rows that were
-    /// locked before, only the one whose turn it is waits, and none for an order key. For a while after the wait, rows
-    /// that need one of the same locks are not tried, because there may be any number of them.
+    /// no other row is moved. So after one, no row of any page waits for anything for a while. Of the rows that were
+    /// locked before, only the one whose turn it is waits, and none for an order key. Rows that need a lock that was
+    /// found are not tried for a while, because there may be any number of them.
     async fn move_keyed_rows(&self, rows: Vec<(Uuid, NewJob)>, pass: &mut OutboxPass) -> Result<(), StoreError> {
         let mut stay: HashSet<String> = HashSet::new();
         let locked_before = self.outbox_locked.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let mut locks = self.locks_in_vain();
         let (mut first, mut then) = (Vec::with_capacity(rows.len()), Vec::new());
         for (row, job) in rows {
             let order_key = job.options.order.as_ref().map(|order| order.key.to_string());
@@ -237,23 +268,28 @@ impl Broker {
         let began = Instant::now();
         let waiting = then.iter().filter_map(|(row, job)| {
             let (before, needed) = (locked_before.get(row)?, needed_locks(job));
-            let may_wait = before.until <= began && !needed.is_empty() && !is_in_vain(&locks, &needed);
-            may_wait.then_some((before.turn, *row))
+            // A row that is never free at once has its turn although other rows have found the same lock meanwhile.
+            let is_over = before.until <= began || began.saturating_duration_since(before.turn) >= LOCKED_RESTS;
+            (is_over && !needed.is_empty()).then_some((before.turn, *row))
         });
         let turn = waiting.min().map(|(_, row)| row);
-        let (mut failed, mut has_waited) = (None, false);
+        let mut failed = None;
         for (row, job) in first.into_iter().chain(then) {
             let order_key = job.options.order.as_ref().map(|order| order.key.to_string());
             let before = locked_before.get(&row);
-            let rests = before.is_some_and(|before| Instant::now() < before.until);
+            let now = Instant::now();
+            let rests = before.is_some_and(|before| now < before.until);
             let needed = needed_locks(&job);
+            let (may_wait, is_found) = self.found_locks(|locks| (locks.may_wait(now), locks.has_one_of(&needed, now)));
+            let has_turn = may_wait && turn == Some(row);
             let waits_for = match before {
-                None if !has_waited => WaitsFor::Everything,
-                Some(_) if !has_waited && turn == Some(row) => WaitsFor::NoOrderKey,
+                None if may_wait => WaitsFor::Everything,
+                Some(_) if has_turn => WaitsFor::NoOrderKey,
                 _ => WaitsFor::Nothing,
             };
             let had_turn = waits_for != WaitsFor::Nothing && !needed.is_empty();
-            if rests || is_in_vain(&locks, &needed) || order_key.as_ref().is_some_and(|key| stay.contains(key)) {
+            let is_left = !has_turn && (rests || is_found);
+            if is_left || order_key.as_ref().is_some_and(|key| stay.contains(key)) {
                 if before.is_some() && had_turn {
                     // It cannot take its turn, so it is that of another one.
                     self.note_locked(row, had_turn);
@@ -263,11 +299,14 @@ impl Broker {
             }
             let moved = self.store.move_keyed_row(row, job, waits_for).await;
             let waited = moved.as_ref().is_ok_and(|moved| moved.waited);
-            has_waited |= waited;
+            if waited {
+                self.found_locks(|locks| locks.rest(Instant::now()));
+            }
             match moved.map(|KeyedMove { row, .. }| row) {
                 Ok(KeyedRow::Moved(receipts)) => {
                     debug_assert!(matches!(receipts.jobs[..], [EnqueuedJob::New(_) | EnqueuedJob::Existing(_)]));
                     self.announce_keyed(&receipts).await;
+                    self.found_locks(|locks| locks.forget(&needed));
                     pass.moved += 1;
                     self.forget_locked(row);
                 }
@@ -283,10 +322,9 @@ impl Broker {
                     stay.extend(order_key);
                     self.forget_locked(row);
                 }
-                Ok(KeyedRow::Locked) => {
-                    if waited {
-                        self.note_in_vain(needed);
-                        locks = self.locks_in_vain();
+                Ok(KeyedRow::Locked(lock)) => {
+                    if let Some(lock) = lock {
+                        self.found_locks(|locks| locks.note(lock, waited, Instant::now()));
                     }
                     stay.extend(order_key);
                     self.note_locked(row, had_turn);
@@ -318,18 +356,8 @@ impl Broker {
         locked.insert(row, LockedRow { until: now + rest, rest, turn });
     }
 
-    /// Return what rows have waited for in vain a moment ago.
-    fn locks_in_vain(&self) -> HashMap<NeededLock, Instant> {
-        let now = Instant::now();
-        let mut locks = self.outbox_locks.lock().unwrap_or_else(PoisonError::into_inner);
-        locks.retain(|_, until| now < *until);
-        locks.clone()
-    }
-
-    fn note_in_vain(&self, needed: Vec<NeededLock>) {
-        let until = Instant::now() + LOCKED_RESTS;
-        let mut locks = self.outbox_locks.lock().unwrap_or_else(PoisonError::into_inner);
-        locks.extend(needed.into_iter().map(|lock| (lock, until)));
+    fn found_locks<T>(&self, with: impl FnOnce(&mut FoundLocks) -> T) -> T {
+        with(&mut self.outbox_locks.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn forget_locked(&self, row: Uuid) {
@@ -362,6 +390,30 @@ impl Broker {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_row_waits_for_a_while_after_a_wait_and_only_those_that_need_the_found_lock_are_left() {
+        let [a, b] = ["a", "b"].map(|key| NeededLock::UniqueKey("noop".parse().unwrap(), key.to_owned()));
+        let (start, mut locks) = (Instant::now(), FoundLocks::default());
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        assert!(locks.may_wait(at(0)));
+        locks.rest(at(0));
+        locks.note(a.clone(), true, at(0));
+        assert_eq!([0, 9_999, 10_000].map(|ms| locks.may_wait(at(ms))), [false, false, true]);
+        let has = |locks: &FoundLocks, lock: &NeededLock, ms| locks.has_one_of(std::slice::from_ref(lock), at(ms));
+        assert_eq!([0, 9_999, 10_000].map(|ms| has(&locks, &a, ms)), [true, true, false]);
+        assert!(!has(&locks, &b, 0));
+        // One that is found without a wait is tried again soon, and then more and more rarely.
+        let mut ms = 0;
+        for rest in [250, 500, 1_000, 2_000, 4_000, 8_000, 10_000, 10_000] {
+            locks.note(b.clone(), false, at(ms));
+            assert_eq!([ms, ms + rest - 1, ms + rest].map(|ms| has(&locks, &b, ms)), [true, true, false], "{ms}");
+            ms += rest;
+        }
+        locks.note(b.clone(), false, at(ms));
+        locks.forget(std::slice::from_ref(&b));
+        assert!(!has(&locks, &b, ms));
+    }
 
     #[test]
     fn the_id_of_a_row_is_one_of_a_job_made_about_now() {

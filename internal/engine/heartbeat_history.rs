@@ -71,6 +71,11 @@ struct Beats {
     ahead: StepsAhead,
     /// The same from before the first reading, as others recorded them. Absent until they were read.
     earlier: Option<StepsAhead>,
+    /// What was taken off `earlier` by steps back that this process has seen. Absent if it has seen none.
+    set_back: Option<Duration>,
+    /// Recorded steps back that may be from before the first reading or from after it, each with the moment since when
+    /// it is known.
+    unsure: Vec<(ClockStep, Instant)>,
     /// Begin of the newest turn of the heartbeat's loop, whatever MySQL answered.
     turn: Option<Instant>,
 }
@@ -203,7 +208,7 @@ impl HeartbeatHistory {
     /// Learn of the steps of MySQL's clock that processes have recorded, oldest first, as far as this process cannot
     /// have seen them itself.
     pub(super) fn learn_steps(&self, recorded: &[ClockStep]) {
-        self.lock(|beats| beats.learn_steps(recorded));
+        self.lock(|beats| beats.learn_steps(recorded, Instant::now()));
     }
 
     /// Return by how much MySQL's clock was set ahead since this moment of it, at most. Steps before this process
@@ -264,25 +269,46 @@ impl Beats {
         })
     }
 
-    fn learn_steps(&mut self, recorded: &[ClockStep]) {
-        let mut earlier = StepsAhead::default();
-        let first = self.first_shown;
-        for step in recorded.iter().filter(|step| first.is_none_or(|first| step.before < first)) {
+    fn learn_steps(&mut self, recorded: &[ClockStep], now: Instant) {
+        let (mut earlier, mut unsure) = (StepsAhead::default(), Vec::new());
+        let is_earlier = |moment: Timestamp| self.first_shown.is_none_or(|first| moment < first);
+        for step in recorded {
             match step.step.to_std() {
-                Ok(by) => earlier.add(StepAhead { until: step.at_most(), by: by + by.min(RECORDED_ERROR) }),
+                Ok(by) if is_earlier(step.before) => {
+                    earlier.add(StepAhead { until: step.at_most(), by: by + by.min(RECORDED_ERROR) });
+                }
+                Ok(_) => {}
                 Err(_) => {
-                    earlier.take_back(step.step.abs().to_std().unwrap_or_default());
+                    let by = step.step.abs().to_std().unwrap_or_default();
+                    if is_earlier(step.before) {
+                        earlier.take_back(by);
+                    } else if is_earlier(step.after) && by > LARGEST_STEP {
+                        let known = self.unsure.iter().find(|(known, _)| known == step);
+                        let since = known.map_or(now, |(_, since)| *since);
+                        unsure.push((*step, since));
+                        if self.has_not_seen_it(since) {
+                            earlier.take_back(by);
+                        }
+                    }
                 }
             }
         }
-        self.earlier = Some(earlier);
+        earlier.take_back(self.set_back.unwrap_or_default());
+        (self.earlier, self.unsure) = (Some(earlier), unsure);
+    }
+
+    /// Return whether a step back that was recorded at this moment is from before the first reading: this process has
+    /// read the clock since, and has seen no step back. The clock was ahead before such a step, so what it showed then
+    /// does not tell.
+    fn has_not_seen_it(&self, recorded: Instant) -> bool {
+        self.set_back.is_none() && self.reading.is_some_and(|reading| reading.sent > recorded)
     }
 
     fn step_back(&mut self, by: Duration) {
         let rest = self.ahead.take_back(by);
-        if let Some(earlier) = &mut self.earlier {
-            earlier.take_back(rest);
-        }
+        let left = self.earlier.as_mut().map_or(rest, |earlier| earlier.take_back(rest));
+        let taken = rest.saturating_sub(left);
+        self.set_back = Some(self.set_back.unwrap_or_default().saturating_add(taken));
     }
 
     fn set_ahead_since(&self, moment: Timestamp) -> Duration {
@@ -525,13 +551,50 @@ mod tests {
         let since = |beats: &Beats| [0, 3_700, 5_000].map(|began| beats.set_ahead_since(at(began)).as_secs());
         // The first reading is between the two steps.
         beats.record_clock(Reading { sent: start, received: start, moment: at(4_000) }, start, LEASE);
-        beats.learn_steps(&[ahead(0, 3_600), ahead(4_100, 600)]);
+        beats.learn_steps(&[ahead(0, 3_600), ahead(4_100, 600)], start);
         assert_eq!(since(&beats), [3_602, 0, 0]);
         // The same step is read again, then the clock is set back.
-        beats.learn_steps(&[ahead(0, 3_600)]);
+        beats.learn_steps(&[ahead(0, 3_600)], start);
         assert_eq!(since(&beats), [3_602, 0, 0]);
         beats.record_clock(Reading { sent: start, received: start, moment: at(400) }, start, LEASE);
         assert_eq!(since(&beats), [2, 0, 0]);
+        // What was taken off stays so when the steps are read once more.
+        beats.learn_steps(&[ahead(0, 3_600)], start);
+        assert_eq!(since(&beats), [2, 0, 0]);
+    }
+
+    #[test]
+    fn a_recorded_step_back_from_before_the_first_reading_counts_also_if_the_clock_was_ahead_before_it() {
+        let start = Instant::now();
+        let at = |seconds: i64| chrono::DateTime::from_timestamp(1_000_000 + seconds, 0).unwrap();
+        let step = |before: i64, seconds: i64| {
+            let step = TimeDelta::seconds(seconds);
+            ClockStep { before: at(before), after: at(before + 1) + step, step }
+        };
+        let read = |beats: &mut Beats, after: u64, shows: i64| {
+            let taken = start + Duration::from_secs(after);
+            beats.record_clock(Reading { sent: taken, received: taken, moment: at(shows) }, taken, LEASE);
+        };
+        let learn = |beats: &mut Beats, after: u64| {
+            // An hour ahead, and 500 s later an hour back.
+            beats.learn_steps(&[step(0, 3_600), step(4_100, -3_600)], start + Duration::from_secs(after));
+            beats.set_ahead_since(at(0)).as_secs()
+        };
+        // The first reading is after both, and shows less than the second one did.
+        let mut beats = Beats::default();
+        read(&mut beats, 0, 600);
+        assert_eq!(learn(&mut beats, 1), 3_602, "the step back may have come after the first reading");
+        assert_eq!(learn(&mut beats, 2), 3_602);
+        read(&mut beats, 3, 603);
+        assert_eq!([4, 5].map(|after| learn(&mut beats, after)), [2, 2]);
+        // The first reading is between them, and nothing is taken off twice.
+        let mut beats = Beats::default();
+        read(&mut beats, 0, 4_050);
+        assert_eq!(learn(&mut beats, 60), 3_602, "another process has recorded the step before this one sees it");
+        read(&mut beats, 61, 511);
+        assert_eq!(beats.set_ahead_since(at(0)).as_secs(), 2);
+        beats.ahead.add(StepAhead { until: at(511), by: Duration::from_secs(100) });
+        assert_eq!([62, 63].map(|after| learn(&mut beats, after)), [102, 102]);
     }
 
     #[test]

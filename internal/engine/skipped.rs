@@ -12,17 +12,21 @@ use tickr_store::DueCursor;
 /// The longest interruption of a search.
 const SEARCHED_FOR: Duration = Duration::from_secs(10);
 /// Shortest time for which skipped jobs are not read again after their end was found. They are not read again for as
-/// long as the search has taken: otherwise a long search would leave little time for the jobs that it finds.
+/// long as the search from the front has taken: otherwise a long search would leave little time for the jobs that it
+/// finds. Searches that go on behind their end do not prolong that: there may be one again and again, and a job in
+/// front would wait for ever.
 const SKIPPED_FOR: Duration = Duration::from_secs(2);
 
 /// The skipped jobs of a lane.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Skipped {
     until: DueCursor,
-    /// When the search for their end began, and when one of them was last read.
+    /// When the search for their end began at the front, and when one of them was last read.
     began: Instant,
     seen: Instant,
     goes_on: bool,
+    /// When the front is read again. Absent until their end was found for the first time.
+    front_at: Option<Instant>,
 }
 
 impl Skipped {
@@ -32,7 +36,7 @@ impl Skipped {
     }
 
     fn new_at(until: DueCursor, now: Instant) -> Self {
-        Self { until, began: now, seen: now, goes_on: true }
+        Self { until, began: now, seen: now, goes_on: true, front_at: None }
     }
 
     /// Return the position from which to read on.
@@ -51,8 +55,7 @@ impl Skipped {
     }
 
     fn go_on_at(&mut self, until: DueCursor, now: Instant) {
-        let began = if self.goes_on { self.began } else { now };
-        *self = Self { until, began, seen: now, goes_on: true };
+        *self = Self { until, seen: now, goes_on: true, ..*self };
     }
 
     /// Note that their end is found.
@@ -61,9 +64,8 @@ impl Skipped {
     }
 
     fn end_at(&mut self, now: Instant) {
-        if self.goes_on {
-            (self.seen, self.goes_on) = (now, false);
-        }
+        self.goes_on = false;
+        self.front_at.get_or_insert(now + SKIPPED_FOR.max(now - self.began));
     }
 
     /// Return whether the next look begins behind them.
@@ -72,8 +74,10 @@ impl Skipped {
     }
 
     fn is_kept_at(&self, now: Instant) -> bool {
-        let kept_for = if self.goes_on { SEARCHED_FOR } else { SKIPPED_FOR.max(self.seen - self.began) };
-        now - self.seen < kept_for
+        match self.front_at {
+            Some(front_at) if !self.goes_on => now < front_at,
+            _ => now - self.seen < SEARCHED_FOR,
+        }
     }
 }
 
@@ -101,13 +105,25 @@ mod tests {
     }
 
     #[test]
-    fn a_search_that_goes_on_behind_what_it_found_is_a_new_one() {
+    fn searches_behind_what_was_found_put_off_the_next_look_at_the_front_by_no_more_than_they_take() {
         let start = Instant::now();
         let at = |ms: u64| start + Duration::from_millis(ms);
         let mut skipped = Skipped::new_at(DueCursor::FRONT, at(0));
+        skipped.end_at(at(100));
+        // Before each pause of two seconds is over, there is another page of jobs that are skipped.
+        let mut ms = 100;
+        while skipped.is_kept_at(at(ms)) {
+            assert!(ms < 4_000, "the front is not read again");
+            skipped.go_on_at(DueCursor::FRONT, at(ms + 500));
+            skipped.end_at(at(ms + 600));
+            ms += 1_900;
+        }
+        // A search that goes on is not broken off, and the front is read when it has ended.
+        let mut skipped = Skipped::new_at(DueCursor::FRONT, at(0));
         skipped.end_at(at(8_000));
-        skipped.go_on_at(DueCursor::FRONT, at(9_000));
-        skipped.end_at(at(9_100));
-        assert_eq!([11_099, 11_100].map(|ms| skipped.is_kept_at(at(ms))), [true, false]);
+        skipped.go_on_at(DueCursor::FRONT, at(15_000));
+        assert!(skipped.is_kept_at(at(17_000)));
+        skipped.end_at(at(17_000));
+        assert!(!skipped.is_kept_at(at(17_000)));
     }
 }

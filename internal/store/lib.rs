@@ -142,7 +142,7 @@ pub use migrate::{MIGRATION_PATIENCE, MigrateSettings};
 pub use outbox::copies::{SourceCopy, SourceState, SourceTurn, TakeOver};
 pub use outbox::insert::{NewOutboxRow, OutboxPlace, insert_outbox_row};
 pub use outbox::leader::OutboxState;
-pub use outbox::locks::WaitsFor;
+pub use outbox::locks::{NeededLock, WaitsFor};
 pub use outbox::pages::{KeyedMove, KeyedRow, OutboxPage, PrepareRow, PreparedRow};
 pub use outbox::rejected::{RejectedAction, RejectedRow};
 pub use outbox::rows::OutboxRow;

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use sqlx::{Connection, Executor, MySqlConnection};
 use tickr::config::Config;
 use tickr::handlers::{Context, Kind, Registry};
+use tickr::job::limits::MAX_PAYLOAD_BYTES;
 use tickr::job::{JobId, State};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -789,6 +790,62 @@ async fn rows_that_need_different_locked_rows_hold_up_no_row_behind_them_for_mor
     until(&tickr, JobId::from_uuid(free), State::Completed).await;
     assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
     assert_eq!(tickr.count(WAITING).await, 8);
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.until_count(WAITING, 0).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn locked_rows_in_several_pages_hold_up_no_row_behind_them_for_more_than_one_wait() {
+    let tickr = TestApp::start().await;
+    let mut app = tickr.mysql().await;
+    let holder = |n: u32| json!({"kind": "noop", "payload": {}, "unique_key": format!("u{n}"), "delay_ms": 3_600_000});
+    tickr.enqueue_many((0..3).map(holder)).await;
+    let mut session = tickr.mysql().await;
+    session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await.unwrap();
+    session.execute("BEGIN").await.unwrap();
+    assert_eq!(session.fetch_all("SELECT unique_key FROM unique_keys FOR UPDATE").await.unwrap().len(), 3);
+    let large = format!("{{}}{}", " ".repeat(MAX_PAYLOAD_BYTES - 2));
+    let began = Instant::now();
+    let mut tx = app.begin().await.unwrap();
+    for n in 0..3 {
+        insert_with(&mut tx, Uuid::now_v7(), "noop", json!({"unique_key": format!("u{n}")})).await;
+        // More than a page may have.
+        for _ in 0..5 {
+            insert(&mut tx, Uuid::now_v7(), "noop", &large).await;
+        }
+    }
+    let free = Uuid::now_v7();
+    insert_with(&mut tx, free, "noop", json!({"unique_key": "free"})).await;
+    tx.commit().await.unwrap();
+    until(&tickr, JobId::from_uuid(free), State::Completed).await;
+    assert!(began.elapsed() < Duration::from_secs(12), "{:?}", began.elapsed());
+    assert_eq!(tickr.count(WAITING).await, 3);
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.until_count(WAITING, 0).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_unique_key_holds_up_no_other_row_of_the_same_batch_for_more_than_one_wait() {
+    let tickr = TestApp::start().await;
+    let mut app = tickr.mysql().await;
+    let batch = tickr.post("/v1/batches", json!({"on_complete": {"kind": "noop", "payload": {}}})).await;
+    assert_eq!(batch.status, 201, "{:#}", batch.body);
+    tickr.enqueue(json!({"kind": "noop", "payload": {}, "unique_key": "u", "delay_ms": 3_600_000})).await;
+    let mut session = tickr.mysql().await;
+    session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await.unwrap();
+    session.execute("BEGIN").await.unwrap();
+    assert_eq!(session.fetch_all("SELECT unique_key FROM unique_keys FOR UPDATE").await.unwrap().len(), 1);
+    let began = Instant::now();
+    let (locked, free) = (Uuid::now_v7(), Uuid::now_v7());
+    let mut tx = app.begin().await.unwrap();
+    insert_with(&mut tx, locked, "noop", json!({"batch": batch.body["id"], "unique_key": "u"})).await;
+    insert_with(&mut tx, free, "noop", json!({"batch": batch.body["id"], "unique_key": "free"})).await;
+    tx.commit().await.unwrap();
+    until(&tickr, JobId::from_uuid(free), State::Completed).await;
+    assert!(began.elapsed() < Duration::from_secs(12), "{:?}", began.elapsed());
+    assert_eq!(tickr.count(WAITING).await, 1);
     session.execute("ROLLBACK").await.unwrap();
     tickr.until_count(WAITING, 0).await;
     tickr.stop().await;

@@ -15,8 +15,8 @@ use tickr::job::{
 use tickr::services::Services;
 use tickr::store::{
     ActionOutcome, Again, Answer, CheckpointUse, Claim, Claimant, Claimed, Condition, Death, Deferral, EnqueueOutcome,
-    EnqueueReceipts, EnqueueRefusal, IdempotentOutcome, IdempotentRequest, LapseRule, Lapsed, LiveAttempt, PoolSizes,
-    ResponseBuilder, RunnerRow, Settled, Settlement, Store, StoreError, StoreSettings,
+    EnqueueReceipts, EnqueueRefusal, IdempotentOutcome, IdempotentRequest, KeyedRow, LapseRule, Lapsed, LiveAttempt,
+    PoolSizes, ResponseBuilder, RunnerRow, Settled, Settlement, Store, StoreError, StoreSettings, WaitsFor,
 };
 
 use crate::support::{
@@ -1787,5 +1787,25 @@ async fn attempts_that_are_not_reported_on_time_out_also_while_a_long_lease_is_r
     assert_eq!(end().await, (100, true));
     assert_eq!(end().await, (0, false));
     assert_eq!(test.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'timed_out'").await, 100);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_move_whose_row_another_session_locks_waits_for_it_with_no_order_key_locked() {
+    let test = TestStore::start().await;
+    let job = NewJob { unique_key: Some("u".to_owned()), ..in_order(1).pop().unwrap() };
+    let row = job.id.uuid();
+    let mut mysql = test.mysql().await;
+    let insert = sqlx::query("INSERT INTO tickr_outbox (id, kind, payload) VALUES (?, 'noop', '{}')").bind(row);
+    insert.execute(&mut mysql).await.unwrap();
+    // Another runner is moving it.
+    let mut tx = mysql.begin().await.unwrap();
+    tx.execute("SELECT id FROM tickr_outbox FOR UPDATE").await.unwrap();
+    let moved = test.store.move_keyed_row(row, job.clone(), WaitsFor::NoOrderKey).await.unwrap();
+    assert!(matches!(moved.row, KeyedRow::Locked(None)) && !moved.waited, "{moved:?}");
+    tx.rollback().await.unwrap();
+    let moved = test.store.move_keyed_row(row, job, WaitsFor::NoOrderKey).await.unwrap();
+    assert!(matches!(moved.row, KeyedRow::Moved(_)), "{moved:?}");
+    assert_eq!(test.count("SELECT COUNT(*) FROM tickr_outbox").await, 0);
     test.stop().await;
 }

@@ -21,7 +21,7 @@ use crate::idempotency::{Answer, IdempotentOutcome, ResponseBuilder};
 use crate::jobs::unique_keys::{
     EnqueueReceipts, EnqueueRefusal, EnqueueRequest, PriorDecision, insert_keyed, with_producer,
 };
-use crate::outbox::locks::{WaitsFor, lock_without_a_wait};
+use crate::outbox::locks::{NeededLock, Tried, WaitsFor, lock_without_a_wait};
 use crate::outbox::rejected::reject;
 use crate::outbox::rows::{MAX_OPTIONS_BYTES, OutboxRow, outbox_row};
 use crate::rows::jobs::{Accepted, accepted_at, mark_held, write_jobs};
@@ -88,8 +88,9 @@ pub enum KeyedRow {
     Rejected(String),
     /// The row stays, because one of the parents of its job is still in the outbox.
     Left,
-    /// The row stays, because another session holds a lock that its job needs.
-    Locked,
+    /// The row stays, because another session holds a lock that its job needs: this one, or if it is absent that of the
+    /// row, of the order key, or one that cannot be told.
+    Locked(Option<NeededLock>),
 }
 
 /// What became of a row that is moved by itself.
@@ -182,6 +183,7 @@ impl Store {
     }
 
     /// Move one row of the outbox whose job has a unique key, parents or a batch, or an order key that may be locked.
+    /// After a wait in vain it is tried once more without a wait, to tell which lock it is that others need as well.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -197,8 +199,12 @@ impl Store {
         };
         let missed = turns.is_err();
         let waits_for = if missed { WaitsFor::Nothing } else { waits_for };
-        let moved = self.move_in_turn(row, request, waits_for, turns.unwrap_or_default()).await?;
-        Ok(KeyedMove { waited: moved.waited || missed, ..moved })
+        let moved = self.move_in_turn(row, Arc::clone(&request), waits_for, turns.unwrap_or_default()).await?;
+        if !moved.waited {
+            return Ok(KeyedMove { waited: missed, ..moved });
+        }
+        let moved = self.move_in_turn(row, request, WaitsFor::Nothing, Vec::new()).await?;
+        Ok(KeyedMove { waited: true, ..moved })
     }
 
     async fn move_in_turn(
@@ -219,10 +225,10 @@ impl Store {
                 if parent_is_in_outbox(conn, row, &request.jobs[0].options.after).await? {
                     return Ok(Moved::Left);
                 }
-                if !lock_without_a_wait(conn, row, &request.jobs[0], waits_for).await? {
+                if let Tried::InUse(lock) = lock_without_a_wait(conn, row, &request.jobs[0], waits_for).await? {
                     // The row stays. The commit that follows has nothing to write.
                     sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
-                    return Ok(Moved::Locked);
+                    return Ok(Moved::Locked(lock));
                 }
                 let delete = sqlx::query("DELETE FROM tickr_outbox WHERE id = ?").bind(row);
                 let gone = delete.execute(&mut *conn).await?.rows_affected() == 0;
@@ -243,10 +249,10 @@ impl Store {
             }
             moved => moved?,
         };
-        let Some(moved) = moved else { return Ok(KeyedMove { row: KeyedRow::Locked, waited: true }) };
+        let Some(moved) = moved else { return Ok(KeyedMove { row: KeyedRow::Locked(None), waited: true }) };
         let row = match moved {
             Moved::Left => KeyedRow::Left,
-            Moved::Locked => KeyedRow::Locked,
+            Moved::Locked(lock) => KeyedRow::Locked(lock),
             Moved::Before => KeyedRow::Repeated,
             Moved::Now(IdempotentOutcome::First { done: Some(receipts), .. }) => KeyedRow::Moved(receipts),
             Moved::Now(IdempotentOutcome::Refused(refusal)) => {
@@ -266,7 +272,7 @@ impl Store {
 enum Moved {
     Left,
     /// Another session has a lock for which this move does not wait.
-    Locked,
+    Locked(Option<NeededLock>),
     /// The row or the job had been moved before.
     Before,
     Now(IdempotentOutcome<EnqueueReceipts, EnqueueRefusal>),

@@ -773,13 +773,12 @@ pub(crate) async fn begin_within_a_second(
     let missing = known.to_wait_for(keys, &got);
     if !missing.is_empty() {
         sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
-        let marked = known.among(keys);
-        let others = not_among(keys, &marked);
-        got = match wait_for_a_second(conn, &others, &missing).await? {
-            Waited::Got(mut got) if got.len() == others.len() => {
-                if !marked.is_empty() {
+        let (waits, tries) = known.split(keys, &got, &missing);
+        got = match wait_for_a_second(conn, &waits, &missing).await? {
+            Waited::Got(mut got) if got.len() == waits.len() => {
+                if !tries.is_empty() {
                     // The order of these does not matter, because this waits for none.
-                    got.extend(lock_those_that_are_free(conn, &marked.iter().collect::<Vec<_>>()).await?);
+                    got.extend(lock_those_that_are_free(conn, &tries).await?);
                 }
                 got
             }

@@ -51,6 +51,9 @@ impl<K: Ord + Clone> Marks<K> {
     }
 }
 
+/// The keys that a transaction locks while it waits, and those that it takes only if they are free at once.
+type Split<'k, K> = (Vec<&'k K>, Vec<&'k K>);
+
 /// The keys that were found locked.
 #[derive(Debug)]
 pub(crate) struct LockedKeys<K>(Mutex<Marks<K>>);
@@ -88,6 +91,19 @@ impl<K: Ord + Clone> LockedKeys<K> {
         let rests = marks.rests_until(now).is_some();
         let may_wait = |key: &K| !marks.is_locked(key, now) && (!rests || marks.had.contains(key));
         keys.iter().copied().filter(|key| !got.contains(*key) && may_wait(key)).cloned().collect()
+    }
+
+    /// Split these keys into those that a transaction locks while it waits for `missing`, and those that it takes after
+    /// that if they are free at once. It has had the keys in `got` a moment before.
+    pub(crate) fn split<'k>(&self, keys: &[&'k K], got: &BTreeSet<K>, missing: &BTreeSet<K>) -> Split<'k, K> {
+        self.split_at(keys, got, missing, Instant::now())
+    }
+
+    fn split_at<'k>(&self, keys: &[&'k K], got: &BTreeSet<K>, missing: &BTreeSet<K>, now: Instant) -> Split<'k, K> {
+        let marks = self.lock();
+        // Any other key may be one that this process is not to wait for in a rest.
+        let waits = |key: &K| missing.contains(key) || (got.contains(key) && !marks.is_locked(key, now));
+        keys.iter().copied().partition(|key| waits(key))
     }
 
     /// Note that this process has tried these keys and got those of them that are in `got`. These do not count as
@@ -175,6 +191,23 @@ mod tests {
         assert_eq!(locked.to_wait_for_at(&all, &nothing, at(1_999)), only_b);
         assert_eq!(locked.to_wait_for_at(&all, &nothing, at(2_000)), BTreeSet::from([b.clone(), c.clone()]));
         assert_eq!(locked.among_at(&all, at(2_000)), BTreeSet::from([a.clone()]));
+    }
+
+    #[test]
+    fn a_wait_in_a_rest_locks_no_key_that_is_neither_waited_for_nor_free() {
+        let [a, b, c, d] = ["a", "b", "c", "d"].map(str::to_owned);
+        let (all, start, locked) = ([&a, &b, &c, &d], Instant::now(), LockedKeys::default());
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        locked.waited_in_vain_at(&a, at(0));
+        locked.note_at(&[&c], &BTreeSet::from([c.clone()]), at(1));
+        // `b` is met for the first time, and is not free. So it may be kept like `a`, and only `c` is worth a wait.
+        let got = BTreeSet::from([d.clone()]);
+        let missing = locked.to_wait_for_at(&all, &got, at(2));
+        assert_eq!(missing, BTreeSet::from([c.clone()]));
+        assert_eq!(locked.split_at(&all, &got, &missing, at(2)), (vec![&c, &d], vec![&a, &b]));
+        // A key that counts as locked is not waited for, even if it was free a moment before.
+        let got = BTreeSet::from([a.clone(), d.clone()]);
+        assert_eq!(locked.split_at(&all, &got, &missing, at(2)), (vec![&c, &d], vec![&a, &b]));
     }
 
     #[test]
