@@ -864,7 +864,7 @@ mutants() {
         security::streams_imports_and_waits_end_with_their_key_on_every_runner
     mutant 'place of a request for a result' internal/api/jobs/result.rs \
         'if permit.is_none() {' 'if permit.is_none() && wait.is_zero() {' \
-        remote_workers::more_requests_than_may_wait_are_told_to_come_back
+        security::one_key_takes_a_share_of_the_requests_that_wait_for_results_also_with_few_connections
     mutant 'share of a key' internal/api/http/shares.rs \
         'if own >= self.share() {' 'if own >= self.most {' \
         security::one_key_takes_a_share_of_streams_and_imports_and_leaves_room_for_others_and_operators
