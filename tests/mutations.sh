@@ -1767,7 +1767,8 @@ mutants() {
         'EXISTS (SELECT 1 FROM batch_changes) OR ' '' \
         batches::changes_that_a_dead_runner_left_are_counted_within_seconds
     mutant 'batches behind one that cannot be counted' internal/engine/batches.rs \
-        'failed = Some(error);' 'return Err(error);' \
+        '                set_aside.insert(batch, Instant::now() + FAILED_RESTS);
+                failed = Some(error);' '                return Err(error);' \
         batches::a_batch_that_cannot_be_counted_holds_up_no_other
     mutant 'batch of a callback of a nested one' internal/store/batches/callbacks.rs \
         'batch: parent, ..stored.options' 'batch: None, ..stored.options' \
