@@ -2028,7 +2028,9 @@ mutants() {
         'if !ending && (nudged || !popped.is_empty()) {' 'if false && !ending && (nudged || !popped.is_empty()) {' \
         index_partitions::a_job_of_any_partition_starts_at_once_on_an_idle_runner
     mutant 'order of lanes over partitions' internal/index/fetch.rs \
-        'let count = group.map_or(left, |group| left.min(room[group])).min(length);' 'let count = left.min(1).min(length);' \
+        'let mut shares = Vec::new();
+    for (place, group) in order.lines.iter().zip(&order.groups) {' 'let mut shares = Vec::new();
+    for (place, group) in order.lines.iter().zip(&order.groups).rev() {' \
         index_partitions::urgent_jobs_of_all_partitions_start_before_others
     mutant 'push whose answer is lost' internal/handlers/http/push.rs \
         'Failure::Retry { error } if lost =>' 'Failure::Retry { error } if lost && error.is_empty() =>' \
