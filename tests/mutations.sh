@@ -2017,7 +2017,7 @@ mutants() {
         redis_cluster::a_lost_master_of_the_slot_is_replaced_by_its_replica_and_costs_no_job
     mutant 'rights before the first use of Redis' internal/index/link.rs \
         'trusted: None }' 'trusted: Some(0) }' \
-        redis_access::a_missing_right_is_named_and_costs_no_job
+        redis_access::each_right_of_the_rule_is_needed_and_named
     mutant 'rights again after a refusal' internal/index/health.rs \
         'condition.refusals += u64::from(error.is_about_rights());' '' \
         redis_access::a_missing_right_is_named_and_costs_no_job
