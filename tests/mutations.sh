@@ -864,7 +864,7 @@ mutants() {
         security::streams_imports_and_waits_end_with_their_key_on_every_runner
     mutant 'place of a request for a result' internal/api/jobs/result.rs \
         'if permit.is_none() {' 'if permit.is_none() && wait.is_zero() {' \
-        remote_workers::more_requests_than_may_wait_are_told_to_come_back
+        security::one_key_takes_a_share_of_the_requests_that_wait_for_results_also_with_few_connections
     mutant 'share of a key' internal/api/http/shares.rs \
         'if own >= self.share() {' 'if own >= self.most {' \
         security::one_key_takes_a_share_of_streams_and_imports_and_leaves_room_for_others_and_operators
@@ -1773,7 +1773,8 @@ mutants() {
         'EXISTS (SELECT 1 FROM batch_changes) OR ' '' \
         batches::changes_that_a_dead_runner_left_are_counted_within_seconds
     mutant 'batches behind one that cannot be counted' internal/engine/batches.rs \
-        'failed = Some(error);' 'return Err(error);' \
+        '                set_aside.insert(batch, Instant::now() + FAILED_RESTS);
+                failed = Some(error);' '                return Err(error);' \
         batches::a_batch_that_cannot_be_counted_holds_up_no_other
     mutant 'batch of a callback of a nested one' internal/store/batches/callbacks.rs \
         'batch: parent, ..stored.options' 'batch: None, ..stored.options' \
@@ -2022,7 +2023,7 @@ mutants() {
         redis_cluster::a_lost_master_of_the_slot_is_replaced_by_its_replica_and_costs_no_job
     mutant 'rights before the first use of Redis' internal/index/link.rs \
         'trusted: None }' 'trusted: Some(0) }' \
-        redis_access::a_missing_right_is_named_and_costs_no_job
+        redis_access::each_right_of_the_rule_is_needed_and_named
     mutant 'rights again after a refusal' internal/index/health.rs \
         'condition.refusals += u64::from(error.is_about_rights());' '' \
         redis_access::a_missing_right_is_named_and_costs_no_job
@@ -2033,7 +2034,9 @@ mutants() {
         'if !ending && (nudged || !popped.is_empty()) {' 'if false && !ending && (nudged || !popped.is_empty()) {' \
         index_partitions::a_job_of_any_partition_starts_at_once_on_an_idle_runner
     mutant 'order of lanes over partitions' internal/index/fetch.rs \
-        'let count = group.map_or(left, |group| left.min(room[group])).min(length);' 'let count = left.min(1).min(length);' \
+        'let mut shares = Vec::new();
+    for (place, group) in order.lines.iter().zip(&order.groups) {' 'let mut shares = Vec::new();
+    for (place, group) in order.lines.iter().zip(&order.groups).rev() {' \
         index_partitions::urgent_jobs_of_all_partitions_start_before_others
     mutant 'push whose answer is lost' internal/handlers/http/push.rs \
         'Failure::Retry { error } if lost =>' 'Failure::Retry { error } if lost && error.is_empty() =>' \

@@ -84,7 +84,8 @@ const JANITOR_EVERY: Duration = Duration::from_secs(60);
 const MAX_IMPORTS: usize = 16;
 /// Most reports that are read from MySQL for clients at the same time. Each holds one or two parts in memory.
 const MAX_DOWNLOADS: usize = 16;
-/// Most requests that wait for results at the same time. One statement a second reads the jobs of all of them.
+/// Most requests that wait for results at the same time, if there may be as many connections. One statement a second
+/// reads the jobs of all of them.
 const MAX_RESULT_WAITS: usize = 2_000;
 /// Time that open requests have to end after the last job.
 const HTTP_GRACE: Duration = Duration::from_secs(5);
@@ -303,7 +304,8 @@ impl App {
             watches,
             streams: RequestPermits::new(config.http_streams),
             polls: RequestPermits::new(config.http_polls),
-            result_waits: RequestPermits::new(MAX_RESULT_WAITS),
+            // With more of them than connections, the share of one API key could be all connections.
+            result_waits: RequestPermits::new(MAX_RESULT_WAITS.min(config.http_connections)),
             imports: RequestPermits::new(MAX_IMPORTS),
             searches: Arc::new(Semaphore::new(PoolSizes::new(config.mysql_connections).searches() as usize)),
             failed_logins: Arc::default(),

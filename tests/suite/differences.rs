@@ -38,8 +38,9 @@ fn orders() -> Registry {
     own
 }
 
-/// Return the order with this number. Of the failing ones 95 % are from the region `eu`, of the others 30 %. Shards and
-/// the tags `night` and `day` are spread evenly over both.
+/// Return the order with this number. Of the failing ones 95 % are from the region `eu`, of the others 30 %. Shards are
+/// spread evenly over both. Of the failing ones 40 % have the tag `night`, of the others a third: samples of this size
+/// differ as much by chance.
 fn order(number: u32) -> Value {
     let failing = number < FAILED;
     let from_eu = if failing { !number.is_multiple_of(20) } else { number % 10 < 3 };
@@ -52,7 +53,8 @@ fn order(number: u32) -> Value {
     if !failing || number.is_multiple_of(2) {
         payload["lines"] = json!([1, 2]);
     }
-    let time = if number.is_multiple_of(3) { "night" } else { "day" };
+    let by_night = if failing { number % 5 < 2 } else { number.is_multiple_of(3) };
+    let time = if by_night { "night" } else { "day" };
     json!({"kind": "order", "payload": payload, "tags": [time], "max_attempts": 1})
 }
 
@@ -78,12 +80,13 @@ async fn a_value_that_most_failures_and_few_successes_have_comes_first_and_noise
     assert_eq!((&first["attribute"], &first["value"]), (&json!("payload.region"), &json!("eu")), "{found:#?}");
     assert_eq!((&first["failed"], &first["passed"]), (&json!(285), &json!(180)), "{first:#}");
     assert_eq!((first["failed_share"].as_f64(), first["passed_share"].as_f64()), (Some(0.95), Some(0.3)));
-    assert!((0.5..0.65).contains(&first["at_least"].as_f64().unwrap()), "{first:#}");
+    // The shares of the two samples differ by 0.65. The least difference that agrees with them is smaller.
+    assert!((0.5..0.6).contains(&first["at_least"].as_f64().unwrap()), "{first:#}");
     // Half of the failed orders have no lines.
     let second = &found[1];
     assert_eq!((&second["attribute"], &second["lacking"]), (&json!("payload.lines"), &json!(true)), "{found:#?}");
     assert!(second.get("value").is_none() && second["q"].is_null(), "{second:#}");
-    assert_eq!(found.len(), 2, "shards, tags, runners and queues are spread alike: {found:#?}");
+    assert_eq!(found.len(), 2, "shards, runners and queues are spread alike, tags nearly: {found:#?}");
     assert!(answer.body["compared"].as_u64().unwrap() >= 10, "they were compared: {:#}", answer.body);
 
     // The words of a value lead to its jobs.

@@ -66,6 +66,7 @@ async fn a_job_exists_exactly_if_the_transaction_was_committed() {
     // The application repeats its transaction, because it got no answer to its COMMIT.
     insert(&mut app, kept, "noop", "{}").await;
     tickr.until_count(WAITING, 0).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM outbox_rejected").await, 0, "nothing is wrong with the row");
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 1);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts").await, 1);
     tickr.stop().await;

@@ -704,9 +704,12 @@ async fn a_limit_below_the_number_of_runners_is_not_handed_over_after_every_job(
 async fn a_limit_below_the_number_of_runners_reaches_each_of_them_under_load() {
     let tickr = TestApp::start_with(|config| config.queues = queues(&["elsewhere"]), Registry::new()).await;
     set(&tickr, "one", json!({"concurrency": 1})).await;
-    // The queue is never empty during this test, so a runner that has the permit always has work for it.
-    tickr.enqueue_many((0..450).map(|_| json!({"kind": "sleep", "payload": {"ms": 200}, "queue": "one"}))).await;
-    // A runner that stalls for its lease would lose its permit to the other one, which is what must not help here.
+    // The queue is never empty during this test, so a runner that has the permit always has work for it. Between two
+    // jobs the permit is unused for a moment. A busy machine may make that long enough for the runner to give it away,
+    // which is what must not help here. So the jobs are few and long, but shorter than the time for which a runner
+    // gives way.
+    tickr.enqueue_many((0..200).map(|_| json!({"kind": "sleep", "payload": {"ms": 500}, "queue": "one"}))).await;
+    // Nor may a lease that ends while a runner stalls.
     let env = [("TICKR_QUEUES", "one"), ("TICKR_LEASE", "30s")];
     let runners: Vec<Runner> = (0..2).map(|_| Runner::start(&tickr, &env)).collect();
     for runner in &runners {
@@ -719,7 +722,7 @@ async fn a_limit_below_the_number_of_runners_reaches_each_of_them_under_load() {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     println!("both runners had the permit after {:?}", began.elapsed());
-    assert!(tickr.count("SELECT COUNT(*) FROM owed WHERE state = 'waiting'").await > 100, "the queue has run dry");
+    assert!(tickr.count("SELECT COUNT(*) FROM owed WHERE state = 'waiting'").await > 50, "the queue has run dry");
     let rest = json!({"action": "cancel", "filter": {"queue": "one", "state": "waiting"}, "rate": 10_000});
     assert_eq!(tickr.post("/v1/operations", rest).await.status, 202);
     tickr.until_idle().await;

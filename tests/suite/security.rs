@@ -13,6 +13,7 @@ use tickr::handlers::{Context, Failure, Kind, Output, Registry};
 use tickr::job::{JobId, State};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 
 use crate::support::documents::document;
 use crate::support::program::{command, outcome, tickr as program};
@@ -443,6 +444,34 @@ async fn one_key_takes_a_share_of_streams_and_imports_and_leaves_room_for_others
     }
     for import in imports {
         import.answer.abort();
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_key_takes_a_share_of_the_requests_that_wait_for_results_also_with_few_connections() {
+    let tickr = TestApp::start_with(|config: &mut Config| config.http_connections = 16, Registry::new()).await;
+    let url = tickr.url("");
+    let admin = make_api_key(&url, "", "ops", json!({"scope": "admin"})).await;
+    let board = make_api_key(&url, &admin, "board", json!({"scope": "read"})).await;
+    let wall = make_api_key(&url, &admin, "wall", json!({"scope": "read"})).await;
+    let later = json!({"kind": "noop", "delay_ms": 3_600_000});
+    let id = id_of(&post(&url, "/v1/jobs", &admin, later).await);
+    let result = format!("/v1/jobs/{id}/result");
+    let wait = |key: &str, time: &str| answer(http().get(format!("{url}{result}?wait={time}")).bearer_auth(key));
+    // Sixteen requests may wait, four of them with one API key. So one of five is answered at once.
+    let mut waiting: JoinSet<Answer> = (0..5).map(|_| wait(&board, "20s")).collect();
+    let refused = waiting.join_next().await.unwrap().unwrap();
+    assert_eq!((refused.status, refused.code(), refused.header("retry-after")), (429, "overloaded", "1"));
+    let share = "this API key has 4 requests that wait for results open";
+    assert!(refused.body["detail"].as_str().unwrap().contains(share), "{:#}", refused.body);
+    // Another API key has places of its own, and a request that does not wait needs none.
+    assert_eq!(wait(&wall, "300ms").await.status, 202);
+    assert_eq!(get(&url, &result, &board).await.status, 202);
+    // The end of the job answers the other four.
+    assert_eq!(post(&url, &format!("/v1/jobs/{id}/cancel"), &admin, json!({})).await.status, 200);
+    while let Some(ended) = waiting.join_next().await {
+        assert_eq!(ended.unwrap().status, 200);
     }
     tickr.stop().await;
 }
