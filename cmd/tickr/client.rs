@@ -24,7 +24,7 @@ pub(crate) const MAX_PAUSE: Duration = Duration::from_secs(3);
 const LONGEST_CALL: Duration = Duration::from_secs(90);
 /// Time that a repeated call has for its answer when it begins at the end of the patience: longer than a runner waits
 /// for a lock.
-const LAST_CALL: Duration = Duration::from_secs(10);
+pub(crate) const LAST_CALL: Duration = Duration::from_secs(10);
 /// Longest time for which a listing waits for its next page.
 const PAGE_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -124,7 +124,9 @@ impl Refusal {
         let is_of_caller = [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN].contains(&self.status);
         let is_of_moment = [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&self.status)
             || !self.after.is_zero();
-        !self.code.is_empty() && self.status.is_client_error() && !is_of_caller && !is_of_moment
+        // Another request with the key was carried out, such as an earlier run whose answer was lost.
+        let is_of_key = self.code == "idempotency_conflict";
+        !self.code.is_empty() && !is_of_key && self.status.is_client_error() && !is_of_caller && !is_of_moment
     }
 
     /// Return whether another runner may have a different opinion: during a rollout only some know a new kind.

@@ -8,7 +8,7 @@ use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, value_parser};
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
-use crate::client::{self, Client, Failed};
+use crate::client::{self, Client, Failed, LAST_CALL};
 use crate::json::{Body, Json};
 use crate::print::{self, printable};
 use crate::stream::{patience, patience_of};
@@ -275,7 +275,8 @@ async fn with_held(client: &Client, id: &str, job: Json) -> Json {
     if !may_be_held || job.get("held").is_some() {
         return job;
     }
-    let read = client.get(&format!("/v1/jobs/{id}")).await;
+    let path = format!("/v1/jobs/{id}");
+    let Ok(read) = tokio::time::timeout(LAST_CALL, client.get(&path)).await else { return job };
     match read.ok().and_then(|read| read.part("held")) {
         Some(held) => job.with("held", &held),
         None => job,

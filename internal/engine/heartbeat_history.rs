@@ -280,7 +280,9 @@ impl Beats {
                 Ok(_) => {}
                 Err(_) => {
                     let by = step.step.abs().to_std().unwrap_or_default();
-                    if is_earlier(step.before) {
+                    // The clock showed up to this when it was set back. A process that saw the step itself takes it off
+                    // once, although another runner may have read the clock for the last time before the first reading.
+                    if is_earlier(step.at_most()) {
                         earlier.take_back(by);
                     } else if is_earlier(step.after) && by > LARGEST_STEP {
                         let known = self.unsure.iter().find(|(known, _)| known == step);
@@ -306,7 +308,8 @@ impl Beats {
 
     fn step_back(&mut self, by: Duration) {
         let rest = self.ahead.take_back(by);
-        let left = self.earlier.as_mut().map_or(rest, |earlier| earlier.take_back(rest));
+        // What is not known yet is taken off when it is learned.
+        let left = self.earlier.as_mut().map_or(Duration::ZERO, |earlier| earlier.take_back(rest));
         let taken = rest.saturating_sub(left);
         self.set_back = Some(self.set_back.unwrap_or_default().saturating_add(taken));
     }

@@ -841,7 +841,7 @@ async fn what_is_set_about_a_queue_is_checked_versioned_and_shown() {
     let (code, out, _) = run(&["queues", "resume", "mail"]).await;
     assert!(code == 0 && out.contains("paused       no"), "{out}");
     let (code, _, err) = run(&["queues", "set", "mail", "--concurrency", "few"]).await;
-    assert!(code == 1 && err.contains("none"), "{err}");
+    assert!(code == 2 && err.contains("none"), "{err}");
     tickr.stop().await;
 }
 
