@@ -172,6 +172,12 @@ fn needed_locks(job: &NewJob) -> Vec<NeededLock> {
     unique.chain(parents).chain(job.options.batch.map(NeededLock::Batch)).collect()
 }
 
+/// Return whether a wait in vain can only have been for the one lock of this list. Otherwise the lock that is found after
+/// it may be merely busy, in front of the one that the row has waited for.
+fn is_for_one_lock(needed: &[NeededLock], has_order_key: bool, waits_for: WaitsFor) -> bool {
+    needed.len() == 1 && !(has_order_key && waits_for == WaitsFor::Everything)
+}
+
 /// The less common options of a row, as in the body of `POST /v1/jobs`.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -392,6 +398,7 @@ impl Broker {
                 }
                 Ok(KeyedRow::Locked(lock)) => {
                     if let Some(lock) = lock {
+                        let waited = waited && is_for_one_lock(&needed, order_key.is_some(), waits_for);
                         self.found_locks(|locks| locks.note(lock, waited, Instant::now()));
                     }
                     stay.extend(order_key);
@@ -523,6 +530,16 @@ mod tests {
         locked.note(unique, WaitsFor::Everything, true, at(5_000));
         assert_eq!(locked.rows[&unique].waits_for(), WaitsFor::NoOrderKey);
         assert_eq!(locked.next_turn(at(15_000)), Some(unique));
+    }
+
+    #[test]
+    fn a_lock_that_is_found_after_a_wait_is_blamed_for_it_if_the_row_can_have_waited_for_no_other() {
+        let [a, b] = ["a", "b"].map(|key| NeededLock::UniqueKey("noop".parse().unwrap(), key.to_owned()));
+        let one = std::slice::from_ref(&a);
+        assert!(is_for_one_lock(one, false, WaitsFor::Everything));
+        assert!(is_for_one_lock(one, true, WaitsFor::NoOrderKey));
+        assert!(!is_for_one_lock(one, true, WaitsFor::Everything));
+        assert!(!is_for_one_lock(&[a.clone(), b], false, WaitsFor::Everything));
     }
 
     #[test]
