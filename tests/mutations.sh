@@ -1722,6 +1722,8 @@ mutants() {
     mutant 'lock that a row has waited for' internal/store/outbox/locks.rs \
         '*tried = Some(NeededLock::UniqueKey(job.kind.clone(), key.clone()));' \
         '*tried = job.options.batch.map(NeededLock::Batch);' \
+        internal/broker/outbox.rs \
+        'needed.len() == 1 && ' 'needed.len() < 9 && ' \
         outbox::a_locked_unique_key_holds_up_no_other_row_of_the_same_batch_for_more_than_one_wait
     mutant 'row of the outbox before its order key' internal/store/outbox/locks.rs \
         'sqlx::query(sql).bind(row).fetch_optional(&mut *conn).await?;' 'let _ = (sql, row);' \

@@ -55,7 +55,7 @@ use tokio::sync::{Notify, watch};
 use tokio_util::task::TaskTracker;
 
 use hints::Hints;
-use outbox::{FoundLocks, LockedRow};
+use outbox::{FoundLocks, LockedRows};
 use remote_workers::Polls;
 use tickr_event::{Event, Events};
 use tickr_handlers::{Registered, Registry};
@@ -67,7 +67,6 @@ use tickr_store::{
     LinkProblem, Original, Refusal, Remake, ResponseBuilder, Store, StoreError, UpdatedJob,
 };
 use tickr_telemetry::Meters;
-use uuid::Uuid;
 
 /// Entry point for jobs and for actions on jobs. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -82,7 +81,7 @@ pub struct Broker {
     polls: Arc<Polls>,
     outbox_nudge: Arc<Notify>,
     /// Rows of the outbox that found a lock of another session, each with the time of the next try.
-    outbox_locked: Arc<Mutex<HashMap<Uuid, LockedRow>>>,
+    outbox_locked: Arc<Mutex<LockedRows>>,
     /// The locks of other sessions that rows of the outbox have found.
     outbox_locks: Arc<Mutex<FoundLocks>>,
     source_nudges: Arc<watch::Sender<u64>>,

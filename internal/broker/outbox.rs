@@ -48,12 +48,77 @@ pub struct OutboxPass {
 
 /// A row that found a lock of another session.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct LockedRow {
+struct LockedRow {
     /// When it is tried again.
     until: Instant,
     rest: Duration,
-    /// When it was first found locked, or last had its turn to wait.
-    turn: Instant,
+    /// Its place among the rows that wait: when it was first found locked, or when the rest after its last turn ends.
+    /// Nothing if it has waited for its order key and needs no other lock.
+    turn: Option<Instant>,
+    /// True if it had its turn to wait.
+    has_waited: bool,
+    /// The last walk that has met it.
+    met: u64,
+}
+
+impl LockedRow {
+    /// Return what it waits for in its turn. In its first one it waits as a new row does.
+    const fn waits_for(&self) -> WaitsFor {
+        if self.has_waited { WaitsFor::NoOrderKey } else { WaitsFor::Everything }
+    }
+}
+
+/// The rows of all pages that found locks of other sessions.
+#[derive(Debug, Default)]
+pub(crate) struct LockedRows {
+    rows: HashMap<Uuid, LockedRow>,
+    /// Number of walks through the pages of the outbox that have begun.
+    walk: u64,
+}
+
+impl LockedRows {
+    /// Note that the rows of a page are still there.
+    fn meet(&mut self, rows: impl Iterator<Item = Uuid>) {
+        for row in rows {
+            if let Some(known) = self.rows.get_mut(&row) {
+                known.met = self.walk;
+            }
+        }
+    }
+
+    /// Return the row of all pages that was turned away longest. Another process may have moved one that neither this
+    /// walk nor the last one has met.
+    fn next_turn(&self, now: Instant) -> Option<Uuid> {
+        let met = self.rows.iter().filter(|(_, row)| row.met + 1 >= self.walk);
+        let due = met.filter_map(|(id, row)| Some((row.turn.filter(|turn| *turn <= now)?, *id)));
+        due.min().map(|(_, id)| id)
+    }
+
+    /// Let a row that cannot take its turn come after the others.
+    fn pass_turn(&mut self, row: Uuid, now: Instant) {
+        if let Some(known) = self.rows.get_mut(&row) {
+            known.turn = Some(now + LOCKED_RESTS);
+        }
+    }
+
+    /// Let a row rest that is locked: for long if it had its turn to wait for more than an order key.
+    fn note(&mut self, row: Uuid, waits_for: WaitsFor, needs_more: bool, now: Instant) {
+        self.rows.retain(|_, before| now.saturating_duration_since(before.until) < FORGOTTEN_AFTER);
+        let before = self.rows.get(&row).copied();
+        let had_turn = waits_for != WaitsFor::Nothing;
+        let rest = match before {
+            _ if had_turn && needs_more => LOCKED_RESTS,
+            Some(before) => (2 * before.rest).min(LOCKED_RESTS),
+            None => FIRST_REST,
+        };
+        let turn = match before {
+            _ if had_turn => needs_more.then_some(now + LOCKED_RESTS),
+            Some(before) => before.turn,
+            None => Some(now),
+        };
+        let has_waited = had_turn || before.is_some_and(|before| before.has_waited);
+        self.rows.insert(row, LockedRow { until: now + rest, rest, turn, has_waited, met: self.walk });
+    }
 }
 
 /// The locks of other sessions that rows of the outbox have found. Any number of rows may need one of them, and each
@@ -105,6 +170,12 @@ fn needed_locks(job: &NewJob) -> Vec<NeededLock> {
     let unique = job.unique_key.iter().map(|key| NeededLock::UniqueKey(job.kind.clone(), key.clone()));
     let parents = job.options.after.iter().copied().map(NeededLock::Parent);
     unique.chain(parents).chain(job.options.batch.map(NeededLock::Batch)).collect()
+}
+
+/// Return whether a wait in vain can only have been for the one lock of this list. Otherwise the lock that is found after
+/// it may be merely busy, in front of the one that the row has waited for.
+fn is_for_one_lock(needed: &[NeededLock], has_order_key: bool, waits_for: WaitsFor) -> bool {
+    needed.len() == 1 && !(has_order_key && waits_for == WaitsFor::Everything)
 }
 
 /// The less common options of a row, as in the body of `POST /v1/jobs`.
@@ -229,7 +300,10 @@ impl Broker {
                 Err(reason) => PreparedRow::Unfit(reason),
             }
         });
-        let locked = self.outbox_locked.lock().unwrap_or_else(PoisonError::into_inner).keys().copied().collect();
+        let locked = self.locked_rows(|locked| {
+            locked.walk += u64::from(after.is_none());
+            locked.rows.keys().copied().collect()
+        });
         let page = self.store.move_outbox_page(after, prepare, locked).await?;
         self.announce(&page.accepted);
         let mut pass =
@@ -248,11 +322,15 @@ impl Broker {
     /// Move these rows one by one, in their order. A row stays behind one with the same order key that stays. Those
     /// that found a lock of another session come after the others for a while. Each wait in vain takes seconds in which
     /// no other row is moved. So after one, no row of any page waits for anything for a while. Of the rows that were
-    /// locked before, only the one whose turn it is waits, and none for an order key. Rows that need a lock that was
-    /// found are not tried for a while, because there may be any number of them.
+    /// locked before, only the one that was turned away longest waits, and for an order key only in its first turn. No
+    /// new row waits before it. Rows that need a lock that was found are not tried for a while, because there may be any
+    /// number of them.
     async fn move_keyed_rows(&self, rows: Vec<(Uuid, NewJob)>, pass: &mut OutboxPass) -> Result<(), StoreError> {
         let mut stay: HashSet<String> = HashSet::new();
-        let locked_before = self.outbox_locked.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let locked_before = self.locked_rows(|locked| {
+            locked.meet(rows.iter().map(|(row, _)| *row));
+            locked.rows.clone()
+        });
         let (mut first, mut then) = (Vec::with_capacity(rows.len()), Vec::new());
         for (row, job) in rows {
             let order_key = job.options.order.as_ref().map(|order| order.key.to_string());
@@ -265,14 +343,7 @@ impl Broker {
         }
         // A row that is to be tried again holds up those behind it in its order key, in this list as in the other one.
         stay.clear();
-        let began = Instant::now();
-        let waiting = then.iter().filter_map(|(row, job)| {
-            let (before, needed) = (locked_before.get(row)?, needed_locks(job));
-            // A row that is never free at once has its turn although other rows have found the same lock meanwhile.
-            let is_over = before.until <= began || began.saturating_duration_since(before.turn) >= LOCKED_RESTS;
-            (is_over && !needed.is_empty()).then_some((before.turn, *row))
-        });
-        let turn = waiting.min().map(|(_, row)| row);
+        let mut turn = self.next_turn();
         let mut failed = None;
         for (row, job) in first.into_iter().chain(then) {
             let order_key = job.options.order.as_ref().map(|order| order.key.to_string());
@@ -281,18 +352,21 @@ impl Broker {
             let rests = before.is_some_and(|before| now < before.until);
             let needed = needed_locks(&job);
             let (may_wait, is_found) = self.found_locks(|locks| (locks.may_wait(now), locks.has_one_of(&needed, now)));
-            let has_turn = may_wait && turn == Some(row);
+            // A row of any page that was turned away longer waits first. It may be one that is never free at once, so it
+            // has its turn although other rows have found the same lock meanwhile.
+            let may_wait = may_wait && turn.is_none_or(|turn| turn == row);
+            let has_turn = may_wait && turn.is_some();
             let waits_for = match before {
                 None if may_wait => WaitsFor::Everything,
-                Some(_) if has_turn => WaitsFor::NoOrderKey,
+                Some(before) if has_turn => before.waits_for(),
                 _ => WaitsFor::Nothing,
             };
-            let had_turn = waits_for != WaitsFor::Nothing && !needed.is_empty();
             let is_left = !has_turn && (rests || is_found);
             if is_left || order_key.as_ref().is_some_and(|key| stay.contains(key)) {
-                if before.is_some() && had_turn {
+                if has_turn {
                     // It cannot take its turn, so it is that of another one.
-                    self.note_locked(row, had_turn);
+                    self.locked_rows(|locked| locked.pass_turn(row, now));
+                    turn = self.next_turn();
                 }
                 stay.extend(order_key);
                 continue;
@@ -324,10 +398,11 @@ impl Broker {
                 }
                 Ok(KeyedRow::Locked(lock)) => {
                     if let Some(lock) = lock {
+                        let waited = waited && is_for_one_lock(&needed, order_key.is_some(), waits_for);
                         self.found_locks(|locks| locks.note(lock, waited, Instant::now()));
                     }
                     stay.extend(order_key);
-                    self.note_locked(row, had_turn);
+                    self.locked_rows(|locked| locked.note(row, waits_for, !needed.is_empty(), Instant::now()));
                 }
                 // Without MySQL, none of the others can be moved either.
                 Err(error) if error.is_transient() => return Err(error),
@@ -337,23 +412,19 @@ impl Broker {
                     failed = Some(error);
                 }
             }
+            if has_turn {
+                turn = self.next_turn();
+            }
         }
         failed.map_or(Ok(()), Err)
     }
 
-    /// Let a row that is locked rest: for long if it had its turn to wait.
-    fn note_locked(&self, row: Uuid, had_turn: bool) {
-        let now = Instant::now();
-        let mut locked = self.outbox_locked.lock().unwrap_or_else(PoisonError::into_inner);
-        locked.retain(|_, before| now.saturating_duration_since(before.until) < FORGOTTEN_AFTER);
-        let before = locked.get(&row).copied();
-        let rest = match before {
-            _ if had_turn => LOCKED_RESTS,
-            Some(before) => (2 * before.rest).min(LOCKED_RESTS),
-            None => FIRST_REST,
-        };
-        let turn = before.filter(|_| !had_turn).map_or(now, |before| before.turn);
-        locked.insert(row, LockedRow { until: now + rest, rest, turn });
+    fn next_turn(&self) -> Option<Uuid> {
+        self.locked_rows(|locked| locked.next_turn(Instant::now()))
+    }
+
+    fn locked_rows<T>(&self, with: impl FnOnce(&mut LockedRows) -> T) -> T {
+        with(&mut self.outbox_locked.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn found_locks<T>(&self, with: impl FnOnce(&mut FoundLocks) -> T) -> T {
@@ -361,7 +432,7 @@ impl Broker {
     }
 
     fn forget_locked(&self, row: Uuid) {
-        self.outbox_locked.lock().unwrap_or_else(PoisonError::into_inner).remove(&row);
+        self.locked_rows(|locked| locked.rows.remove(&row));
     }
 
     /// Let this process move the rows of the outbox now, and copy those of the outboxes of applications.
@@ -413,6 +484,62 @@ mod tests {
         locks.note(b.clone(), false, at(ms));
         locks.forget(std::slice::from_ref(&b));
         assert!(!has(&locks, &b, ms));
+    }
+
+    #[test]
+    fn the_row_of_all_pages_that_was_turned_away_longest_is_the_next_to_wait() {
+        let (start, mut locked) = (Instant::now(), LockedRows::default());
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        let [frozen, busy, later] = [1, 2, 3].map(Uuid::from_u128);
+        locked.walk = 1;
+        locked.note(frozen, WaitsFor::Everything, true, at(0));
+        assert_eq!([0, 9_999, 10_000].map(|ms| locked.next_turn(at(ms))), [None, None, Some(frozen)]);
+        // Those that are found in its rest come first, also if they are tried again and again.
+        locked.note(busy, WaitsFor::Nothing, true, at(3_000));
+        locked.note(later, WaitsFor::Nothing, true, at(4_000));
+        locked.note(busy, WaitsFor::Nothing, true, at(5_000));
+        assert_eq!(locked.next_turn(at(10_000)), Some(busy));
+        locked.note(busy, WaitsFor::Everything, true, at(15_000));
+        assert_eq!(locked.next_turn(at(25_000)), Some(later));
+        locked.pass_turn(later, at(25_000));
+        assert_eq!(locked.next_turn(at(25_000)), Some(frozen));
+        locked.note(frozen, WaitsFor::NoOrderKey, true, at(30_000));
+        assert_eq!(locked.next_turn(at(40_000)), Some(busy));
+        // One that no walk meets any more leaves its turn to the others.
+        locked.walk = 2;
+        locked.meet([frozen, later].into_iter());
+        assert_eq!(locked.next_turn(at(40_000)), Some(busy));
+        locked.walk = 3;
+        assert_eq!(locked.next_turn(at(40_000)), Some(later));
+    }
+
+    #[test]
+    fn a_row_that_is_first_found_locked_in_the_rest_waits_once_for_its_order_key() {
+        let (start, mut locked) = (Instant::now(), LockedRows::default());
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        let [ordered, unique] = [1, 2].map(Uuid::from_u128);
+        locked.note(ordered, WaitsFor::Nothing, false, at(0));
+        assert_eq!(locked.next_turn(at(0)), Some(ordered));
+        assert_eq!(locked.rows[&ordered].waits_for(), WaitsFor::Everything);
+        locked.note(ordered, WaitsFor::Everything, false, at(5_000));
+        assert_eq!(locked.next_turn(at(600_000)), None);
+        // It is tried again soon nevertheless.
+        assert_eq!(locked.rows[&ordered].until, at(5_500));
+        locked.note(unique, WaitsFor::Nothing, true, at(0));
+        assert_eq!(locked.rows[&unique].waits_for(), WaitsFor::Everything);
+        locked.note(unique, WaitsFor::Everything, true, at(5_000));
+        assert_eq!(locked.rows[&unique].waits_for(), WaitsFor::NoOrderKey);
+        assert_eq!(locked.next_turn(at(15_000)), Some(unique));
+    }
+
+    #[test]
+    fn a_lock_that_is_found_after_a_wait_is_blamed_for_it_if_the_row_can_have_waited_for_no_other() {
+        let [a, b] = ["a", "b"].map(|key| NeededLock::UniqueKey("noop".parse().unwrap(), key.to_owned()));
+        let one = std::slice::from_ref(&a);
+        assert!(is_for_one_lock(one, false, WaitsFor::Everything));
+        assert!(is_for_one_lock(one, true, WaitsFor::NoOrderKey));
+        assert!(!is_for_one_lock(one, true, WaitsFor::Everything));
+        assert!(!is_for_one_lock(&[a.clone(), b], false, WaitsFor::Everything));
     }
 
     #[test]
