@@ -866,10 +866,7 @@ async fn a_row_that_waits_for_a_lock_takes_turns_with_enqueues_and_leaves_a_conn
     assert_eq!(session.fetch_all("SELECT unique_key FROM unique_keys FOR UPDATE").await.unwrap().len(), 2);
     let enqueue = tickr.post("/v1/jobs", holder(0));
     let changes = async {
-        let waits = "SELECT COUNT(*) FROM information_schema.innodb_trx t \
-                     JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id \
-                     WHERE t.trx_state = 'LOCK WAIT' AND p.db = DATABASE()";
-        tickr.until_count(waits, 1).await;
+        tickr.until_lock_waits(1..).await;
         let (keyed, plain) = (Uuid::now_v7(), Uuid::now_v7());
         let mut tx = app.begin().await.unwrap();
         insert_with(&mut tx, keyed, "noop", json!({"unique_key": "u1"})).await;

@@ -108,13 +108,6 @@ async fn stop(other: App) {
     other.stop(CancellationToken::new()).await;
 }
 
-/// Wait until this many sessions of the database of the test wait for a lock.
-async fn until_locked(tickr: &TestApp, wanted: i64) {
-    let sql = "SELECT COUNT(*) FROM information_schema.innodb_trx t JOIN information_schema.processlist p \
-               ON p.id = t.trx_mysql_thread_id WHERE t.trx_state = 'LOCK WAIT' AND p.db = DATABASE()";
-    tickr.until_count(sql, wanted).await;
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_executes_a_job_from_its_enqueue_to_its_result() {
     let tickr = started().await;
@@ -518,7 +511,7 @@ async fn a_job_of_a_request_whose_client_is_gone_before_the_answer_is_given_back
     let lock = "SELECT id FROM runners WHERE id = ? FOR UPDATE";
     sqlx::query(lock).bind(&gone.id).execute(&mut conn).await.unwrap();
     let id = tickr.enqueue_kind("resize", json!(1)).await;
-    until_locked(&tickr, 1).await;
+    tickr.until_lock_waits(1..).await;
     drop(socket);
     tokio::time::sleep(Duration::from_millis(300)).await;
     sqlx::raw_sql("COMMIT").execute(&mut conn).await.unwrap();
@@ -914,7 +907,7 @@ async fn a_claim_of_a_worker_that_waits_for_a_key_of_a_limit_keeps_no_queue_lock
     let task = work_off(Worker::register(&tickr, 1).await, at, 500);
     let beats = Worker::register(&tickr, 1).await;
     tickr.enqueue(json!({"kind": "resize", "payload": 1, "limit_key": "a"})).await;
-    until_locked(&tickr, 1).await;
+    tickr.until_lock_waits(1..).await;
     sqlx::raw_sql("BEGIN").execute(&mut other).await.unwrap();
     let queue = "SELECT name FROM queues WHERE name = 'pictures' FOR UPDATE NOWAIT";
     assert_eq!(other.fetch_all(queue).await.unwrap().len(), 1);
@@ -933,7 +926,9 @@ async fn many_locked_keys_of_a_limit_hold_up_no_other_key_of_workers_in_a_limite
     let rows: Vec<String> = keys.iter().map(|key| format!("('ten', '{key}')")).collect();
     tickr.sql(format!("INSERT INTO limit_keys (limit_name, limit_key) VALUES {}", rows.join(","))).await;
     let mut frozen = tickr.mysql().await;
-    sqlx::raw_sql("BEGIN").execute(&mut frozen).await.unwrap();
+    let begin = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; BEGIN";
+    sqlx::raw_sql(begin).execute(&mut frozen).await.unwrap();
+    // tickr locks rows alone, and not the gaps between them, so other sessions can make rows of other keys.
     let lock = "SELECT limit_key FROM limit_keys WHERE limit_name = 'ten' FOR UPDATE";
     assert_eq!(frozen.fetch_all(lock).await.unwrap().len(), 40);
     // Few jobs for each claim, so that no claim finds many of the keys.
@@ -967,8 +962,8 @@ async fn a_key_that_another_session_has_not_made_after_all_holds_up_no_job_of_a_
     let beats = Worker::register(&tickr, 1).await;
     tickr.enqueue(json!({"kind": "resize", "payload": 1, "limit_key": "a"})).await;
     // The key counts as locked after this wait, and its row is gone.
-    until_locked(&tickr, 1).await;
-    until_locked(&tickr, 0).await;
+    tickr.until_lock_waits(1..).await;
+    tickr.until_lock_waits(..1).await;
     sqlx::raw_sql("ROLLBACK").execute(&mut frozen).await.unwrap();
     // The job comes back after three seconds, and the key counts as locked for ten.
     until_completed(&tickr, 1, Duration::from_secs(8), &beats).await;

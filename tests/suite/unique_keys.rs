@@ -741,9 +741,7 @@ async fn requests_that_wait_for_a_locked_unique_key_hold_up_no_other_change() {
     held.execute("SELECT * FROM unique_keys WHERE kind = 'noop' AND unique_key = 'k' FOR UPDATE").await.unwrap();
     let waiting = join_all((0..20).map(|_| tickr.post("/v1/jobs", job("k"))));
     let changes = async {
-        let waits = "SELECT COUNT(*) > 0 FROM information_schema.innodb_trx t JOIN information_schema.processlist p \
-                     ON p.id = t.trx_mysql_thread_id WHERE t.trx_state = 'LOCK WAIT' AND p.db = DATABASE()";
-        tickr.until_count(waits, 1).await;
+        tickr.until_lock_waits(1..).await;
         let began = Instant::now();
         let changed = tickr.patch(&format!("/v1/jobs/{other}"), json!({"priority": 1})).await;
         assert_eq!(changed.status, 200, "{:#}", changed.body);

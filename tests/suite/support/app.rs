@@ -1,7 +1,9 @@
 //! A whole tickr inside a test, with its own database, key prefix, folders and port.
 
 use std::borrow::Borrow;
+use std::fmt::Debug;
 use std::future::Future;
+use std::ops::RangeBounds;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -25,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use super::contract;
 use super::halted::{self, Halted};
 use super::servers::{connect, drop_database, migrated_database, servers, table_prefix, unique_name};
-use super::{DEADLINE, Pulse, eventually, eventually_seen, http, pause_after, until_said};
+use super::{DEADLINE, Pulse, eventually, eventually_seen, http, open_transactions, pause_after, until_said};
 
 /// A running tickr. Call `stop` at the end of a test.
 pub(crate) struct TestApp {
@@ -375,6 +377,17 @@ impl TestApp {
         tokio::time::timeout(DEADLINE, found).await.unwrap_or_else(|_| panic!("gave up waiting for {what}"))
     }
 
+    /// Wait until so many sessions of the database wait for a lock.
+    pub(crate) async fn until_lock_waits(&self, wanted: impl RangeBounds<usize> + Debug) {
+        let url = self.config.mysql_url().unwrap();
+        eventually_seen(&format!("{wanted:?} sessions wait for a lock"), || async {
+            let open = open_transactions(url.expose()).await;
+            let waiting = open.iter().filter(|transaction| transaction.state == "LOCK WAIT").count();
+            if wanted.contains(&waiting) { Ok(()) } else { Err(format!("{waiting} wait")) }
+        })
+        .await;
+    }
+
     /// Check that an enqueue with a unique key and a change of a job are answered soon while these requests wait for a
     /// lock of `session`. Then end its transaction, and return the answers of the requests.
     pub(crate) async fn goes_on_beside<T>(&self, waiting: impl Future<Output = T>, session: &mut MySqlConnection) -> T {
@@ -382,10 +395,7 @@ impl TestApp {
         let other = self.enqueue(job()).await;
         let pulse = Pulse::start(self).await;
         let changes = async {
-            let waits = "SELECT COUNT(*) > 0 FROM information_schema.innodb_trx t \
-                         JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id \
-                         WHERE t.trx_state = 'LOCK WAIT' AND p.db = DATABASE()";
-            self.until_count(waits, 1).await;
+            self.until_lock_waits(1..).await;
             let began = tokio::time::Instant::now();
             let made = self.post("/v1/jobs", job()).await;
             assert_eq!(made.status, 201, "{:#}", made.body);
