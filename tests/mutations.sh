@@ -2,7 +2,7 @@
 # Takes out the safeguards of tickr one at a time, in a copy of the committed sources, and runs the tests of the promise
 # behind each: they must turn red. A test that stays green proves nothing.
 #
-#   make mutants                                   all of them, hours on two cores
+#   sh tests/mutations.sh                          all of them, more than a day; make mutants alone is tools/mutants.py
 #   make mutants ARGS=claim                        the safeguards whose name has this word
 #   make mutants ARGS="'token in settle'"          the safeguard with this name
 #   make mutants ARGS="--from 'token in settle'"   this one and all after it, to continue an interrupted run
