@@ -289,7 +289,7 @@ impl Client {
     }
 
     /// Send a POST with this idempotency key. When it may have been carried out although no good answer came, repeat it
-    /// for as long as `patience`: the answer to a repeated request says what became of the first one. If the request
+    /// for as long as `patience`: the answer to a repeated request says how the first one ended. If the request
     /// `may_be_repeated`, an earlier command may have sent it with this key, so only a refusal shows that it was not
     /// carried out. `say` is called with a message at the first failure.
     pub(crate) async fn post_until_known(

@@ -93,7 +93,7 @@ pub enum KeyedRow {
     Locked(Option<NeededLock>),
 }
 
-/// What became of a row that is moved by itself.
+/// Outcome of a row that is moved by itself.
 #[derive(Clone, Debug)]
 pub struct KeyedMove {
     /// The outcome.
