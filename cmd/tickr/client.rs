@@ -124,9 +124,16 @@ impl Refusal {
         let is_of_caller = [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN].contains(&self.status);
         let is_of_moment = [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&self.status)
             || !self.after.is_zero();
-        // Another request with the key was carried out, such as an earlier run whose answer was lost.
-        let is_of_key = self.code == "idempotency_conflict";
-        !self.code.is_empty() && !is_of_key && self.status.is_client_error() && !is_of_caller && !is_of_moment
+        !self.code.is_empty()
+            && !self.is_of_used_key()
+            && self.status.is_client_error()
+            && !is_of_caller
+            && !is_of_moment
+    }
+
+    /// Return whether another request with the key was carried out, such as an earlier run whose answer was lost.
+    fn is_of_used_key(&self) -> bool {
+        self.code == "idempotency_conflict"
     }
 
     /// Return whether another runner may have a different opinion: during a rollout only some know a new kind.
@@ -141,6 +148,11 @@ pub(crate) enum Failed {
     NotDone(anyhow::Error),
     /// It may have been carried out.
     Unknown(anyhow::Error),
+}
+
+/// Return whether another request with the idempotency key of this call was carried out.
+pub(crate) fn is_for_a_used_key(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<Refusal>().is_some_and(Refusal::is_of_used_key)
 }
 
 /// Return whether a call that failed may work in a moment: while a server restarts or is busy, or a proxy cannot reach

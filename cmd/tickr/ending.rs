@@ -3,6 +3,7 @@
 
 use serde_json::Value;
 
+use crate::client::is_for_a_used_key;
 use crate::print::{printable, text};
 use crate::{CommandResult, Failure};
 
@@ -47,11 +48,15 @@ pub(crate) fn unknown(id: &str, error: anyhow::Error) -> Failure {
 
 /// Report a job that may be enqueued.
 pub(crate) fn perhaps(key: &str, error: anyhow::Error) -> Failure {
-    let said = format!(
-        "it is not known whether the job is enqueued; the same command with --idempotency-key {} finds out, and \
-         enqueues nothing twice",
-        printable(key)
-    );
+    let key = printable(key);
+    let said = if is_for_a_used_key(&error) {
+        format!("another request was sent with --idempotency-key {key}; an earlier run may have enqueued the job")
+    } else {
+        format!(
+            "it is not known whether the job is enqueued; the same command with --idempotency-key {key} finds out, and \
+             enqueues nothing twice"
+        )
+    };
     Failure::new(NOT_OVER, error.context(said))
 }
 

@@ -366,6 +366,10 @@ async fn an_enqueue_whose_answer_is_lost_is_one_job_and_exit_code_0() {
     let (code, out, err) = outcome(tickr(&app.url(""), &["--idempotency-key", key])).await;
     assert_eq!((code, err.as_str(), app.count("SELECT COUNT(*) FROM jobs").await), (0, "", 2));
     assert_ne!(out.trim(), id);
+    // A run with another payload and this key must not tell that nothing was enqueued.
+    let (code, out, err) = outcome(tickr(&app.url(""), &["--idempotency-key", key, "{\"other\": 1}"])).await;
+    assert_eq!((code, out.as_str(), app.count("SELECT COUNT(*) FROM jobs").await), (5, "", 2), "{err}");
+    assert!(err.contains("another request was sent with"), "{err}");
     losing.await.unwrap();
 
     // The job of an id that cannot be printed is enqueued as well.
