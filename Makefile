@@ -6,8 +6,8 @@
 
 INSTALL := internal/services/install.sh
 ARGS ?=
-# Tests wait more than they work: three times as many at a time as there are cores.
-export RUST_TEST_THREADS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 3)
+# Tests wait more than they work: five times as many at a time as there are cores.
+export RUST_TEST_THREADS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 5)
 # The modules of the suite that `make test-fast` runs.
 FAST := $(addsuffix ::,api api_keys attempt_logs audit change client engine events examples explain kinds layering \
 	limits logs metrics mutations openapi panics prose readme report retries runners search security store)
