@@ -1808,6 +1808,9 @@ mutants() {
     mutant 'answers in place of parents' internal/store/jobs/unique_keys.rs \
         'wait_for_the_answer(&mut new, jobs, &decided);' '' \
         dependencies::a_job_waits_for_the_answer_in_place_of_its_parent
+    mutant 'parents with one answer' internal/job/spec.rs \
+        'if !self.after.contains(&parent) {' 'if !self.after.contains(&parent) || self.batch.is_none() {' \
+        dependencies::parents_that_have_one_answer_are_one_parent
     mutant 'rule of a callback' internal/handlers/http/response.rs \
         'rule.and_then(|rule| rule.judge(status, &self.body, &self.secrets))' 'rule.and_then(|rule| rule.judge(status, &self.body, &self.secrets)).filter(|_| false)' \
         receivers::a_callback_is_judged_by_the_value_in_the_body

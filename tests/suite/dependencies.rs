@@ -563,3 +563,32 @@ async fn a_job_waits_for_the_answer_in_place_of_its_parent() {
     assert_eq!(tickr.count(INVERSIONS).await, 0);
     tickr.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn parents_that_have_one_answer_are_one_parent() {
+    let tickr = TestApp::start().await;
+    let holder = tickr.enqueue(json!({"kind": "noop", "payload": {}, "unique_key": "u", "delay_ms": 600_000})).await;
+    let unique = |key: &str| json!({"kind": "noop", "payload": {}, "unique_key": key});
+    let put_off = json!({"kind": "noop", "payload": {}, "unique_key": "u", "on_conflict": "postpone",
+        "delay_ms": 600_000});
+    let child = |after: Value| json!({"kind": "noop", "payload": {}, "after": after});
+    // Two positions with one answer, a position whose answer is named as well, and two positions of one new job.
+    for (jobs, answer) in [
+        (json!([unique("u"), unique("u"), child(json!([0, 1]))]), Some(holder)),
+        (json!([unique("u"), child(json!([0, holder.to_string()]))]), Some(holder)),
+        (json!([put_off, child(json!([holder.to_string(), 0]))]), Some(holder)),
+        (json!([unique("v"), unique("v"), child(json!([0, 1]))]), None),
+    ] {
+        let made = tickr.post("/v1/jobs/batch", json!({"jobs": jobs})).await;
+        assert_eq!(made.status, 201, "{:#}", made.body);
+        let made = made.body["jobs"].as_array().unwrap();
+        let child: JobId = made.last().unwrap()["id"].as_str().unwrap().parse().unwrap();
+        let answer = answer.map_or(made[0]["id"].clone(), |id| json!(id.to_string()));
+        assert_eq!(tickr.job(child).await["after"], json!([answer]));
+    }
+    assert_eq!(tickr.post(&format!("/v1/jobs/{holder}/run-now"), json!({})).await.status, 200);
+    tickr.until_idle().await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE end_state = 'completed'").await, 6);
+    assert_eq!(tickr.count(INVERSIONS).await, 0);
+    tickr.stop().await;
+}

@@ -294,11 +294,9 @@ fn wait_for_the_answer(new: &mut [NewJob], jobs: &[NewJob], decided: &Decided) {
     let postponed = decided.postpone.iter().map(|(place, holder)| (jobs[*place].id, holder.id));
     // An earlier job of the request may itself be answered with another one.
     let answers: BTreeMap<JobId, JobId> = existing.chain(postponed).collect();
-    let answer = |id: &JobId| answers.get(id).map(|first| *answers.get(first).unwrap_or(first));
-    for parent in new.iter_mut().flat_map(|job| &mut job.options.after) {
-        if let Some(id) = answer(parent) {
-            *parent = id;
-        }
+    let answer = |id: JobId| answers.get(&id).map(|first| *answers.get(first).unwrap_or(first));
+    for job in new {
+        job.options.replace_parents(answer);
     }
 }
 
