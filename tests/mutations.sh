@@ -1601,6 +1601,9 @@ mutants() {
     mutant 'parents in front of their child alone' internal/store/outbox/pages.rs \
         '*parent < row' '*parent != row' \
         outbox::a_row_whose_parent_is_behind_it_is_rejected
+    mutant 'row that is its own parent' internal/broker/outbox.rs \
+        'if options.after.contains(&JobId::from_uuid(row.id)) {' 'if options.after.contains(&JobId::from_uuid(Uuid::nil())) {' \
+        outbox::a_row_that_names_itself_as_a_parent_is_rejected
     mutant 'rows of a dead leader' internal/store/change_summary.rs \
         '- INTERVAL 3 SECOND' '- INTERVAL 3 HOUR' \
         internal/store/change_summary.rs \

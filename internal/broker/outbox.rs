@@ -222,6 +222,10 @@ fn prepare(registry: &Registry, row: OutboxRow) -> Result<NewJob, String> {
         Some(text) => serde_json::from_str(text).map_err(|error| format!("the options cannot be read: {error}"))?,
         None => RowOptions::default(),
     };
+    // Its job would wait for its own end.
+    if options.after.contains(&JobId::from_uuid(row.id)) {
+        return Err("the row names itself in after: a parent is another job, or a row in front of it".to_owned());
+    }
     let twice = |what: &str| Err(format!("give {what}, not both"));
     let due = match (row.execute_at, options.delay_ms) {
         (Some(_), Some(_)) => return twice("execute_at or delay_ms"),
@@ -565,12 +569,15 @@ mod tests {
             copied_from: None,
         };
         let registry = Registry::new();
+        let own_parent = row("{}", None);
+        let own_parent = OutboxRow { options: Some(format!(r#"{{"after": ["{}"]}}"#, own_parent.id)), ..own_parent };
         for (row, part) in [
             (row("{", None), "the payload is not JSON"),
             (row("{}", Some("[")), "the options cannot be read"),
             (row("{}", Some(r#"{"wait": 1}"#)), "unknown field `wait`"),
             (row("{}", Some(r#"{"expires_in_ms": 1, "expires_at": "2026-01-01T00:00:00Z"}"#)), "not both"),
             (OutboxRow { id: Uuid::new_v4(), ..row("{}", None) }, "UUIDv7"),
+            (own_parent, "names itself in after"),
             (row("{}", None), "no kind is called \"noop\""),
         ] {
             let reason = prepare(&registry, row).unwrap_err();

@@ -459,6 +459,26 @@ async fn a_row_whose_parent_is_behind_it_is_rejected() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_names_itself_as_a_parent_is_rejected() {
+    let tickr = TestApp::start().await;
+    let mut app = tickr.mysql().await;
+    let ids = [Uuid::now_v7(), Uuid::now_v7()];
+    // A program names all rows of its transaction.
+    let mut tx = app.begin().await.unwrap();
+    insert(&mut tx, ids[0], "noop", "{}").await;
+    insert_with(&mut tx, ids[1], "noop", json!({"after": ids})).await;
+    tx.commit().await.unwrap();
+    tickr.until_count("SELECT COUNT(*) FROM outbox_rejected", 1).await;
+    let rejected = tickr.get("/v1/outbox/rejected").await.body;
+    assert_eq!(rejected["data"][0]["id"], ids[1].to_string());
+    let reason = rejected["data"][0]["reason"].as_str().unwrap();
+    assert!(reason.contains("names itself in after"), "{reason}");
+    assert_eq!((tickr.count(WAITING).await, tickr.count("SELECT COUNT(*) FROM jobs").await), (0, 1));
+    until(&tickr, JobId::from_uuid(ids[0]), State::Completed).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_nudge_starts_jobs_within_milliseconds_and_needs_the_right_key() {
     let tickr = TestApp::start().await;
     let mut app = tickr.mysql().await;
