@@ -1811,6 +1811,9 @@ mutants() {
     mutant 'answers in place of parents' internal/store/jobs/unique_keys.rs \
         'wait_for_the_answer(&mut new, jobs, &decided);' '' \
         dependencies::a_job_waits_for_the_answer_in_place_of_its_parent
+    mutant 'removed answers in place of parents' internal/store/jobs/unique_keys.rs \
+        'holder.state == State::Completed)' 'holder.state == State::Failed)' \
+        dependencies::a_job_runs_whose_parent_is_answered_with_a_completed_job_that_was_removed
     mutant 'parents with one answer' internal/job/spec.rs \
         'if !self.after.contains(&parent) {' 'if !self.after.contains(&parent) || self.batch.is_none() {' \
         dependencies::parents_that_have_one_answer_are_one_parent

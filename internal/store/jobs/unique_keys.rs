@@ -22,6 +22,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use sqlx::Row;
+use uuid::Uuid;
 
 use crate::audit::{AuditEntry, record_all};
 use crate::idempotency::{Answer, IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
@@ -255,7 +256,8 @@ pub(crate) async fn insert_keyed(
     {
         receipts.holder = Some(Box::new(read_in_full(conn, holder.id).await?));
     }
-    let (links, problems) = check_links(conn, &new.iter().collect::<Vec<_>>(), &BTreeSet::new()).await?;
+    let completed = decided.completed_holders();
+    let (links, problems) = check_links(conn, &new.iter().collect::<Vec<_>>(), &BTreeSet::new(), &completed).await?;
     if !problems.is_empty() {
         sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
         // A parent of an earlier call of this same request may have been removed since.
@@ -364,6 +366,17 @@ struct Decided {
     /// Holders to put off. Their state is checked again as well.
     postpone: BTreeMap<usize, KeyHolder>,
     taken: Vec<(usize, KeyHolder)>,
+}
+
+impl Decided {
+    /// Return the holders that completed and keep their unique keys for a time, also when retention has removed them.
+    fn completed_holders(&self) -> BTreeSet<Uuid> {
+        let holders = self.existing.values().filter_map(|existing| match existing {
+            Existing::Holder(holder) => Some(holder),
+            Existing::Earlier(_) => None,
+        });
+        holders.filter(|holder| holder.state == State::Completed).map(|holder| holder.id.uuid()).collect()
+    }
 }
 
 /// Return true if the job waits, so that it can be replaced or put off.
