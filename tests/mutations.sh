@@ -1811,6 +1811,9 @@ mutants() {
     mutant 'answers in place of parents' internal/store/jobs/unique_keys.rs \
         'wait_for_the_answer(&mut new, jobs, &decided);' '' \
         dependencies::a_job_waits_for_the_answer_in_place_of_its_parent
+    mutant 'mark of a parent that is replaced' internal/store/jobs/unique_keys.rs \
+        'owed.links |= AWAITED;' 'owed.links |= 0;' \
+        dependencies::a_child_is_told_at_once_of_a_parent_that_its_own_request_replaces
     mutant 'removed answers in place of parents' internal/store/jobs/unique_keys.rs \
         'holder.state == State::Completed)' 'holder.state == State::Failed)' \
         dependencies::a_job_runs_whose_parent_is_answered_with_a_completed_job_that_was_removed

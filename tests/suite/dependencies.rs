@@ -613,3 +613,32 @@ async fn a_job_runs_whose_parent_is_answered_with_a_completed_job_that_was_remov
     assert_eq!((refused.status, refused.code()), (422, "invalid_request"), "{:#}", refused.body);
     tickr.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_child_is_told_at_once_of_a_parent_that_its_own_request_replaces() {
+    let tickr = TestApp::start().await;
+    let later = json!({"kind": "noop", "payload": {}, "unique_key": "u", "delay_ms": 600_000});
+    let replaces = json!({"unique_key": "u", "on_conflict": "replace", "on_parent_failure": "run"});
+    // A runner looks at all blocked jobs, but only every five seconds. So of two children in a row it finds one late.
+    for _ in 0..2 {
+        let holder = tickr.enqueue(later.clone()).await;
+        let child = after(&tickr, &[holder], replaces.clone()).await;
+        assert_eq!(tickr.job(holder).await["state"], "cancelled");
+        tickr.until(child, State::Completed).await;
+    }
+    assert_eq!(tickr.count(LATE).await, 0);
+    // The same for a child that is another job of the request.
+    for _ in 0..2 {
+        let holder = tickr.enqueue(later.clone()).await;
+        let new = json!({"kind": "noop", "payload": {}, "unique_key": "u", "on_conflict": "replace"});
+        let child = json!({"kind": "noop", "payload": {}, "after": [holder.to_string()]});
+        let made = tickr.enqueue_many([new, child]).await;
+        tickr.until(made[1], State::Cancelled).await;
+        tickr.until(made[0], State::Completed).await;
+    }
+    let late = "SELECT COUNT(*) FROM job_parents p JOIN attempts c ON c.job_id = p.child_id \
+                AND c.end_state = 'cancelled' WHERE c.finished_at > (SELECT MAX(a.finished_at) FROM attempts a \
+                WHERE a.job_id = p.parent_id) + INTERVAL 3 SECOND";
+    assert_eq!(tickr.count(late).await, 0);
+    tickr.stop().await;
+}

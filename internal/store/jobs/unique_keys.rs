@@ -202,7 +202,7 @@ pub(crate) async fn insert_keyed(
     let mut decided = decide(conn, jobs, producer, &memory.lock_first).await?;
     let mut taken = std::mem::take(&mut decided.taken);
     let changed = || decided.replace.iter().chain(&decided.postpone);
-    let held = match changed().next() {
+    let mut held = match changed().next() {
         None => BTreeMap::new(),
         Some(_) => lock_held(conn, changed().map(|(_, holder)| holder.id)).await?,
     };
@@ -271,6 +271,13 @@ pub(crate) async fn insert_keyed(
     let answer = build(&receipts);
     if let Some(instead) = store_answer(conn, idempotent, &answer, now).await? {
         return Ok(instead);
+    }
+    // A job of the request may wait for a holder that the request replaces. The check has marked that one since its row
+    // was read, and its end has to be told.
+    for parent in new.iter().flat_map(|job| &job.options.after) {
+        if let Some(owed) = held.get_mut(parent) {
+            owed.links |= AWAITED;
+        }
     }
     replace(conn, jobs, producer.actor(), &decided.replace, &held, now).await?;
     let accepted: Vec<Accepted> = receipts.accepted().cloned().collect();
