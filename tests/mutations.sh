@@ -1802,6 +1802,9 @@ mutants() {
     mutant 'children of a replayed job' internal/store/dead_letters.rs \
         'let replays = made.iter().map(' 'let replays = made.iter().take(0).map(' \
         dependencies::a_replay_takes_the_place_of_a_failed_parent
+    mutant 'nested batches of an old batch' internal/store/batches/read.rs \
+        'WHERE n.parent = b.id) AS old' 'WHERE n.parent = b.id AND n.id IS NULL) AS old' \
+        batches::an_outer_batch_is_kept_as_long_as_its_nested_ones_and_counts_a_later_success
     mutant 'pages of nested batches' internal/store/batches/cancel.rs \
         '.filter(|_| nested.len() as u32 == NESTED)' '.filter(|_| nested.is_empty())' \
         batches::a_cancel_reaches_any_number_of_nested_batches
