@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -190,6 +190,7 @@ struct RowOptions {
     timeout_ms: Option<u64>,
     retry: Option<RetryRequest>,
     unique_key: Option<String>,
+    #[serde(deserialize_with = "list_or_null")]
     unique_fields: Vec<String>,
     on_conflict: Option<OnConflict>,
     unique_until: Option<UniqueUntil>,
@@ -198,11 +199,22 @@ struct RowOptions {
     order_key: Option<String>,
     limit_key: Option<String>,
     on_failure: Option<OnFailure>,
+    #[serde(deserialize_with = "list_or_null")]
     after: Vec<JobId>,
     on_parent_failure: Option<OnParentFailure>,
     batch: Option<BatchId>,
+    #[serde(deserialize_with = "list_or_null")]
     tags: Vec<String>,
     trace: Option<RowTrace>,
+}
+
+/// Read a list. Null counts as left out, as in the body of `POST /v1/jobs`.
+fn list_or_null<'de, T, D>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    T: Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
 #[derive(Deserialize)]

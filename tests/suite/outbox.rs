@@ -114,6 +114,44 @@ async fn a_row_may_have_every_option_of_a_job() {
     tickr.stop().await;
 }
 
+/// A program that fills in all options writes `null` for those that it has no value for.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_option_of_a_row_that_is_null_counts_as_left_out() {
+    let tickr = TestApp::start().await;
+    let id = Uuid::now_v7();
+    let mut options = json!({});
+    for option in [
+        "delay_ms",
+        "expires_at",
+        "expires_in_ms",
+        "priority",
+        "max_attempts",
+        "timeout_ms",
+        "retry",
+        "unique_key",
+        "unique_fields",
+        "on_conflict",
+        "unique_until",
+        "unique_for_ms",
+        "max_wait_ms",
+        "order_key",
+        "limit_key",
+        "on_failure",
+        "after",
+        "on_parent_failure",
+        "batch",
+        "tags",
+        "trace",
+    ] {
+        options[option] = Value::Null;
+    }
+    insert_with(&mut tickr.mysql().await, id, "noop", options).await;
+    tickr.until_count(WAITING, 0).await;
+    assert_eq!(tickr.get("/v1/outbox/rejected").await.body["data"], json!([]));
+    until(&tickr, JobId::from_uuid(id), State::Completed).await;
+    tickr.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_whose_expiry_passed_while_it_waited_becomes_a_job_that_expired() {
     let tickr = TestApp::start().await;
