@@ -1601,6 +1601,15 @@ mutants() {
     mutant 'parents in front of their child alone' internal/store/outbox/pages.rs \
         '*parent < row' '*parent != row' \
         outbox::a_row_whose_parent_is_behind_it_is_rejected
+    mutant 'answers to the rows of parents' internal/store/outbox/pages.rs \
+        'answers_to(conn, parents).await?' 'answers_to(conn, &parents[..0]).await?' \
+        outbox::a_row_waits_for_the_job_that_was_the_answer_to_the_row_of_its_parent
+    mutant 'completed answers to the rows of parents' internal/store/outbox/pages.rs \
+        'completed_parents: completed.collect()' 'completed_parents: completed.take(0).collect()' \
+        outbox::a_row_waits_for_the_job_that_was_the_answer_to_the_row_of_its_parent
+    mutant 'row that becomes a job after its answer' internal/store/outbox/answers.rs \
+        'answers.remove(&JobId::from_uuid(job.try_get("id")?));' 'JobId::from_uuid(job.try_get("id")?);' \
+        outbox::a_row_waits_for_the_job_that_was_the_answer_to_the_row_of_its_parent
     mutant 'row that is its own parent' internal/broker/outbox.rs \
         'if options.after.contains(&JobId::from_uuid(row.id)) {' 'if options.after.contains(&JobId::from_uuid(Uuid::nil())) {' \
         outbox::a_row_that_names_itself_as_a_parent_is_rejected

@@ -145,7 +145,7 @@ impl Store {
     /// When MySQL cannot be reached or refuses.
     pub async fn insert_unique(&self, producer: Producer, jobs: Vec<NewJob>) -> Result<EnqueueOutcome, StoreError> {
         let linked = jobs.iter().any(|job| job.options.has_links());
-        let request = Arc::new(EnqueueRequest { jobs: together(with_producer(jobs, &producer)), producer });
+        let request = Arc::new(EnqueueRequest::new(together(with_producer(jobs, &producer)), producer));
         let (shared, memory) = (self.shared.clone(), Arc::default());
         let attempted = "insert jobs with unique keys";
         // Without an idempotency key no response is stored.
@@ -174,6 +174,14 @@ impl Store {
 pub(crate) struct EnqueueRequest {
     pub(crate) jobs: Vec<NewJob>,
     pub(crate) producer: Producer,
+    /// Parents that have completed. Retention may have removed them.
+    pub(crate) completed_parents: BTreeSet<Uuid>,
+}
+
+impl EnqueueRequest {
+    pub(crate) const fn new(jobs: Vec<NewJob>, producer: Producer) -> Self {
+        Self { jobs, producer, completed_parents: BTreeSet::new() }
+    }
 }
 
 /// Record the producer in each job that has a unique key and no creator yet. A replayed job keeps its first creator.
@@ -187,7 +195,7 @@ pub(crate) fn with_producer(mut jobs: Vec<NewJob>, producer: &Producer) -> Vec<N
 /// Write the jobs, all or none, within the caller's transaction. With `once`, write them at most once.
 pub(crate) async fn insert_keyed(
     conn: &mut Session<'_>,
-    EnqueueRequest { jobs, producer }: &EnqueueRequest,
+    EnqueueRequest { jobs, producer, completed_parents }: &EnqueueRequest,
     (idempotent, build): (Option<&IdempotentRequest>, &ResponseBuilder<EnqueueReceipts>),
     shared: &StoreInner,
     memory: &PriorDecision,
@@ -256,7 +264,7 @@ pub(crate) async fn insert_keyed(
     {
         receipts.holder = Some(Box::new(read_in_full(conn, holder.id).await?));
     }
-    let completed = decided.completed_holders();
+    let completed = &decided.completed_holders() | completed_parents;
     let (links, problems) = check_links(conn, &new.iter().collect::<Vec<_>>(), &BTreeSet::new(), &completed).await?;
     if !problems.is_empty() {
         sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
