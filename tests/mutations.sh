@@ -1601,6 +1601,18 @@ mutants() {
     mutant 'parents in front of their child alone' internal/store/outbox/pages.rs \
         '*parent < row' '*parent != row' \
         outbox::a_row_whose_parent_is_behind_it_is_rejected
+    mutant 'answers to the rows of parents' internal/store/outbox/pages.rs \
+        'answers_to(conn, parents).await?' 'answers_to(conn, &parents[..0]).await?' \
+        outbox::a_row_waits_for_the_job_that_was_the_answer_to_the_row_of_its_parent
+    mutant 'completed answers to the rows of parents' internal/store/outbox/pages.rs \
+        'completed_parents: completed.collect()' 'completed_parents: completed.take(0).collect()' \
+        outbox::a_row_waits_for_the_job_that_was_the_answer_to_the_row_of_its_parent
+    mutant 'row that becomes a job after its answer' internal/store/outbox/answers.rs \
+        'answers.remove(&JobId::from_uuid(job.try_get("id")?));' 'JobId::from_uuid(job.try_get("id")?);' \
+        outbox::a_row_waits_for_the_job_that_was_the_answer_to_the_row_of_its_parent
+    mutant 'row that is its own parent' internal/broker/outbox.rs \
+        'if options.after.contains(&JobId::from_uuid(row.id)) {' 'if options.after.contains(&JobId::from_uuid(Uuid::nil())) {' \
+        outbox::a_row_that_names_itself_as_a_parent_is_rejected
     mutant 'rows of a dead leader' internal/store/change_summary.rs \
         '- INTERVAL 3 SECOND' '- INTERVAL 3 HOUR' \
         internal/store/change_summary.rs \
@@ -1799,6 +1811,9 @@ mutants() {
     mutant 'children of a replayed job' internal/store/dead_letters.rs \
         'let replays = made.iter().map(' 'let replays = made.iter().take(0).map(' \
         dependencies::a_replay_takes_the_place_of_a_failed_parent
+    mutant 'nested batches of an old batch' internal/store/batches/read.rs \
+        'WHERE n.parent = b.id) AS old' 'WHERE n.parent = b.id AND n.id IS NULL) AS old' \
+        batches::an_outer_batch_is_kept_as_long_as_its_nested_ones_and_counts_a_later_success
     mutant 'pages of nested batches' internal/store/batches/cancel.rs \
         '.filter(|_| nested.len() as u32 == NESTED)' '.filter(|_| nested.is_empty())' \
         batches::a_cancel_reaches_any_number_of_nested_batches
@@ -1808,6 +1823,15 @@ mutants() {
     mutant 'answers in place of parents' internal/store/jobs/unique_keys.rs \
         'wait_for_the_answer(&mut new, jobs, &decided);' '' \
         dependencies::a_job_waits_for_the_answer_in_place_of_its_parent
+    mutant 'mark of a parent that is replaced' internal/store/jobs/unique_keys.rs \
+        'owed.links |= AWAITED;' 'owed.links |= 0;' \
+        dependencies::a_child_is_told_at_once_of_a_parent_that_its_own_request_replaces
+    mutant 'removed answers in place of parents' internal/store/jobs/unique_keys.rs \
+        'holder.state == State::Completed)' 'holder.state == State::Failed)' \
+        dependencies::a_job_runs_whose_parent_is_answered_with_a_completed_job_that_was_removed
+    mutant 'parents with one answer' internal/job/spec.rs \
+        'if !self.after.contains(&parent) {' 'if !self.after.contains(&parent) || self.batch.is_none() {' \
+        dependencies::parents_that_have_one_answer_are_one_parent
     mutant 'rule of a callback' internal/handlers/http/response.rs \
         'rule.and_then(|rule| rule.judge(status, &self.body, &self.secrets))' 'rule.and_then(|rule| rule.judge(status, &self.body, &self.secrets)).filter(|_| false)' \
         receivers::a_callback_is_judged_by_the_value_in_the_body

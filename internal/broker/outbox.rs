@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -190,6 +190,7 @@ struct RowOptions {
     timeout_ms: Option<u64>,
     retry: Option<RetryRequest>,
     unique_key: Option<String>,
+    #[serde(deserialize_with = "list_or_null")]
     unique_fields: Vec<String>,
     on_conflict: Option<OnConflict>,
     unique_until: Option<UniqueUntil>,
@@ -198,11 +199,22 @@ struct RowOptions {
     order_key: Option<String>,
     limit_key: Option<String>,
     on_failure: Option<OnFailure>,
+    #[serde(deserialize_with = "list_or_null")]
     after: Vec<JobId>,
     on_parent_failure: Option<OnParentFailure>,
     batch: Option<BatchId>,
+    #[serde(deserialize_with = "list_or_null")]
     tags: Vec<String>,
     trace: Option<RowTrace>,
+}
+
+/// Read a list. Null counts as left out, as in the body of `POST /v1/jobs`.
+fn list_or_null<'de, T, D>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    T: Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
 #[derive(Deserialize)]
@@ -222,6 +234,10 @@ fn prepare(registry: &Registry, row: OutboxRow) -> Result<NewJob, String> {
         Some(text) => serde_json::from_str(text).map_err(|error| format!("the options cannot be read: {error}"))?,
         None => RowOptions::default(),
     };
+    // Its job would wait for its own end.
+    if options.after.contains(&JobId::from_uuid(row.id)) {
+        return Err("the row names itself in after: a parent is another job, or a row in front of it".to_owned());
+    }
     let twice = |what: &str| Err(format!("give {what}, not both"));
     let due = match (row.execute_at, options.delay_ms) {
         (Some(_), Some(_)) => return twice("execute_at or delay_ms"),
@@ -565,12 +581,15 @@ mod tests {
             copied_from: None,
         };
         let registry = Registry::new();
+        let own_parent = row("{}", None);
+        let own_parent = OutboxRow { options: Some(format!(r#"{{"after": ["{}"]}}"#, own_parent.id)), ..own_parent };
         for (row, part) in [
             (row("{", None), "the payload is not JSON"),
             (row("{}", Some("[")), "the options cannot be read"),
             (row("{}", Some(r#"{"wait": 1}"#)), "unknown field `wait`"),
             (row("{}", Some(r#"{"expires_in_ms": 1, "expires_at": "2026-01-01T00:00:00Z"}"#)), "not both"),
             (OutboxRow { id: Uuid::new_v4(), ..row("{}", None) }, "UUIDv7"),
+            (own_parent, "names itself in after"),
             (row("{}", None), "no kind is called \"noop\""),
         ] {
             let reason = prepare(&registry, row).unwrap_err();

@@ -370,7 +370,7 @@ async fn operations(shared: &EngineState, mut pages: PageBudget<'_>) -> Result<b
     }
 }
 
-/// A batch stays as long as one of its jobs, and at least as long as completed jobs.
+/// A batch stays as long as one of its jobs or nested batches, and at least as long as completed jobs.
 async fn batches(shared: &EngineState, mut pages: PageBudget<'_>) -> Result<bool, StoreError> {
     let mut after = None;
     loop {

@@ -283,6 +283,17 @@ impl JobOptions {
         !self.after.is_empty() || self.batch.is_some()
     }
 
+    /// Let the job wait for these answers in place of its parents. Two parents may have one answer, and a parent may be
+    /// the answer of another one: each is named once.
+    pub fn replace_parents(&mut self, answer: impl Fn(JobId) -> Option<JobId>) {
+        let named = std::mem::take(&mut self.after);
+        for parent in named.into_iter().map(|parent| answer(parent).unwrap_or(parent)) {
+            if !self.after.contains(&parent) {
+                self.after.push(parent);
+            }
+        }
+    }
+
     /// Return true if all options have the defaults of the kind.
     #[must_use]
     pub fn is_default(&self) -> bool {

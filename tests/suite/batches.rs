@@ -10,6 +10,7 @@ use sqlx::Executor;
 use tickr::config::Config;
 use tickr::handlers::{Context, FollowUp, Kind, Output, Registry};
 use tickr::job::{BatchId, JobId, State};
+use tickr::store::Retention;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::limits::set_and_wait;
@@ -201,6 +202,38 @@ async fn a_nested_batch_counts_as_one_job_of_its_parent_with_its_callbacks() {
     until(&tickr, &failing, "succeeded").await;
     until(&tickr, &outer, "succeeded").await;
     tickr.until(job_of(&outer, "on_success"), State::Completed).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outer_batch_is_kept_as_long_as_its_nested_ones_and_counts_a_later_success() {
+    let mended = CancellationToken::new();
+    let tickr = TestApp::start_with(|_| {}, broken(&mended)).await;
+    let store = tickr.app.broker().store();
+    let noop = json!({"kind": "noop", "payload": {}});
+    let outer = create(&tickr, json!({"on_success": noop})).await;
+    let bad = json!({"kind": "broken", "payload": {}, "max_attempts": 1});
+    let nested = create(&tickr, json!({"parent": outer["id"], "jobs": [bad], "close": true})).await;
+    act(&tickr, &outer, "close").await;
+    until(&tickr, &outer, "failed").await;
+    // The nested batch has its failed job. The outer one has no job of its own.
+    assert_eq!(store.purge_batches(None, Duration::ZERO).await.unwrap().0, 0);
+    mended.cancel();
+    act(&tickr, &nested, "retry").await;
+    until(&tickr, &nested, "succeeded").await;
+    until(&tickr, &outer, "succeeded").await;
+    tickr.until(job_of(&outer, "on_success"), State::Completed).await;
+    tickr.until_idle().await;
+    // Once the jobs are gone, the nested batch goes first.
+    eventually("the jobs are removed", || async {
+        store.purge_page(None, &Retention::all(Duration::ZERO)).await.unwrap();
+        (tickr.count("SELECT COUNT(*) FROM jobs").await == 0).then_some(())
+    })
+    .await;
+    for left in [1, 0] {
+        assert_eq!(store.purge_batches(None, Duration::ZERO).await.unwrap().0, 1);
+        assert_eq!(tickr.count("SELECT COUNT(*) FROM batches").await, left);
+    }
     tickr.stop().await;
 }
 

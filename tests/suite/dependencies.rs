@@ -412,6 +412,19 @@ async fn a_removed_parent_that_failed_still_holds_its_children() {
     tickr.stop().await;
 }
 
+/// Delete a job by a bulk operation. Return how many jobs were deleted and how many skipped.
+async fn delete(tickr: &TestApp, id: JobId) -> (Value, Value) {
+    let body = json!({"action": "delete", "filter": {"ids": [id.to_string()]}});
+    let started = tickr.post("/v1/operations", body).await;
+    assert_eq!(started.status, 202, "{:#}", started.body);
+    let path = format!("/v1/operations/{}", started.body["id"].as_str().unwrap());
+    eventually("the operation is over", || async {
+        let now = tickr.get(&path).await.body;
+        (now["state"] == "done").then(|| (now["done"].clone(), now["skipped"].clone()))
+    })
+    .await
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_parent_that_completed_stays_until_its_children_have_been_told() {
     let tickr = TestApp::start().await;
@@ -422,25 +435,14 @@ async fn a_parent_that_completed_stays_until_its_children_have_been_told() {
     let mut session = hold_row(&tickr, "SELECT id FROM owed WHERE id = ? FOR UPDATE", &[child]).await;
     assert_eq!(tickr.post(&format!("/v1/jobs/{parent}/run-now"), json!({})).await.status, 200);
     tickr.until(parent, State::Completed).await;
-    let delete = async |id: JobId| {
-        let body = json!({"action": "delete", "filter": {"ids": [id.to_string()]}});
-        let started = tickr.post("/v1/operations", body).await;
-        assert_eq!(started.status, 202, "{:#}", started.body);
-        let path = format!("/v1/operations/{}", started.body["id"].as_str().unwrap());
-        eventually("the operation is over", || async {
-            let now = tickr.get(&path).await.body;
-            (now["state"] == "done").then(|| (now["done"].clone(), now["skipped"].clone()))
-        })
-        .await
-    };
-    let deleted = delete(parent).await;
+    let deleted = delete(&tickr, parent).await;
     let keep = Retention { completed: Duration::ZERO, ..Retention::all(Duration::from_secs(86_400)) };
     let purged = store.purge_page(None, &keep).await.unwrap().jobs;
     session.execute("ROLLBACK").await.unwrap();
     tickr.until(child, State::Completed).await;
     assert_eq!((deleted, purged), ((json!(0), json!(1)), 0));
     tickr.until_count("SELECT COUNT(*) FROM parent_ends", 0).await;
-    assert_eq!(delete(parent).await, (json!(1), json!(0)));
+    assert_eq!(delete(&tickr, parent).await, (json!(1), json!(0)));
     tickr.stop().await;
 }
 
@@ -561,5 +563,82 @@ async fn a_job_waits_for_the_answer_in_place_of_its_parent() {
     tickr.until_idle().await;
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE end_state = 'completed'").await, 3);
     assert_eq!(tickr.count(INVERSIONS).await, 0);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn parents_that_have_one_answer_are_one_parent() {
+    let tickr = TestApp::start().await;
+    let holder = tickr.enqueue(json!({"kind": "noop", "payload": {}, "unique_key": "u", "delay_ms": 600_000})).await;
+    let unique = |key: &str| json!({"kind": "noop", "payload": {}, "unique_key": key});
+    let put_off = json!({"kind": "noop", "payload": {}, "unique_key": "u", "on_conflict": "postpone",
+        "delay_ms": 600_000});
+    let child = |after: Value| json!({"kind": "noop", "payload": {}, "after": after});
+    // Two positions with one answer, a position whose answer is named as well, and two positions of one new job.
+    for (jobs, answer) in [
+        (json!([unique("u"), unique("u"), child(json!([0, 1]))]), Some(holder)),
+        (json!([unique("u"), child(json!([0, holder.to_string()]))]), Some(holder)),
+        (json!([put_off, child(json!([holder.to_string(), 0]))]), Some(holder)),
+        (json!([unique("v"), unique("v"), child(json!([0, 1]))]), None),
+    ] {
+        let made = tickr.post("/v1/jobs/batch", json!({"jobs": jobs})).await;
+        assert_eq!(made.status, 201, "{:#}", made.body);
+        let made = made.body["jobs"].as_array().unwrap();
+        let child: JobId = made.last().unwrap()["id"].as_str().unwrap().parse().unwrap();
+        let answer = answer.map_or(made[0]["id"].clone(), |id| json!(id.to_string()));
+        assert_eq!(tickr.job(child).await["after"], json!([answer]));
+    }
+    assert_eq!(tickr.post(&format!("/v1/jobs/{holder}/run-now"), json!({})).await.status, 200);
+    tickr.until_idle().await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE end_state = 'completed'").await, 6);
+    assert_eq!(tickr.count(INVERSIONS).await, 0);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_runs_whose_parent_is_answered_with_a_completed_job_that_was_removed() {
+    let tickr = TestApp::start().await;
+    let unique = json!({"kind": "noop", "payload": {}, "unique_key": "u", "unique_for_ms": 3_600_000});
+    let holder = tickr.enqueue(unique.clone()).await;
+    tickr.until(holder, State::Completed).await;
+    assert_eq!(delete(&tickr, holder).await, (json!(1), json!(0)));
+    let jobs = json!({"jobs": [unique, {"kind": "noop", "payload": {}, "after": [0]}]});
+    let made = tickr.post("/v1/jobs/batch", jobs).await;
+    assert_eq!(made.status, 201, "{:#}", made.body);
+    assert_eq!(made.body["jobs"][0]["id"], holder.to_string());
+    let child: JobId = made.body["jobs"][1]["id"].as_str().unwrap().parse().unwrap();
+    assert_eq!(tickr.until(child, State::Completed).await["after"], json!([holder.to_string()]));
+    // It counts only as the answer: a client that names it by its id alone is told that it is gone.
+    let refused = tickr.post("/v1/jobs", json!({"kind": "noop", "payload": {}, "after": [holder.to_string()]})).await;
+    assert_eq!((refused.status, refused.code()), (422, "invalid_request"), "{:#}", refused.body);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_child_is_told_at_once_of_a_parent_that_its_own_request_replaces() {
+    let tickr = TestApp::start().await;
+    let later = json!({"kind": "noop", "payload": {}, "unique_key": "u", "delay_ms": 600_000});
+    let replaces = json!({"unique_key": "u", "on_conflict": "replace", "on_parent_failure": "run"});
+    // A runner looks at all blocked jobs, but only every five seconds. So of two children in a row it finds one late.
+    for _ in 0..2 {
+        let holder = tickr.enqueue(later.clone()).await;
+        let child = after(&tickr, &[holder], replaces.clone()).await;
+        assert_eq!(tickr.job(holder).await["state"], "cancelled");
+        tickr.until(child, State::Completed).await;
+    }
+    assert_eq!(tickr.count(LATE).await, 0);
+    // The same for a child that is another job of the request.
+    for _ in 0..2 {
+        let holder = tickr.enqueue(later.clone()).await;
+        let new = json!({"kind": "noop", "payload": {}, "unique_key": "u", "on_conflict": "replace"});
+        let child = json!({"kind": "noop", "payload": {}, "after": [holder.to_string()]});
+        let made = tickr.enqueue_many([new, child]).await;
+        tickr.until(made[1], State::Cancelled).await;
+        tickr.until(made[0], State::Completed).await;
+    }
+    let late = "SELECT COUNT(*) FROM job_parents p JOIN attempts c ON c.job_id = p.child_id \
+                AND c.end_state = 'cancelled' WHERE c.finished_at > (SELECT MAX(a.finished_at) FROM attempts a \
+                WHERE a.job_id = p.parent_id) + INTERVAL 3 SECOND";
+    assert_eq!(tickr.count(late).await, 0);
     tickr.stop().await;
 }

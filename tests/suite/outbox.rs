@@ -114,6 +114,44 @@ async fn a_row_may_have_every_option_of_a_job() {
     tickr.stop().await;
 }
 
+/// A program that fills in all options writes `null` for those that it has no value for.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_option_of_a_row_that_is_null_counts_as_left_out() {
+    let tickr = TestApp::start().await;
+    let id = Uuid::now_v7();
+    let mut options = json!({});
+    for option in [
+        "delay_ms",
+        "expires_at",
+        "expires_in_ms",
+        "priority",
+        "max_attempts",
+        "timeout_ms",
+        "retry",
+        "unique_key",
+        "unique_fields",
+        "on_conflict",
+        "unique_until",
+        "unique_for_ms",
+        "max_wait_ms",
+        "order_key",
+        "limit_key",
+        "on_failure",
+        "after",
+        "on_parent_failure",
+        "batch",
+        "tags",
+        "trace",
+    ] {
+        options[option] = Value::Null;
+    }
+    insert_with(&mut tickr.mysql().await, id, "noop", options).await;
+    tickr.until_count(WAITING, 0).await;
+    assert_eq!(tickr.get("/v1/outbox/rejected").await.body["data"], json!([]));
+    until(&tickr, JobId::from_uuid(id), State::Completed).await;
+    tickr.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_whose_expiry_passed_while_it_waited_becomes_a_job_that_expired() {
     let tickr = TestApp::start().await;
@@ -443,6 +481,77 @@ async fn a_row_stays_while_the_row_of_its_parent_is_held() {
     tickr.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_waits_for_the_job_that_was_the_answer_to_the_row_of_its_parent() {
+    let tickr = TestApp::start().await;
+    let mut app = tickr.mysql().await;
+    let later = json!({"kind": "noop", "unique_key": "u", "unique_for_ms": 3_600_000, "delay_ms": 3_600_000});
+    let holder = tickr.enqueue(later).await;
+    let rows: Vec<Uuid> = (0..6).map(|_| Uuid::now_v7()).collect();
+    let [first, second] = [0, 3].map(|parent| JobId::from_uuid(rows[parent]));
+    let mut tx = app.begin().await.unwrap();
+    insert_with(&mut tx, rows[0], "noop", json!({"unique_key": "u"})).await;
+    insert_with(&mut tx, rows[1], "noop", json!({"after": [first]})).await;
+    tx.commit().await.unwrap();
+    tickr.until_count(WAITING, 0).await;
+    // The answer is known for as long as the answers to requests are, and to every runner.
+    insert_with(&mut app, rows[2], "noop", json!({"after": [first, holder]})).await;
+    for child in &rows[1..3] {
+        let waits = until(&tickr, JobId::from_uuid(*child), State::Waiting).await;
+        assert_eq!((&waits["held"], &waits["after"]), (&json!(true), &json!([holder])), "{waits:#}");
+    }
+    assert_eq!(tickr.post(&format!("/v1/jobs/{holder}/run-now"), json!({})).await.status, 200);
+    for child in &rows[1..3] {
+        tickr.until(JobId::from_uuid(*child), State::Completed).await;
+    }
+
+    // A job that has completed, holds its unique key and was removed is an answer as well.
+    delete(&tickr, holder).await;
+    let mut tx = app.begin().await.unwrap();
+    insert_with(&mut tx, rows[3], "noop", json!({"unique_key": "u"})).await;
+    insert_with(&mut tx, rows[4], "noop", json!({"after": [second]})).await;
+    tx.commit().await.unwrap();
+    let child = until(&tickr, JobId::from_uuid(rows[4]), State::Completed).await;
+    assert_eq!(child["after"], json!([holder]));
+
+    // The application repeats its transaction, and this time the row becomes a job.
+    insert_with(&mut app, rows[3], "noop", json!({"delay_ms": 3_600_000})).await;
+    insert_with(&mut app, rows[5], "noop", json!({"after": [second]})).await;
+    let waits = until(&tickr, JobId::from_uuid(rows[5]), State::Waiting).await;
+    assert_eq!((&waits["held"], &waits["after"]), (&json!(true), &json!([second])), "{waits:#}");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM outbox_rejected").await, 0);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_is_rejected_with_the_answer_to_the_row_of_its_parent_when_that_job_is_gone() {
+    let tickr = TestApp::start().await;
+    let mut app = tickr.mysql().await;
+    let holder = tickr.enqueue(json!({"kind": "noop", "unique_key": "u", "delay_ms": 3_600_000})).await;
+    let (parent, child) = (Uuid::now_v7(), Uuid::now_v7());
+    insert_with(&mut app, parent, "noop", json!({"unique_key": "u"})).await;
+    tickr.until_count(WAITING, 0).await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{holder}/cancel"), json!({})).await.status, 200);
+    delete(&tickr, holder).await;
+    insert_with(&mut app, child, "noop", json!({"after": [parent]})).await;
+    tickr.until_count("SELECT COUNT(*) FROM outbox_rejected", 1).await;
+    let rejected = tickr.get("/v1/outbox/rejected").await.body;
+    let reason = rejected["data"][0]["reason"].as_str().unwrap();
+    let said = format!("there is no job {holder}");
+    assert!(reason.starts_with(&said) && reason.contains(&format!("the answer to the row {parent}")), "{reason}");
+    tickr.stop().await;
+}
+
+/// Delete a job by a bulk operation.
+async fn delete(tickr: &TestApp, id: JobId) {
+    tickr.until_count("SELECT COUNT(*) FROM parent_ends", 0).await;
+    let filter = json!({"ids": [id.to_string()]});
+    let started = tickr.post("/v1/operations", json!({"action": "delete", "filter": filter})).await;
+    assert_eq!(started.status, 202, "{:#}", started.body);
+    let row = id.uuid().simple();
+    tickr.until_count(format!("SELECT COUNT(*) FROM jobs WHERE id = UNHEX('{row}')"), 0).await;
+}
+
 /// A row that names a row behind it would wait for ever if that one names it as well.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_whose_parent_is_behind_it_is_rejected() {
@@ -455,6 +564,26 @@ async fn a_row_whose_parent_is_behind_it_is_rejected() {
     tx.commit().await.unwrap();
     tickr.until_count("SELECT COUNT(*) FROM outbox_rejected", 2).await;
     assert_eq!(tickr.count(WAITING).await, 0);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_names_itself_as_a_parent_is_rejected() {
+    let tickr = TestApp::start().await;
+    let mut app = tickr.mysql().await;
+    let ids = [Uuid::now_v7(), Uuid::now_v7()];
+    // A program names all rows of its transaction.
+    let mut tx = app.begin().await.unwrap();
+    insert(&mut tx, ids[0], "noop", "{}").await;
+    insert_with(&mut tx, ids[1], "noop", json!({"after": ids})).await;
+    tx.commit().await.unwrap();
+    tickr.until_count("SELECT COUNT(*) FROM outbox_rejected", 1).await;
+    let rejected = tickr.get("/v1/outbox/rejected").await.body;
+    assert_eq!(rejected["data"][0]["id"], ids[1].to_string());
+    let reason = rejected["data"][0]["reason"].as_str().unwrap();
+    assert!(reason.contains("names itself in after"), "{reason}");
+    assert_eq!((tickr.count(WAITING).await, tickr.count("SELECT COUNT(*) FROM jobs").await), (0, 1));
+    until(&tickr, JobId::from_uuid(ids[0]), State::Completed).await;
     tickr.stop().await;
 }
 

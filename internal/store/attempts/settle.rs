@@ -8,7 +8,7 @@
 //! Every statement names its index or its order. On a small table, MySQL and MariaDB both prefer a full scan for an IN
 //! list. Two scans for disjoint rows can deadlock, two index lookups cannot.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
@@ -421,7 +421,7 @@ async fn accept_follow_ups(
     // They belong to the batches of the jobs that end, which cannot have ended before. One may have been cancelled: then
     // its cancel, which is not over while it has unfinished jobs, ends them as well.
     let own = plain.iter().filter_map(|job| job.options.batch).collect();
-    let (links, _) = check_links(conn, &plain, &own).await?;
+    let (links, _) = check_links(conn, &plain, &own, &BTreeSet::new()).await?;
     let accepted = insert_owed(conn, &plain, &links, clock, PriorRun::Nothing).await?;
     let mut by_parent: BTreeMap<JobId, Vec<Accepted>> = BTreeMap::new();
     for ((_, parent), receipt) in jobs.into_iter().zip(accepted) {

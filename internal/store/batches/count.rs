@@ -207,7 +207,7 @@ pub(super) async fn progress(
     if !jobs.is_empty() {
         // The parent counts this batch, so it has not ended.
         let own = batch.parent.into_iter().collect();
-        let (links, _) = check_links(conn, &jobs, &own).await?;
+        let (links, _) = check_links(conn, &jobs, &own, &BTreeSet::new()).await?;
         let pairs: Vec<(&NewJob, &Accepted)> = jobs.iter().copied().zip(&callbacks).collect();
         let held = write_jobs(conn, &pairs, &links).await?;
         mark_held(&mut callbacks, &held);

@@ -153,7 +153,7 @@ async fn create(
     }
     lock_or_make(conn, &new.jobs.iter().filter_map(order_key_of).collect()).await?;
     let own = BTreeSet::from([new.id]);
-    let (links, problems) = check_links(conn, &sorted, &own).await?;
+    let (links, problems) = check_links(conn, &sorted, &own, &BTreeSet::new()).await?;
     let mut problems: BatchProblems = problems
         .into_iter()
         .map(|(at, problem)| (new.jobs.iter().position(|job| job.id == sorted[at].id), problem))

@@ -100,8 +100,9 @@ impl Store {
         .await
     }
 
-    /// Remove batches without jobs that ended before this age, from one page behind `after`. Returns their number, and
-    /// the batch behind which the next page begins.
+    /// Remove batches without jobs and nested batches that ended before this age, from one page behind `after`. Returns
+    /// their number, and the batch behind which the next page begins. An outer batch goes after its nested ones, in a
+    /// later round: they may succeed once their failed jobs are retried, and it counts that.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -118,7 +119,8 @@ impl Store {
                 let before = now - TimeDelta::from_std(keep).unwrap_or(TimeDelta::MAX / 4);
                 let found = sqlx::query(
                     "SELECT id, COALESCE(completed_at < ?, FALSE) AND NOT EXISTS (SELECT 1 FROM batch_jobs \
-                     FORCE INDEX (batch_jobs_batch) WHERE batch_id = b.id) AS old \
+                     FORCE INDEX (batch_jobs_batch) WHERE batch_id = b.id) AND NOT EXISTS (SELECT 1 FROM batches n \
+                     FORCE INDEX (batches_parent) WHERE n.parent = b.id) AS old \
                      FROM batches b FORCE INDEX (PRIMARY) WHERE id > ? ORDER BY id LIMIT ?",
                 )
                 .bind(before.naive_utc())

@@ -183,7 +183,7 @@ impl Store {
         // These may have to wait for the lock of a key, a parent or a batch.
         let waits = |job: &NewJob| job.unique_key.is_some() || job.options.order.is_some() || job.options.has_links();
         let alone = jobs.iter().any(waits);
-        let request = EnqueueRequest { jobs: together(with_producer(jobs, &producer)), producer };
+        let request = EnqueueRequest::new(together(with_producer(jobs, &producer)), producer);
         let item = Arc::new(IdempotentJobs { request, idempotent, build });
         if !alone {
             match self.idempotent_inserts.submit_or_refuse(Arc::clone(&item)).await? {

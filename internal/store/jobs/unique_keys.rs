@@ -22,6 +22,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use sqlx::Row;
+use uuid::Uuid;
 
 use crate::audit::{AuditEntry, record_all};
 use crate::idempotency::{Answer, IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
@@ -144,7 +145,7 @@ impl Store {
     /// When MySQL cannot be reached or refuses.
     pub async fn insert_unique(&self, producer: Producer, jobs: Vec<NewJob>) -> Result<EnqueueOutcome, StoreError> {
         let linked = jobs.iter().any(|job| job.options.has_links());
-        let request = Arc::new(EnqueueRequest { jobs: together(with_producer(jobs, &producer)), producer });
+        let request = Arc::new(EnqueueRequest::new(together(with_producer(jobs, &producer)), producer));
         let (shared, memory) = (self.shared.clone(), Arc::default());
         let attempted = "insert jobs with unique keys";
         // Without an idempotency key no response is stored.
@@ -173,6 +174,14 @@ impl Store {
 pub(crate) struct EnqueueRequest {
     pub(crate) jobs: Vec<NewJob>,
     pub(crate) producer: Producer,
+    /// Parents that have completed. Retention may have removed them.
+    pub(crate) completed_parents: BTreeSet<Uuid>,
+}
+
+impl EnqueueRequest {
+    pub(crate) const fn new(jobs: Vec<NewJob>, producer: Producer) -> Self {
+        Self { jobs, producer, completed_parents: BTreeSet::new() }
+    }
 }
 
 /// Record the producer in each job that has a unique key and no creator yet. A replayed job keeps its first creator.
@@ -186,7 +195,7 @@ pub(crate) fn with_producer(mut jobs: Vec<NewJob>, producer: &Producer) -> Vec<N
 /// Write the jobs, all or none, within the caller's transaction. With `once`, write them at most once.
 pub(crate) async fn insert_keyed(
     conn: &mut Session<'_>,
-    EnqueueRequest { jobs, producer }: &EnqueueRequest,
+    EnqueueRequest { jobs, producer, completed_parents }: &EnqueueRequest,
     (idempotent, build): (Option<&IdempotentRequest>, &ResponseBuilder<EnqueueReceipts>),
     shared: &StoreInner,
     memory: &PriorDecision,
@@ -201,7 +210,7 @@ pub(crate) async fn insert_keyed(
     let mut decided = decide(conn, jobs, producer, &memory.lock_first).await?;
     let mut taken = std::mem::take(&mut decided.taken);
     let changed = || decided.replace.iter().chain(&decided.postpone);
-    let held = match changed().next() {
+    let mut held = match changed().next() {
         None => BTreeMap::new(),
         Some(_) => lock_held(conn, changed().map(|(_, holder)| holder.id)).await?,
     };
@@ -255,7 +264,8 @@ pub(crate) async fn insert_keyed(
     {
         receipts.holder = Some(Box::new(read_in_full(conn, holder.id).await?));
     }
-    let (links, problems) = check_links(conn, &new.iter().collect::<Vec<_>>(), &BTreeSet::new()).await?;
+    let completed = &decided.completed_holders() | completed_parents;
+    let (links, problems) = check_links(conn, &new.iter().collect::<Vec<_>>(), &BTreeSet::new(), &completed).await?;
     if !problems.is_empty() {
         sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
         // A parent of an earlier call of this same request may have been removed since.
@@ -269,6 +279,13 @@ pub(crate) async fn insert_keyed(
     let answer = build(&receipts);
     if let Some(instead) = store_answer(conn, idempotent, &answer, now).await? {
         return Ok(instead);
+    }
+    // A job of the request may wait for a holder that the request replaces. The check has marked that one since its row
+    // was read, and its end has to be told.
+    for parent in new.iter().flat_map(|job| &job.options.after) {
+        if let Some(owed) = held.get_mut(parent) {
+            owed.links |= AWAITED;
+        }
     }
     replace(conn, jobs, producer.actor(), &decided.replace, &held, now).await?;
     let accepted: Vec<Accepted> = receipts.accepted().cloned().collect();
@@ -294,11 +311,9 @@ fn wait_for_the_answer(new: &mut [NewJob], jobs: &[NewJob], decided: &Decided) {
     let postponed = decided.postpone.iter().map(|(place, holder)| (jobs[*place].id, holder.id));
     // An earlier job of the request may itself be answered with another one.
     let answers: BTreeMap<JobId, JobId> = existing.chain(postponed).collect();
-    let answer = |id: &JobId| answers.get(id).map(|first| *answers.get(first).unwrap_or(first));
-    for parent in new.iter_mut().flat_map(|job| &mut job.options.after) {
-        if let Some(id) = answer(parent) {
-            *parent = id;
-        }
+    let answer = |id: JobId| answers.get(&id).map(|first| *answers.get(first).unwrap_or(first));
+    for job in new {
+        job.options.replace_parents(answer);
     }
 }
 
@@ -366,6 +381,17 @@ struct Decided {
     /// Holders to put off. Their state is checked again as well.
     postpone: BTreeMap<usize, KeyHolder>,
     taken: Vec<(usize, KeyHolder)>,
+}
+
+impl Decided {
+    /// Return the holders that completed and keep their unique keys for a time, also when retention has removed them.
+    fn completed_holders(&self) -> BTreeSet<Uuid> {
+        let holders = self.existing.values().filter_map(|existing| match existing {
+            Existing::Holder(holder) => Some(holder),
+            Existing::Earlier(_) => None,
+        });
+        holders.filter(|holder| holder.state == State::Completed).map(|holder| holder.id.uuid()).collect()
+    }
 }
 
 /// Return true if the job waits, so that it can be replaced or put off.

@@ -100,7 +100,7 @@ async fn lock_all(
             return Ok(false);
         }
     }
-    let parents: Vec<Uuid> = job.options.after.iter().filter(|id| **id != job.id).map(|id| id.uuid()).collect();
+    let parents: Vec<Uuid> = job.options.after.iter().map(|id| id.uuid()).collect();
     if !parents.is_empty() {
         *tried = None;
         let sql = "SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE id IN";

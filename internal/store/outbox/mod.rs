@@ -1,5 +1,6 @@
 //! The outbox: jobs that other programs request with a plain INSERT in their own transactions.
 //!
+//! - `answers.rs`: rows that became no jobs, because other jobs have their unique keys.
 //! - `insert.rs`: inserts rows in a transaction of the caller.
 //! - `leader.rs`: the runner that looks for rows, and the state of the outbox.
 //! - `locks.rs`: takes the locks of a row without a wait.
@@ -13,6 +14,7 @@
 //! - `source_error.rs`: its errors, in words for the operator.
 //! - `copies.rs`: copies its rows to the outbox of tickr, each of them once.
 
+pub(super) mod answers;
 pub(super) mod copies;
 pub(super) mod insert;
 pub(super) mod leader;

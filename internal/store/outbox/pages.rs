@@ -19,13 +19,14 @@ use uuid::Uuid;
 
 use crate::idempotency::{Answer, IdempotentOutcome, ResponseBuilder};
 use crate::jobs::unique_keys::{
-    EnqueueReceipts, EnqueueRefusal, EnqueueRequest, PriorDecision, insert_keyed, with_producer,
+    EnqueueReceipts, EnqueueRefusal, EnqueueRequest, EnqueuedJob, PriorDecision, insert_keyed, with_producer,
 };
+use crate::outbox::answers::{RowAnswer, answers_to, keep_answer};
 use crate::outbox::locks::{NeededLock, Tried, WaitsFor, lock_without_a_wait};
 use crate::outbox::rejected::reject;
 use crate::outbox::rows::{MAX_OPTIONS_BYTES, OutboxRow, outbox_row};
 use crate::rows::jobs::{Accepted, accepted_at, mark_held, write_jobs};
-use crate::rows::links::NewLinks;
+use crate::rows::links::{LinkProblem, NewLinks};
 use crate::rows::order::{lock_free_keys_or_make, order_key_of as order_key_of_job};
 use crate::rows::owed::SKIP_LOCKED;
 use crate::sql::batches::{MAX_ROWS, in_list, statement};
@@ -189,7 +190,7 @@ impl Store {
     /// When MySQL cannot be reached or refuses.
     pub async fn move_keyed_row(&self, row: Uuid, job: NewJob, waits_for: WaitsFor) -> Result<KeyedMove, StoreError> {
         let producer = Producer::tickr();
-        let request = Arc::new(EnqueueRequest { jobs: with_producer(vec![job], &producer), producer });
+        let request = Arc::new(EnqueueRequest::new(with_producer(vec![job], &producer), producer));
         // A move that may wait takes turns, as an enqueue of the same job does.
         let turns = match waits_for {
             WaitsFor::Nothing => Ok(Vec::new()),
@@ -222,9 +223,13 @@ impl Store {
             let (request, shared, memory) = (Arc::clone(&request), shared.clone(), Arc::clone(&memory));
             let build = Arc::clone(&build);
             Box::pin(async move {
-                if parent_is_in_outbox(conn, row, &request.jobs[0].options.after).await? {
+                let parents = &request.jobs[0].options.after;
+                if parent_is_in_outbox(conn, row, parents).await? {
                     return Ok(Moved::Left);
                 }
+                // The transaction that removes the row of a parent keeps the answer to it, so it is there by now.
+                let answers = answers_to(conn, parents).await?;
+                let request = if answers.is_empty() { request } else { Arc::new(waiting_for(&request, &answers)) };
                 if let Tried::InUse(lock) = lock_without_a_wait(conn, row, &request.jobs[0], waits_for).await? {
                     // The row stays. The commit that follows has nothing to write.
                     sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
@@ -237,8 +242,14 @@ impl Store {
                     return Ok(Moved::Before);
                 }
                 // A refusal rolls the deletion of the row back as well.
-                let moved = insert_keyed(conn, &request, (None, &build), &shared, &memory, PriorRun::Nothing);
-                moved.await.map(Moved::Now)
+                let moved = insert_keyed(conn, &request, (None, &build), &shared, &memory, PriorRun::Nothing).await?;
+                if let IdempotentOutcome::First { done: Some(receipts), .. } = &moved
+                    && let [EnqueuedJob::Existing(holder)] = receipts.jobs[..]
+                {
+                    let now = read_clock(conn, &shared.clock).await?;
+                    keep_answer(conn, request.jobs[0].id, holder, now).await?;
+                }
+                Ok(Moved::Now(moved, answers))
             })
         });
         let moved = match moved.await {
@@ -254,13 +265,13 @@ impl Store {
             Moved::Left => KeyedRow::Left,
             Moved::Locked(lock) => KeyedRow::Locked(lock),
             Moved::Before => KeyedRow::Repeated,
-            Moved::Now(IdempotentOutcome::First { done: Some(receipts), .. }) => KeyedRow::Moved(receipts),
-            Moved::Now(IdempotentOutcome::Refused(refusal)) => {
-                let reason = reason_of(&refusal);
+            Moved::Now(IdempotentOutcome::First { done: Some(receipts), .. }, _) => KeyedRow::Moved(receipts),
+            Moved::Now(IdempotentOutcome::Refused(refusal), answers) => {
+                let reason = reason_of(&refusal, &answers);
                 self.reject_row(row, &reason).await?;
                 KeyedRow::Rejected(reason)
             }
-            Moved::Now(_) => {
+            Moved::Now(..) => {
                 return Err(StoreError::corrupt(MOVE_ONE, "a stored response without an idempotency key"));
             }
         };
@@ -275,7 +286,18 @@ enum Moved {
     Locked(Option<NeededLock>),
     /// The row or the job had been moved before.
     Before,
-    Now(IdempotentOutcome<EnqueueReceipts, EnqueueRefusal>),
+    /// It is moved or refused. The answers are those to rows that it names as parents.
+    Now(IdempotentOutcome<EnqueueReceipts, EnqueueRefusal>, BTreeMap<JobId, RowAnswer>),
+}
+
+/// Let the job of a row wait for the answers to rows in place of these rows.
+fn waiting_for(request: &EnqueueRequest, answers: &BTreeMap<JobId, RowAnswer>) -> EnqueueRequest {
+    let mut jobs = request.jobs.clone();
+    for job in &mut jobs {
+        job.options.replace_parents(|parent| answers.get(&parent).map(|answer| answer.job));
+    }
+    let completed = answers.values().filter(|answer| answer.completed).map(|answer| answer.job.uuid());
+    EnqueueRequest { completed_parents: completed.collect(), ..EnqueueRequest::new(jobs, request.producer.clone()) }
 }
 
 /// Return whether one of these parents is a row of the outbox in front of `row`. Another session may hold it, or a runner
@@ -355,15 +377,23 @@ fn keys_of_page<'a>(jobs: impl Iterator<Item = (Uuid, &'a NewJob)>, apart: &Apar
     keys
 }
 
-fn reason_of(refusal: &EnqueueRefusal) -> String {
+fn reason_of(refusal: &EnqueueRefusal, answers: &BTreeMap<JobId, RowAnswer>) -> String {
     match refusal {
         EnqueueRefusal::KeysTaken(taken) => taken.first().map_or_else(
             || "another job has the unique key".to_owned(),
             |(_, holder)| format!("job {} has the unique key and is {}", holder.id, holder.state),
         ),
         EnqueueRefusal::Links(problems) => {
-            problems.iter().map(|(_, problem)| problem.to_string()).collect::<Vec<_>>().join("; ")
+            problems.iter().map(|(_, problem)| reason_of_link(*problem, answers)).collect::<Vec<_>>().join("; ")
         }
+    }
+}
+
+fn reason_of_link(problem: LinkProblem, answers: &BTreeMap<JobId, RowAnswer>) -> String {
+    let row = answers.iter().find(|(_, answer)| problem == LinkProblem::UnknownParent(answer.job));
+    match row {
+        Some((row, _)) => format!("{problem}; it was the answer to the row {row}, whose unique key it had"),
+        None => problem.to_string(),
     }
 }
 

@@ -96,11 +96,13 @@ impl NewLinks {
 
 /// Check the links of new jobs, and lock the rows on which they depend: those of unfinished parents, then the batches.
 /// Returns a problem for each link that is not possible, with the position of the job. A batch in `own` takes the job in
-/// any case: it is made by this transaction, or counts a job that ends in it.
+/// any case: it is made by this transaction, or counts a job that ends in it. A parent in `completed` counts as
+/// completed in any case: retention may have removed its rows.
 pub(crate) async fn check_links(
     conn: &mut Session<'_>,
     jobs: &[&NewJob],
     own: &BTreeSet<BatchId>,
+    completed: &BTreeSet<Uuid>,
 ) -> Result<(NewLinks, Vec<(usize, LinkProblem)>), sqlx::Error> {
     let mut links = NewLinks::default();
     let mut problems = Vec::new();
@@ -118,6 +120,8 @@ pub(crate) async fn check_links(
     lock_in_cluster(conn, Locked::Job, &unfinished).await?;
     let others: Vec<Uuid> = elsewhere.into_iter().filter(|id| !unfinished.contains(id)).collect();
     links.ended = ends_of(conn, &others).await?;
+    let completed = others.iter().filter(|id| completed.contains(*id)).map(|id| (*id, State::Completed));
+    links.ended.extend(completed);
 
     let batches: BTreeSet<BatchId> = jobs.iter().filter_map(|job| job.options.batch).collect();
     let mut closed: BTreeMap<BatchId, LinkProblem> = BTreeMap::new();
