@@ -1161,6 +1161,10 @@ mutants() {
     mutant 'due time that was put off' internal/store/rows/limits.rs \
         'WHERE s.kept_until = o.execute_at + INTERVAL {} SECOND' 'WHERE s.kept_until > UTC_TIMESTAMP(6) + INTERVAL {} SECOND' \
         key_limits::a_job_whose_due_time_a_client_puts_off_does_not_start_with_a_faster_rate
+    mutant 'due time of a job that is parked again' internal/store/rows/limits.rs \
+        'AND h.attempt = o.attempt + 1), UTC_TIMESTAMP(3))' \
+        'AND h.attempt = o.attempt), (SELECT j.execute_at FROM jobs j WHERE j.id = o.id))' \
+        key_limits::a_delayed_job_that_was_made_due_starts_when_its_limit_is_removed
     mutant 'parked jobs that a limit does not cover' internal/store/attempts/limited.rs \
         'if set.limit.key_of(&kind, &queue, by) != Some(key.key.as_str()) {' \
         'if set.limit.key_of(&kind, &queue, by) != Some(key.key.as_str()) && false {' \

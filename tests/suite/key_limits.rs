@@ -603,6 +603,36 @@ async fn jobs_that_were_let_go_for_a_slow_rate_follow_a_faster_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_delayed_job_that_was_made_due_starts_when_its_limit_is_removed() {
+    // Within a minute, so that the next job is let go, and longer than this test takes.
+    const PERIOD_MS: u64 = 55_000;
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|_| {}, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"rate": {"starts": 1, "period_ms": PERIOD_MS, "burst": 0}})).await;
+    let first = tickr.enqueue(job("a", 1)).await;
+    tickr.until(first, State::Completed).await;
+    let mut delayed = job("a", 1);
+    delayed["delay_ms"] = json!(3_600_000);
+    let second = tickr.enqueue(delayed).await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{second}/run-now"), json!({})).await.status, 200);
+    // It is let go with the due time of its turn.
+    tickr.until_count("SELECT COUNT(*) FROM limit_slots WHERE kept_until IS NOT NULL", 1).await;
+    // Each change of settings is followed by two sweeps of all keys, which park it and let it go again.
+    for other in ["one", "two"] {
+        set_and_wait(&tickr, other, json!({"queue": "other", "concurrency": 1})).await;
+    }
+    let due = tickr.count("SELECT COUNT(*) FROM owed WHERE execute_at < UTC_TIMESTAMP(6) + INTERVAL 1 MINUTE").await;
+    assert_eq!(due, 1, "it is due at its turn: {:#}", tickr.job(second).await);
+    remove(&tickr, "l").await;
+    tickr.until(second, State::Completed).await;
+    let took = tickr.count("SELECT TIMESTAMPDIFF(SECOND, MIN(started_at), MAX(started_at)) FROM attempts").await;
+    assert!(took < 50, "{took} s: at its turn");
+    tickr.until_idle().await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_flood_of_one_key_does_not_delay_the_jobs_of_another() {
     let calls = Calls::default();
     let tickr = TestApp::start_with(|config| config.workers = 8, calls.registry()).await;
