@@ -1161,6 +1161,12 @@ mutants() {
     mutant 'due time that was put off' internal/store/rows/limits.rs \
         'WHERE s.kept_until = o.execute_at + INTERVAL {} SECOND' 'WHERE s.kept_until > UTC_TIMESTAMP(6) + INTERVAL {} SECOND' \
         key_limits::a_job_whose_due_time_a_client_puts_off_does_not_start_with_a_faster_rate
+    mutant 'due time of a parked job' internal/store/jobs/read.rs \
+        'Some(parked) if is_parked(parked) =>' 'Some(parked) if is_parked(parked) && false =>' \
+        key_limits::a_parked_job_that_was_made_due_shows_that_due_time
+    mutant 'due time of a parked holder of a unique key' internal/store/jobs/key_holders.rs \
+        'COALESCE(q.due_at, j.execute_at)' 'j.execute_at' \
+        key_limits::a_parked_job_that_was_made_due_shows_that_due_time
     mutant 'due time of a job that is parked again' internal/store/rows/limits.rs \
         'AND h.attempt = o.attempt + 1), UTC_TIMESTAMP(3))' \
         'AND h.attempt = o.attempt), (SELECT j.execute_at FROM jobs j WHERE j.id = o.id))' \

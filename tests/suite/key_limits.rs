@@ -266,6 +266,36 @@ async fn a_parked_job_says_why_it_waits_and_follows_its_operator() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_parked_job_that_was_made_due_shows_that_due_time() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|_| {}, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 1})).await;
+    let first = tickr.enqueue(job("a", 60_000)).await;
+    tickr.until(first, State::Executing).await;
+    let mut delayed = job("a", 1);
+    (delayed["delay_ms"], delayed["unique_key"]) = (json!(3_600_000), json!("k"));
+    let second = tickr.enqueue(delayed.clone()).await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{second}/run-now"), json!({})).await.status, 200);
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 1).await;
+    let explained = tickr.get(&format!("/v1/jobs/{second}/explain")).await.body;
+    let codes: Vec<&Value> = explained["reasons"].as_array().unwrap().iter().map(|reason| &reason["code"]).collect();
+    assert_eq!(codes, ["limit_reached"], "{explained:#}");
+    let moment = |value: &Value| serde_json::from_value::<chrono::DateTime<chrono::Utc>>(value.clone()).unwrap();
+    let parked = tickr.job(second).await;
+    let due_at = moment(&parked["execute_at"]);
+    assert!(due_at <= moment(&explained["at"]), "{parked:#}");
+    // So do a list, and the answer to a request that finds the unique key of the job taken.
+    let listed = tickr.get("/v1/jobs?state=waiting").await.body;
+    assert_eq!(moment(&listed["data"][0]["execute_at"]), due_at, "{listed:#}");
+    let again = tickr.post("/v1/jobs", delayed).await;
+    assert_eq!((again.status, &again.body["id"]), (200, &json!(second)), "{:#}", again.body);
+    assert_eq!(moment(&again.body["execute_at"]), due_at, "{:#}", again.body);
+    cancel_all(&tickr, [second, first]).await;
+    tickr.until_idle().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_limit_that_all_share_counts_jobs_without_keys() {
     let ends = Arc::new(Semaphore::new(0));
     let calls = Calls { ends: Some(Arc::clone(&ends)), ..Calls::default() };
