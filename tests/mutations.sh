@@ -946,6 +946,12 @@ mutants() {
     mutant 'verdict without Redis' internal/verify/report.rs \
         'if self.verdict == VerifyVerdict::Kept {' 'if self.verdict == VerifyVerdict::Broken {' \
         verify::without_redis_the_tables_are_checked_all_the_same
+    mutant 'expiry in a bulk reschedule' internal/store/bulk.rs \
+        'if due.zip(expiries.get(&id)).is_some_and(' 'if due.zip(expiries.get(&id)).filter(|_| false).is_some_and(' \
+        operations::a_reschedule_leaves_jobs_out_that_expire_by_their_new_due_time
+    mutant 'expiry in a dry run' internal/store/jobs/search.rs \
+        'if waits && due.zip(expires_at)' 'if waits && false && due.zip(expires_at)' \
+        operations::a_reschedule_leaves_jobs_out_that_expire_by_their_new_due_time
     mutant 'priority of an operation in the job' internal/store/bulk.rs \
         '(priority, params.priority.is_some())' '(priority, params.reason.is_some())' \
         operations::a_priority_that_an_operation_set_outlives_the_end_of_the_job
