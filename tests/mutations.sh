@@ -1167,6 +1167,9 @@ mutants() {
     mutant 'due time that was put off' internal/store/rows/limits.rs \
         'WHERE s.kept_until = o.execute_at + INTERVAL {} SECOND' 'WHERE s.kept_until > UTC_TIMESTAMP(6) + INTERVAL {} SECOND' \
         key_limits::a_job_whose_due_time_a_client_puts_off_does_not_start_with_a_faster_rate
+    mutant 'slots that are kept in vain' internal/store/rows/limits.rs \
+        '(o.id IS NULL OR s.kept_until < o.execute_at' '(FALSE AND s.kept_until < o.execute_at' \
+        key_limits::the_turn_of_a_job_that_is_cancelled_or_put_off_goes_to_the_next_one
     mutant 'due time of a parked job' internal/store/jobs/read.rs \
         'Some(parked) if is_parked(parked) =>' 'Some(parked) if is_parked(parked) && false =>' \
         key_limits::a_parked_job_that_was_made_due_shows_that_due_time

@@ -633,6 +633,45 @@ async fn jobs_that_were_let_go_for_a_slow_rate_follow_a_faster_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_turn_of_a_job_that_is_cancelled_or_put_off_goes_to_the_next_one() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|_| {}, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"rate": {"starts": 1, "period_ms": 10_000, "burst": 0}})).await;
+    tickr.enqueue_many((0..3).flat_map(|_| ["a", "b"].map(|key| job(key, 1)))).await;
+    let succeeded = "SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'";
+    tickr.until_count(succeeded, 2).await;
+    // Of each key one job has started, one has the due time of its turn, and one is parked.
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 2).await;
+    let let_go = async |key: &str| {
+        let sql = format!(
+            "SELECT o.id FROM owed o JOIN job_limit_keys l ON l.job_id = o.id \
+             WHERE l.limit_key = '{key}' AND o.execute_at < '9999-01-01'"
+        );
+        let id: uuid::Uuid =
+            sqlx::query_scalar(sqlx::AssertSqlSafe(sql)).fetch_one(&mut tickr.mysql().await).await.unwrap();
+        JobId::from_uuid(id)
+    };
+    cancel(&tickr, let_go("a").await).await;
+    let put_off = let_go("b").await;
+    let answer = tickr.patch(&format!("/v1/jobs/{put_off}"), json!({"delay_ms": 3_600_000})).await;
+    assert_eq!(answer.status, 200, "{:#}", answer.body);
+    tickr.until_count(succeeded, 4).await;
+    for key in ["a", "b"] {
+        let took = tickr.count(format!(
+            "SELECT TIMESTAMPDIFF(MICROSECOND, MIN(a.started_at), MAX(a.started_at)) FROM attempts a \
+             JOIN job_limit_keys l ON l.job_id = a.job_id WHERE l.limit_key = '{key}' AND a.verdict = 'succeeded'"
+        ));
+        let took = took.await;
+        println!("{took} µs between the starts of the key {key}");
+        assert!((9_900_000..13_000_000).contains(&took), "{key}: {took} µs");
+    }
+    cancel(&tickr, put_off).await;
+    tickr.until_idle().await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_delayed_job_that_was_made_due_starts_when_its_limit_is_removed() {
     // Within a minute, so that the next job is let go, and longer than this test takes.
     const PERIOD_MS: u64 = 55_000;

@@ -1275,6 +1275,38 @@ pub(crate) async fn free_slots_of(conn: &mut Session<'_>, ids: &[Uuid]) -> Resul
     Ok(())
 }
 
+/// Build the condition that a slot of `limit_slots s` is kept in vain: its job, `owed o` if it is unfinished, has ended,
+/// or a client has put it off. A job that was let go is due five seconds before the end of the time for which its slot
+/// is kept, or earlier.
+pub(crate) fn kept_in_vain() -> String {
+    format!("(o.id IS NULL OR s.kept_until < o.execute_at + INTERVAL {} SECOND)", KEPT_FOR.num_seconds())
+}
+
+/// Delete the slots that are kept for these jobs in vain. The keys are locked, so none of the jobs is let go meanwhile.
+pub(crate) async fn free_slots_kept_in_vain(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<(), sqlx::Error> {
+    for ids in ids.chunks(MAX_ROWS) {
+        let mut script = Script::as_text();
+        let (list, values) = script.list(ids);
+        let sql = format!(
+            "SELECT s.job_id FROM limit_slots s FORCE INDEX (limit_slots_job) LEFT JOIN owed o FORCE INDEX (PRIMARY) \
+             ON o.id = s.job_id WHERE s.job_id IN {list} AND s.kept_until IS NOT NULL AND {}",
+            kept_in_vain()
+        );
+        script.push(sql, values);
+        let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
+        let in_vain: Vec<Uuid> = found.iter().map(|row| row.try_get("job_id")).collect::<Result<_, _>>()?;
+        if in_vain.is_empty() {
+            continue;
+        }
+        let mut script = Script::as_text();
+        let (list, values) = script.list(&in_vain);
+        let sql = "DELETE FROM limit_slots WHERE kept_until IS NOT NULL AND job_id IN";
+        script.push(format!("{sql} {list} ORDER BY job_id LIMIT {MAX_SLOTS}"), values);
+        script.run(conn).await?;
+    }
+    Ok(())
+}
+
 /// When a job of `owed o` that was let go was due, apart from the turn of a rate. If a binary from before `limit_holds`
 /// let it go, there is no row. The job was due by then.
 const DUE_APART: &str = "COALESCE((SELECT h.due_at FROM limit_holds h FORCE INDEX (PRIMARY) WHERE h.job_id = o.id \
