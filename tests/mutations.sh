@@ -946,6 +946,12 @@ mutants() {
     mutant 'verdict without Redis' internal/verify/report.rs \
         'if self.verdict == VerifyVerdict::Kept {' 'if self.verdict == VerifyVerdict::Broken {' \
         verify::without_redis_the_tables_are_checked_all_the_same
+    mutant 'expiry in a bulk reschedule' internal/store/bulk.rs \
+        'if due.zip(expiries.get(&id)).is_some_and(' 'if due.zip(expiries.get(&id)).filter(|_| false).is_some_and(' \
+        operations::a_reschedule_leaves_jobs_out_that_expire_by_their_new_due_time
+    mutant 'expiry in a dry run' internal/store/jobs/search.rs \
+        'if waits && due.zip(expires_at)' 'if waits && false && due.zip(expires_at)' \
+        operations::a_reschedule_leaves_jobs_out_that_expire_by_their_new_due_time
     mutant 'priority of an operation in the job' internal/store/bulk.rs \
         '(priority, params.priority.is_some())' '(priority, params.reason.is_some())' \
         operations::a_priority_that_an_operation_set_outlives_the_end_of_the_job
@@ -1161,6 +1167,19 @@ mutants() {
     mutant 'due time that was put off' internal/store/rows/limits.rs \
         'WHERE s.kept_until = o.execute_at + INTERVAL {} SECOND' 'WHERE s.kept_until > UTC_TIMESTAMP(6) + INTERVAL {} SECOND' \
         key_limits::a_job_whose_due_time_a_client_puts_off_does_not_start_with_a_faster_rate
+    mutant 'slots that are kept in vain' internal/store/rows/limits.rs \
+        '(o.id IS NULL OR s.kept_until < o.execute_at' '(FALSE AND s.kept_until < o.execute_at' \
+        key_limits::the_turn_of_a_job_that_is_cancelled_or_put_off_goes_to_the_next_one
+    mutant 'due time of a parked job' internal/store/jobs/read.rs \
+        'Some(parked) if is_parked(parked) =>' 'Some(parked) if is_parked(parked) && false =>' \
+        key_limits::a_parked_job_that_was_made_due_shows_that_due_time
+    mutant 'due time of a parked holder of a unique key' internal/store/jobs/key_holders.rs \
+        'COALESCE(q.due_at, j.execute_at)' 'j.execute_at' \
+        key_limits::a_parked_job_that_was_made_due_shows_that_due_time
+    mutant 'due time of a job that is parked again' internal/store/rows/limits.rs \
+        'AND h.attempt = o.attempt + 1), UTC_TIMESTAMP(3))' \
+        'AND h.attempt = o.attempt), (SELECT j.execute_at FROM jobs j WHERE j.id = o.id))' \
+        key_limits::a_delayed_job_that_was_made_due_starts_when_its_limit_is_removed
     mutant 'parked jobs that a limit does not cover' internal/store/attempts/limited.rs \
         'if set.limit.key_of(&kind, &queue, by) != Some(key.key.as_str()) {' \
         'if set.limit.key_of(&kind, &queue, by) != Some(key.key.as_str()) && false {' \

@@ -24,7 +24,7 @@ use crate::jobs::json_answer;
 use crate::view::{Moment, StateWord};
 use crate::{Api, json};
 use tickr_job::{
-    Action, Canary, DeadLetterStatus, Filter, NewOperation, Operation, OperationParams, OperationState, Priority,
+    Action, Canary, DeadLetterStatus, Filter, Job, NewOperation, Operation, OperationParams, OperationState, Priority,
     State as JobState, Timestamp, Wanted, operation,
 };
 use tickr_store::{Breakdown, CancelOutcome, ReleaseRunning, Replayed, StoreError};
@@ -123,7 +123,8 @@ pub(super) struct OperationBody {
     /// Reason, stored with the bulk operation. Required for a discard.
     #[schema(min_length = 1, max_length = 500)]
     reason: Option<String>,
-    /// New due time, for `reschedule` only; a past time means now, and the limit is 366 days ahead.
+    /// New due time, for `reschedule` only; a past time means now, and the limit is 366 days ahead. A job that expires
+    /// by then is skipped, because it would never start.
     execute_at: Option<DateTime<Utc>>,
     /// New priority, for `set_priority` only: 0 runs first, 9 last.
     #[schema(maximum = 9)]
@@ -188,7 +189,8 @@ pub(super) struct OperationView {
     ended_at: Option<Moment>,
     /// Number of jobs that were changed.
     done: u64,
-    /// Number of jobs that were skipped, because their state did not allow the action.
+    /// Number of jobs that were skipped, because their state or their expiry did not allow the action, or because they
+    /// waited for their turn.
     skipped: u64,
     /// Number of jobs for which the action failed; `last_error` says why.
     failed: u64,
@@ -275,7 +277,7 @@ pub(super) struct DryRunAnswer {
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct SkippedView {
     jobs: u64,
-    /// Reason, such as `completed` or `replayed already`.
+    /// Reason, such as `completed`, `replayed already` or `expired by then`.
     reason: String,
 }
 
@@ -325,12 +327,13 @@ pub(super) async fn start(
     let store = api.broker.store();
     if dry_run {
         let (counting, action, filter) = (store.clone(), new.action, new.filter);
+        let due = new.params.execute_at.map(|moment| moment.max(now));
         let found = async move {
-            let breakdown = counting.break_down_for(action, filter.clone()).await?;
+            let breakdown = counting.break_down_for(action, filter.clone(), due).await?;
             let page = counting.list_among(filter, action.among(), None, SAMPLE).await?;
             Ok::<_, StoreError>((breakdown, page))
         };
-        let (Breakdown { counted, states }, page) = run_with_seat(&api, found).await?;
+        let (Breakdown { counted, states, expired_by_then }, page) = run_with_seat(&api, found).await?;
         let (mut would_change, mut would_skip) = (0, Vec::new());
         for ((state, replayed), jobs) in states {
             // Retrying a job that was replayed would do its work twice.
@@ -343,13 +346,17 @@ pub(super) async fn start(
                 Some(reason) => would_skip.push(SkippedView { jobs, reason }),
             }
         }
+        if expired_by_then > 0 {
+            would_skip.push(SkippedView { jobs: expired_by_then, reason: "expired by then".to_owned() });
+        }
+        let expires = |job: &Job| due.zip(job.options.expires_at).is_some_and(|(due, expires_at)| due >= expires_at);
         let rate = new.rate;
         let sample = page.jobs.into_iter().map(|job| SampleView {
             id: job.id.to_string(),
             kind: job.kind.to_string(),
             queue: job.queue.to_string(),
             state: job.state,
-            would_be: new.action.effect(job.state),
+            would_be: new.action.effect(job.state).filter(|_| !expires(&job)),
         });
         let (count, capped) = (counted.jobs, counted.capped);
         let answer = DryRunAnswer {

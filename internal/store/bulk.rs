@@ -31,7 +31,7 @@ use crate::rows::jobs::Accepted;
 use crate::rows::limits::waits_for_turn;
 use crate::rows::links::{AWAITED, IN_BATCH};
 use crate::rows::order::{lock_free_keys as lock_free_order_keys, order_keys_of};
-use crate::rows::owed::{Owed, SKIP_LOCKED, left_of, lock_free};
+use crate::rows::owed::{Owed, SKIP_LOCKED, expiries_of, left_of, lock_free};
 use crate::rows::unique_keys::lock_free_keys;
 use crate::sql::batches::{MAX_ROWS, groups, in_list, placeholders, statement, tuples};
 use crate::sql::clock::read_clock;
@@ -207,14 +207,22 @@ impl Store {
         .await
     }
 
-    /// Count the jobs that a bulk operation would change, broken down by what it would do to them.
+    /// Count the jobs that a bulk operation would change, broken down by what it would do to them. `due` is the new due
+    /// time that it would give them.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn break_down_for(&self, action: Action, filter: Filter) -> Result<Breakdown, StoreError> {
+    pub async fn break_down_for(
+        &self,
+        action: Action,
+        filter: Filter,
+        due: Option<Timestamp>,
+    ) -> Result<Breakdown, StoreError> {
         on_pool(&self.shared.pools.reads, "count jobs of an operation", move |conn, _| {
             let filter = filter.clone();
-            Box::pin(async move { break_down(conn, &Search::among(&filter, Order::OldestFirst, action.among())).await })
+            Box::pin(async move {
+                break_down(conn, &Search::among(&filter, Order::OldestFirst, action.among()), due).await
+            })
         })
         .await
     }
@@ -226,7 +234,9 @@ impl Store {
     pub async fn jobs_of_operation(&self, id: Uuid) -> Result<Breakdown, StoreError> {
         on_pool(&self.shared.pools.reads, "count the jobs of an operation", move |conn, _| {
             let filter = Filter { operation: Some(id), ..Filter::default() };
-            Box::pin(async move { break_down(conn, &Search::among(&filter, Order::OldestFirst, Among::All)).await })
+            Box::pin(async move {
+                break_down(conn, &Search::among(&filter, Order::OldestFirst, Among::All), None).await
+            })
         })
         .await
     }
@@ -1128,10 +1138,15 @@ impl Work {
         let due = params.execute_at.map(|moment| ceil_ms(moment).max(floor_ms(now)));
         let mut free = lock_free(conn, ids.iter().copied().map(JobId::from_uuid)).await?;
         let locked = left_of(conn, ids.iter().copied().map(JobId::from_uuid).collect(), &free).await?;
+        let expiries = if due.is_some() { expiries_of(conn, ids).await? } else { BTreeMap::new() };
         for id in self.share_out(ids, locked, now) {
             let Some(owed) = free.remove(&id) else { continue };
             let held = waits_for_turn(owed.execute_at);
             if !matches!(owed.state, State::Waiting | State::Retrying) || (held && due.is_some()) {
+                continue;
+            }
+            if due.zip(expiries.get(&id)).is_some_and(|(due, expires_at)| due >= *expires_at) {
+                // The job would never start.
                 continue;
             }
             let execute_at = due.unwrap_or(owed.execute_at);

@@ -266,6 +266,36 @@ async fn a_parked_job_says_why_it_waits_and_follows_its_operator() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_parked_job_that_was_made_due_shows_that_due_time() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|_| {}, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 1})).await;
+    let first = tickr.enqueue(job("a", 60_000)).await;
+    tickr.until(first, State::Executing).await;
+    let mut delayed = job("a", 1);
+    (delayed["delay_ms"], delayed["unique_key"]) = (json!(3_600_000), json!("k"));
+    let second = tickr.enqueue(delayed.clone()).await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{second}/run-now"), json!({})).await.status, 200);
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 1).await;
+    let explained = tickr.get(&format!("/v1/jobs/{second}/explain")).await.body;
+    let codes: Vec<&Value> = explained["reasons"].as_array().unwrap().iter().map(|reason| &reason["code"]).collect();
+    assert_eq!(codes, ["limit_reached"], "{explained:#}");
+    let moment = |value: &Value| serde_json::from_value::<chrono::DateTime<chrono::Utc>>(value.clone()).unwrap();
+    let parked = tickr.job(second).await;
+    let due_at = moment(&parked["execute_at"]);
+    assert!(due_at <= moment(&explained["at"]), "{parked:#}");
+    // So do a list, and the answer to a request that finds the unique key of the job taken.
+    let listed = tickr.get("/v1/jobs?state=waiting").await.body;
+    assert_eq!(moment(&listed["data"][0]["execute_at"]), due_at, "{listed:#}");
+    let again = tickr.post("/v1/jobs", delayed).await;
+    assert_eq!((again.status, &again.body["id"]), (200, &json!(second)), "{:#}", again.body);
+    assert_eq!(moment(&again.body["execute_at"]), due_at, "{:#}", again.body);
+    cancel_all(&tickr, [second, first]).await;
+    tickr.until_idle().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_limit_that_all_share_counts_jobs_without_keys() {
     let ends = Arc::new(Semaphore::new(0));
     let calls = Calls { ends: Some(Arc::clone(&ends)), ..Calls::default() };
@@ -599,6 +629,75 @@ async fn jobs_that_were_let_go_for_a_slow_rate_follow_a_faster_one() {
         (tickr.count("SELECT COUNT(*) FROM limit_keys").await == 0).then_some(())
     })
     .await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_turn_of_a_job_that_is_cancelled_or_put_off_goes_to_the_next_one() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|_| {}, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"rate": {"starts": 1, "period_ms": 10_000, "burst": 0}})).await;
+    tickr.enqueue_many((0..3).flat_map(|_| ["a", "b"].map(|key| job(key, 1)))).await;
+    let succeeded = "SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'";
+    tickr.until_count(succeeded, 2).await;
+    // Of each key one job has started, one has the due time of its turn, and one is parked.
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 2).await;
+    let let_go = async |key: &str| {
+        let sql = format!(
+            "SELECT o.id FROM owed o JOIN job_limit_keys l ON l.job_id = o.id \
+             WHERE l.limit_key = '{key}' AND o.execute_at < '9999-01-01'"
+        );
+        let id: uuid::Uuid =
+            sqlx::query_scalar(sqlx::AssertSqlSafe(sql)).fetch_one(&mut tickr.mysql().await).await.unwrap();
+        JobId::from_uuid(id)
+    };
+    cancel(&tickr, let_go("a").await).await;
+    let put_off = let_go("b").await;
+    let answer = tickr.patch(&format!("/v1/jobs/{put_off}"), json!({"delay_ms": 3_600_000})).await;
+    assert_eq!(answer.status, 200, "{:#}", answer.body);
+    tickr.until_count(succeeded, 4).await;
+    for key in ["a", "b"] {
+        let took = tickr.count(format!(
+            "SELECT TIMESTAMPDIFF(MICROSECOND, MIN(a.started_at), MAX(a.started_at)) FROM attempts a \
+             JOIN job_limit_keys l ON l.job_id = a.job_id WHERE l.limit_key = '{key}' AND a.verdict = 'succeeded'"
+        ));
+        let took = took.await;
+        println!("{took} µs between the starts of the key {key}");
+        assert!((9_900_000..13_000_000).contains(&took), "{key}: {took} µs");
+    }
+    cancel(&tickr, put_off).await;
+    tickr.until_idle().await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delayed_job_that_was_made_due_starts_when_its_limit_is_removed() {
+    // Within a minute, so that the next job is let go, and longer than this test takes.
+    const PERIOD_MS: u64 = 55_000;
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|_| {}, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"rate": {"starts": 1, "period_ms": PERIOD_MS, "burst": 0}})).await;
+    let first = tickr.enqueue(job("a", 1)).await;
+    tickr.until(first, State::Completed).await;
+    let mut delayed = job("a", 1);
+    delayed["delay_ms"] = json!(3_600_000);
+    let second = tickr.enqueue(delayed).await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{second}/run-now"), json!({})).await.status, 200);
+    // It is let go with the due time of its turn.
+    tickr.until_count("SELECT COUNT(*) FROM limit_slots WHERE kept_until IS NOT NULL", 1).await;
+    // Each change of settings is followed by two sweeps of all keys, which park it and let it go again.
+    for other in ["one", "two"] {
+        set_and_wait(&tickr, other, json!({"queue": "other", "concurrency": 1})).await;
+    }
+    let due = tickr.count("SELECT COUNT(*) FROM owed WHERE execute_at < UTC_TIMESTAMP(6) + INTERVAL 1 MINUTE").await;
+    assert_eq!(due, 1, "it is due at its turn: {:#}", tickr.job(second).await);
+    remove(&tickr, "l").await;
+    tickr.until(second, State::Completed).await;
+    let took = tickr.count("SELECT TIMESTAMPDIFF(SECOND, MIN(started_at), MAX(started_at)) FROM attempts").await;
+    assert!(took < 50, "{took} s: at its turn");
+    tickr.until_idle().await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
     tickr.stop().await;
 }
 

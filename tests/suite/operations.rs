@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use chrono::{DateTime, TimeDelta, Utc};
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 use sqlx::{Connection, Executor};
@@ -273,6 +274,32 @@ async fn a_dry_run_tells_what_would_change_from_what_would_be_left_and_why() {
     let done = carried_out(&tickr, json!({"action": "retry", "filter": {"tag": "night"}})).await;
     assert_eq!(done, (5, 4, 0), "the operation changes exactly these");
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE execute_at <= UTC_TIMESTAMP(3)", 0).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reschedule_leaves_jobs_out_that_expire_by_their_new_due_time() {
+    let tickr = TestApp::start().await;
+    let stays = json!({"kind": "noop", "delay_ms": LATER_MS / 2});
+    let expires = json!({"kind": "noop", "delay_ms": LATER_MS / 2, "expires_in_ms": LATER_MS});
+    let (stays, expires) = (tickr.enqueue(stays).await, tickr.enqueue(expires).await);
+    let before = tickr.job(expires).await["execute_at"].clone();
+    let moment = Utc::now() + TimeDelta::days(2);
+    let mut body = json!({"action": "reschedule", "filter": {"kind": "noop"}, "execute_at": moment, "dry_run": true});
+    let dry = tickr.post("/v1/operations", &body).await.body;
+    assert_eq!(dry["would_change"], 1, "{dry:#}");
+    assert_eq!(dry["would_skip"], json!([{"jobs": 1, "reason": "expired by then"}]), "{dry:#}");
+    let would_be = |id: JobId| dry["sample"].as_array().unwrap().iter().find(|job| job["id"] == json!(id)).unwrap();
+    assert_eq!(would_be(expires)["would_be"], Value::Null, "{dry:#}");
+    assert_eq!(would_be(stays)["would_be"], "due at another time", "{dry:#}");
+    body["dry_run"] = json!(false);
+    assert_eq!(carried_out(&tickr, body.clone()).await, (1, 1, 0), "as a PATCH of one job would be refused");
+    assert_eq!(tickr.job(expires).await["execute_at"], before);
+    let due_at: DateTime<Utc> = serde_json::from_value(tickr.job(stays).await["execute_at"].clone()).unwrap();
+    assert!(due_at >= moment, "{due_at}");
+    // Before its expiry it may be due at any time.
+    body["execute_at"] = json!(Utc::now() + TimeDelta::hours(23));
+    assert_eq!(carried_out(&tickr, body).await, (2, 0, 0));
     tickr.stop().await;
 }
 

@@ -356,7 +356,7 @@ async fn a_retry_and_a_replay_get_the_key_of_a_job_that_is_unique_until_its_star
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_that_is_put_off_expires_when_the_newest_request_would() {
+async fn a_job_that_is_put_off_expires_no_earlier_than_the_newest_request() {
     let tickr = TestApp::start().await;
     let job = |delay_ms: u64, more: Value| {
         let mut job = json!({"kind": "noop", "unique_key": "k", "on_conflict": "postpone", "delay_ms": delay_ms});

@@ -17,9 +17,10 @@ use crate::attempts::breakers::{EndedCall, Turned, count_calls, counted, mark_co
 use crate::attempts::claim::{Claim, Claims, NOT_EXPIRED, among, gone, read_step};
 use crate::rows::limits::{
     FairShare, KEPT_AT_MOST_S, KeyBounds, KeyState, KnownLimits, LimitKey, LimitSetting, LimitsOfClaim, MAX_SLOTS,
-    ToPark, begin_with, begin_with_free, begin_within_a_second, count_parked, free_slots_of, key_in, keys_of,
-    keys_with_parked_jobs, let_go, let_uncovered_go, lock_free_keys, lock_keys, lock_those_that_are_free,
-    lock_within_a_second, not_among, park_owed, park_step, state_step, states_in, take_back, without_rows, write_rates,
+    ToPark, begin_with, begin_with_free, begin_within_a_second, count_parked, free_slots_kept_in_vain, free_slots_of,
+    kept_in_vain, key_in, keys_of, keys_with_parked_jobs, let_go, let_uncovered_go, lock_free_keys, lock_keys,
+    lock_those_that_are_free, lock_within_a_second, not_among, park_owed, park_step, state_step, states_in, take_back,
+    without_rows, write_rates,
 };
 use crate::rows::owed::{DueJob, SKIP_LOCKED};
 use crate::sql::batch::Batch;
@@ -621,6 +622,7 @@ async fn free(
     let locked = page.iter().filter(|(key, _)| keys.contains(key));
     let ids: Vec<Uuid> = locked.flat_map(|(_, ids)| ids.iter().copied()).collect();
     free_slots_of(conn, &ids).await?;
+    free_slots_kept_in_vain(conn, &ids).await?;
     if changed {
         take_back(conn, &keys).await?;
     }
@@ -765,8 +767,9 @@ impl Store {
                     "SELECT s.limit_name, s.limit_key, s.job_id FROM limit_slots s FORCE INDEX (PRIMARY) \
                      LEFT JOIN owed o ON o.id = s.job_id WHERE ((s.kept_until IS NULL AND \
                      (o.id IS NULL OR o.state <> 'executing')) OR s.kept_until <= UTC_TIMESTAMP(6) \
-                     OR s.kept_until > UTC_TIMESTAMP(6) + INTERVAL {KEPT_AT_MOST_S} SECOND){behind} \
-                     ORDER BY s.limit_name, s.limit_key LIMIT {SLOTS_READ}"
+                     OR s.kept_until > UTC_TIMESTAMP(6) + INTERVAL {KEPT_AT_MOST_S} SECOND OR {}){behind} \
+                     ORDER BY s.limit_name, s.limit_key LIMIT {SLOTS_READ}",
+                    kept_in_vain()
                 );
                 let mut query = statement(sql);
                 if let Some(LimitKey { limit, key }) = after {

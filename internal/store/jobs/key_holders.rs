@@ -57,9 +57,14 @@ pub(super) async fn read_holder(
 ) -> Result<Holds, sqlx::Error> {
     // A job that ended without an attempt has a line in the ledger all the same. An operator's retry takes its number.
     let sql = "SELECT o.state, o.attempt > COALESCE((SELECT MAX(a.number) FROM attempts a WHERE a.job_id = o.id \
-               AND a.end_state IS NOT NULL), 0) AS begun, IF(o.execute_at >= ?, j.execute_at, o.execute_at) AS execute_at, \
-               j.options FROM owed o FORCE INDEX (PRIMARY) JOIN jobs j FORCE INDEX (PRIMARY) ON j.id = o.id WHERE o.id = ?";
-    let row = sqlx::query(sql).bind(parked_until().naive_utc()).bind(taken.id).fetch_optional(&mut *conn).await?;
+               AND a.end_state IS NOT NULL), 0) AS begun, CASE WHEN o.execute_at < ? THEN o.execute_at \
+               WHEN o.execute_at = ? THEN COALESCE(q.due_at, j.execute_at) ELSE j.execute_at END AS execute_at, \
+               j.options FROM owed o FORCE INDEX (PRIMARY) JOIN jobs j FORCE INDEX (PRIMARY) ON j.id = o.id \
+               LEFT JOIN limit_waits q FORCE INDEX (PRIMARY) ON q.job_id = o.id WHERE o.id = ?";
+    // A client may have changed the due time of a parked job since the acceptance. Its row in `limit_waits` has it.
+    let parked = parked_until().naive_utc();
+    let query = sqlx::query(sql).bind(parked).bind(parked).bind(taken.id);
+    let row = query.fetch_optional(&mut *conn).await?;
     let Some(row) = row else { return read_completed(conn, taken, producer).await };
     let state = State::from_word(row.try_get::<&str, _>("state")?).ok_or_else(|| corrupt("state"))?;
     let options = options_of(&row)?;

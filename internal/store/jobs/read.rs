@@ -12,7 +12,7 @@ use crate::jobs::search::{Order, Search, SearchBudget};
 use crate::rows::checkpoints::checkpoint_of;
 use crate::rows::dead_letters::dead_letter;
 use crate::rows::ledger::VERDICT;
-use crate::rows::limits::waits_for_turn;
+use crate::rows::limits::{is_parked, waits_for_turn};
 use crate::sql::batches::{bind_padded, padded_len, placeholders, statement};
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
@@ -39,6 +39,7 @@ pub struct JobPage {
 const COLUMNS: &str = "j.id, j.kind, j.queue, COALESCE(o.priority, j.priority) AS priority, j.max_attempts, \
      j.unique_key, j.host, j.options, j.execute_at, j.created_at, o.state, o.execute_at AS owed_execute_at, o.attempt, \
      o.expires_at AS owed_expires_at, \
+     (SELECT q.due_at FROM limit_waits q FORCE INDEX (PRIMARY) WHERE q.job_id = o.id) AS due_in_line, \
      o.spared, o.runner, o.started_at, o.cancel_requested_at, o.progress, \
      d.fingerprint, d.failed_at, d.standing, d.since, d.replayed_as, d.actor, d.reason";
 
@@ -225,6 +226,11 @@ fn job(row: &MySqlRow, ledger: &Ledger) -> Result<Job, sqlx::Error> {
     let options: Option<String> = row.try_get("options")?;
     let progress: Option<String> = row.try_get("progress")?;
     let due: Option<Timestamp> = row.try_get("owed_execute_at")?;
+    let own_due: Option<Timestamp> = match due {
+        // A client may have changed the due time before the job was parked.
+        Some(parked) if is_parked(parked) => row.try_get("due_in_line")?,
+        _ => due.filter(|due| !waits_for_turn(*due)),
+    };
     let (begun, spared): (Option<u32>, Option<u32>) = (row.try_get("attempt")?, row.try_get("spared")?);
     let mut options: JobOptions = match options {
         Some(text) => JobOptions::as_far_as_readable(&text),
@@ -252,9 +258,9 @@ fn job(row: &MySqlRow, ledger: &Ledger) -> Result<Job, sqlx::Error> {
         host: host.map(|host| String::from_utf8_lossy(&host).into_owned()),
         options,
         created_at: row.try_get("created_at")?,
-        execute_at: match (due.filter(|due| !waits_for_turn(*due)), last) {
+        execute_at: match (own_due, last) {
             (Some(due), _) => due,
-            // A job that waits for its turn has the due time that was asked for.
+            // A job that waits for its turn in another way has the due time that was asked for.
             (None, Some(last)) if due.is_none() => last.execute_at,
             (None, _) => row.try_get("execute_at")?,
         },

@@ -24,7 +24,7 @@ use crate::sql::batches::{Sql, padded, padded_len, placeholders};
 use crate::sql::connection::on_pool;
 use crate::sql::session::Session;
 use crate::{Store, StoreError};
-use tickr_job::{Among, Filter, Name, State, first_id_of};
+use tickr_job::{Among, Filter, Name, State, Timestamp, first_id_of};
 
 /// Number of rows of a source in one chunk.
 const CHUNK: i64 = 2_000;
@@ -642,6 +642,8 @@ pub struct Breakdown {
     pub counted: Counted,
     /// Number of jobs by state, replayed ones counted separately.
     pub states: BTreeMap<(State, Replayed), u64>,
+    /// Number of waiting and retrying jobs that expire by their new due time. They are not in `states`.
+    pub expired_by_then: u64,
 }
 
 /// The answer to whether a new job was made from a failed one.
@@ -654,10 +656,15 @@ pub enum Replayed {
 }
 
 /// Count the jobs of a search by state, within the same bounds as [`count`].
-pub(crate) async fn break_down(conn: &mut Session<'_>, search: &Search) -> Result<Breakdown, sqlx::Error> {
+/// `due` is the new due time that an action would give them.
+pub(crate) async fn break_down(
+    conn: &mut Session<'_>,
+    search: &Search,
+    due: Option<Timestamp>,
+) -> Result<Breakdown, sqlx::Error> {
     let state = format!(
         "COALESCE(CAST(o.state AS CHAR), CAST({} AS CHAR)) AS state, \
-         o.id IS NULL AND COALESCE(d.standing = 'replayed', FALSE) AS replayed",
+         o.id IS NULL AND COALESCE(d.standing = 'replayed', FALSE) AS replayed, o.expires_at",
         last_line("end_state")
     );
     let mut found = Breakdown::default();
@@ -671,6 +678,12 @@ pub(crate) async fn break_down(conn: &mut Session<'_>, search: &Search) -> Resul
             let Some(state) = row.try_get::<Option<String>, _>("state")?.as_deref().and_then(State::from_word) else {
                 continue;
             };
+            let expires_at: Option<Timestamp> = row.try_get("expires_at")?;
+            let waits = matches!(state, State::Waiting | State::Retrying);
+            if waits && due.zip(expires_at).is_some_and(|(due, expires_at)| due >= expires_at) {
+                found.expired_by_then += 1;
+                continue;
+            }
             let replayed = if row.try_get::<bool, _>("replayed")? { Replayed::Yes } else { Replayed::No };
             *found.states.entry((state, replayed)).or_default() += 1;
         }

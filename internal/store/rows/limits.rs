@@ -1275,8 +1275,48 @@ pub(crate) async fn free_slots_of(conn: &mut Session<'_>, ids: &[Uuid]) -> Resul
     Ok(())
 }
 
+/// Build the condition that a slot of `limit_slots s` is kept in vain: its job, `owed o` if it is unfinished, has ended,
+/// or a client has put it off. A job that was let go is due five seconds before the end of the time for which its slot
+/// is kept, or earlier.
+pub(crate) fn kept_in_vain() -> String {
+    format!("(o.id IS NULL OR s.kept_until < o.execute_at + INTERVAL {} SECOND)", KEPT_FOR.num_seconds())
+}
+
+/// Delete the slots that are kept for these jobs in vain. The keys are locked, so none of the jobs is let go meanwhile.
+pub(crate) async fn free_slots_kept_in_vain(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<(), sqlx::Error> {
+    for ids in ids.chunks(MAX_ROWS) {
+        let mut script = Script::as_text();
+        let (list, values) = script.list(ids);
+        let sql = format!(
+            "SELECT s.job_id FROM limit_slots s FORCE INDEX (limit_slots_job) LEFT JOIN owed o FORCE INDEX (PRIMARY) \
+             ON o.id = s.job_id WHERE s.job_id IN {list} AND s.kept_until IS NOT NULL AND {}",
+            kept_in_vain()
+        );
+        script.push(sql, values);
+        let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
+        let in_vain: Vec<Uuid> = found.iter().map(|row| row.try_get("job_id")).collect::<Result<_, _>>()?;
+        if in_vain.is_empty() {
+            continue;
+        }
+        let mut script = Script::as_text();
+        let (list, values) = script.list(&in_vain);
+        let sql = "DELETE FROM limit_slots WHERE kept_until IS NOT NULL AND job_id IN";
+        script.push(format!("{sql} {list} ORDER BY job_id LIMIT {MAX_SLOTS}"), values);
+        script.run(conn).await?;
+    }
+    Ok(())
+}
+
+/// When a job of `owed o` that was let go was due, apart from the turn of a rate. If a binary from before `limit_holds`
+/// let it go, there is no row. The job was due by then.
+const DUE_APART: &str = "COALESCE((SELECT h.due_at FROM limit_holds h FORCE INDEX (PRIMARY) WHERE h.job_id = o.id \
+                         AND h.attempt = o.attempt + 1), UTC_TIMESTAMP(3))";
+
 /// Park jobs of these keys again that were let go for a turn further ahead than a moment. After a change of a limit their
 /// turns may come earlier. The keys are locked.
+///
+/// Each of them keeps the due time with which it was parked before. The one of its acceptance may be days earlier or
+/// later: an attempt has failed since, or a client has made the job due.
 ///
 /// A job whose due time is not that of its turn any more is left alone: a client has put it off meanwhile, and a job must
 /// not start before the due time that its client was told. One whose row another session locks keeps its turn.
@@ -1287,9 +1327,9 @@ pub(crate) async fn take_back(conn: &mut Session<'_>, keys: &BTreeSet<LimitKey>)
         values.insert(0, parked_until().into());
         let mut script = Script::as_text();
         let sql = format!(
-            "SELECT s.limit_name, s.limit_key, o.id, o.queue, j.execute_at FROM limit_slots s FORCE INDEX (PRIMARY) \
-             STRAIGHT_JOIN owed o ON o.id = s.job_id AND o.state IN ('waiting', 'retrying') AND o.execute_at < ? \
-             AND o.execute_at > UTC_TIMESTAMP(6) + INTERVAL 1 SECOND STRAIGHT_JOIN jobs j ON j.id = o.id \
+            "SELECT s.limit_name, s.limit_key, o.id, o.queue, {DUE_APART} AS due_at FROM limit_slots s \
+             FORCE INDEX (PRIMARY) STRAIGHT_JOIN owed o ON o.id = s.job_id AND o.state IN ('waiting', 'retrying') \
+             AND o.execute_at < ? AND o.execute_at > UTC_TIMESTAMP(6) + INTERVAL 1 SECOND \
              WHERE s.kept_until = o.execute_at + INTERVAL {} SECOND AND ({any}) ORDER BY o.id FOR UPDATE{SKIP_LOCKED}",
             KEPT_FOR.num_seconds()
         );
@@ -1297,7 +1337,7 @@ pub(crate) async fn take_back(conn: &mut Session<'_>, keys: &BTreeSet<LimitKey>)
         let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
         let mut far: Vec<(LimitKey, Uuid, String, Timestamp)> = Vec::with_capacity(found.len());
         for row in &found {
-            far.push((key_in(row)?, row.try_get("id")?, row.try_get("queue")?, row.try_get("execute_at")?));
+            far.push((key_in(row)?, row.try_get("id")?, row.try_get("queue")?, row.try_get("due_at")?));
         }
         if far.is_empty() {
             continue;

@@ -75,6 +75,21 @@ pub(crate) async fn left_of(
     Ok(left)
 }
 
+/// Read when those of these unfinished jobs expire that do.
+pub(crate) async fn expiries_of(
+    conn: &mut Session<'_>,
+    ids: &[Uuid],
+) -> Result<BTreeMap<JobId, Timestamp>, sqlx::Error> {
+    let mut expiries = BTreeMap::new();
+    for ids in ids.chunks(MAX_ROWS) {
+        let sql = "SELECT id, expires_at FROM owed FORCE INDEX (PRIMARY) WHERE id IN";
+        for row in in_list(sql, ids, " AND expires_at IS NOT NULL").fetch_all(&mut *conn).await? {
+            expiries.insert(JobId::from_uuid(row.try_get("id")?), row.try_get("expires_at")?);
+        }
+    }
+    Ok(expiries)
+}
+
 async fn lock(
     conn: &mut Session<'_>,
     ids: impl Iterator<Item = JobId>,
