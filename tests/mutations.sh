@@ -1982,6 +1982,10 @@ mutants() {
         'if over < TIMEOUT_GRACE {' \
         'if over < TIMEOUT_GRACE * 100 {' \
         remote_workers::a_beat_keeps_the_lease_and_brings_cancels_and_time_limits
+    mutant 'attempts of one job in a heartbeat' internal/store/attempts/lease.rs \
+        '_ => beat.lost.push((attempt.id, attempt.token)),' \
+        '_ => beat.lost.push((attempt.id, held.get(&attempt.id).map_or(attempt.token, |(token, _)| AttemptToken::from_uuid(*token)))),' \
+        remote_workers::a_beat_that_lists_two_attempts_of_one_job_takes_the_earlier_one_alone_for_lost
     mutant 'steps ahead in the age of a remote attempt' internal/engine/heartbeat_history.rs \
         'moment <= step.until' \
         'moment > step.until' \

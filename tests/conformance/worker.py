@@ -441,7 +441,8 @@ class Worker:
             attempt.cancelled, attempt.lost = True, lost
             if lost and not fault("keeps-lost"):
                 # Its thread may go on, but the slot is free.
-                self.attempts.pop(attempt.token, None)
+                if not fault("lists-lost"):
+                    self.attempts.pop(attempt.token, None)
                 self.verdicts.pop(attempt.token, None)
                 self.changed.notify_all()
         if not (lost and fault("keeps-lost")):

@@ -383,6 +383,37 @@ async fn a_beat_keeps_the_lease_and_brings_cancels_and_time_limits() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_beat_that_lists_two_attempts_of_one_job_takes_the_earlier_one_alone_for_lost() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 2).await;
+    for over in [false, true] {
+        let limit = if over { 1 } else { 300_000 };
+        let id = tickr.enqueue(json!({"kind": "resize", "payload": 1, "timeout_ms": limit})).await;
+        let former = worker.fetch(at, 2, 20_000, &[]).await.pop().unwrap();
+        // The answer to this verdict does not reach the worker, which goes on to list the attempt.
+        assert_eq!(worker.finish(at, &former, json!({"verdict": "released"})).await["state"], "waiting");
+        let held = worker.fetch(at, 1, 20_000, &[&former]).await.pop().unwrap();
+        assert_eq!(id_of(&held), id);
+        if !over {
+            for listed in [[&former, &held], [&held, &former]] {
+                let beaten = worker.beat(at, &listed).await;
+                assert_eq!(beaten, json!({"cancel": [], "lost": [former["token"]], "drain": false}));
+            }
+            assert_eq!(tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await.status, 202);
+        }
+        // The job was cancelled, or the time of its attempt is over.
+        for listed in [[&former, &held], [&held, &former]] {
+            let beaten = worker.beat(at, &listed).await;
+            assert_eq!(beaten, json!({"cancel": [held["token"]], "lost": [former["token"]], "drain": false}));
+        }
+        assert_eq!(worker.finish(at, &held, json!({"verdict": "succeeded"})).await["result"], "settled");
+        assert_eq!(tickr.verdicts(id).await[0], "interrupted");
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_report_that_is_not_valid_costs_no_lease_and_the_largest_result_arrives() {
     let tickr = started().await;
     let at = tickr.app.addr();

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use super::Running;
 use crate::call::{Action, Call, Fault};
 use crate::json::Json;
-use crate::stage::{Outcome, PATIENCE, SLACK, Stage, broken, expect_result, expect_verdict};
+use crate::protocol::LATE_LISTING;
+use crate::stage::{Broken, Outcome, PATIENCE, SLACK, Stage, broken, expect_result, expect_verdict};
 use crate::world::{LEASE_MS, State};
 
 fn beat(stage: &Stage) -> Duration {
@@ -195,21 +196,56 @@ pub(super) fn deadline(stage: &mut Stage) -> Running<'_> {
     })
 }
 
+/// Let an attempt be lost. Returns its token, and the time at which a beat has told the program so.
+async fn lose(stage: &mut Stage, job: usize) -> Result<(String, Instant), Broken> {
+    let token = stage.delivered(job).await?;
+    stage.world.change(|state| {
+        if let Some(attempt) = state.attempts.get_mut(&token) {
+            attempt.over = true;
+        }
+    });
+    let told = |state: &State| state.attempts.get(&token)?.lost_told_at;
+    let told = stage.wait(PATIENCE, "a beat that lists the attempt", told).await?;
+    Ok((token, told))
+}
+
 /// The only slot is freed when its attempt is lost.
 pub(super) fn lost(stage: &mut Stage) -> Running<'_> {
     Box::pin(async move {
         let job = stage.job("sleep", serde_json::json!({ "ms": 30_000 }));
-        let token = stage.delivered(job).await?;
-        stage.world.change(|state| {
-            if let Some(attempt) = state.attempts.get_mut(&token) {
-                attempt.over = true;
-            }
-        });
-        let told = |state: &State| state.attempts.get(&token)?.lost_told_at;
-        stage.wait(PATIENCE, "a beat that lists the attempt", told).await?;
+        lose(stage, job).await?;
         let payload = Json::from(serde_json::json!("in the free slot"));
         let job = stage.job("echo", payload.clone());
         let verdict = stage.settled_within(job, 2 * beat(stage) + SLACK).await?;
         expect_result(&verdict, &payload)
+    })
+}
+
+/// The handler of a lost attempt cannot be stopped.
+pub(super) fn lost_blocked(stage: &mut Stage) -> Running<'_> {
+    Box::pin(async move {
+        let job = stage.job("block", serde_json::json!({ "ms": 15_000 }));
+        let (token, told) = lose(stage, job).await?;
+        // Calls that were made before may arrive a little later.
+        let late = told + LATE_LISTING;
+        stage.quiet(LATE_LISTING + 2 * beat(stage)).await?;
+        // The answer with this job ends a request for jobs that was made before, and the next one is new.
+        stage.run("echo", serde_json::json!("beside it")).await?;
+        let newest = |state: &State| {
+            let mut fetches = state.workers.values().filter_map(|of| of.fetch.as_ref());
+            let new = fetches.find(|fetch| state.exchanges.get(fetch.exchange).is_some_and(|made| made.at > late))?;
+            Some(new.body.tokens().contains(&token))
+        };
+        let is_fetched = stage.wait(PATIENCE, "another request for jobs", newest).await?;
+        let beaten = stage.world.read(|state| {
+            let beats = state.attempts.get(&token).map(|attempt| &attempt.beats);
+            beats.is_some_and(|beats| beats.iter().any(|(at, _)| *at > late))
+        });
+        if is_fetched || beaten {
+            let call = if beaten { "a beat" } else { "a request for jobs" };
+            let seen = format!("{call} lists a token {LATE_LISTING:?} after a beat said that it is lost");
+            return broken(seen, "no token that the worker does not hold any more");
+        }
+        Ok(())
     })
 }

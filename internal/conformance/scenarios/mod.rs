@@ -70,6 +70,7 @@ const BEATS: &str = "`POST /v1/workers/{id}/beat` every `beat_ms`, from a thread
 const BEAT_AGAIN: &str = "A beat that fails is repeated within seconds";
 const CANCEL: &str = "`cancel`: stop the attempt and finish it as `failed`.";
 const LOST: &str = "`lost`: stop the attempt.";
+const LOST_BLOCKED: &str = "It is listed no more, also while its handler goes on.";
 const CHECKPOINT: &str = "`checkpoint` is JSON of at most 64 KiB, with which the next attempt begins.";
 const PROGRESS: &str = "`percent` (0 to 100) and `note` (120 characters, no control characters) are shown with the job";
 const FINISH_AGAIN: &str = "The same verdict again has the same result, so a call that got no answer is repeated, to any \
@@ -145,6 +146,7 @@ pub(crate) const ALL: &[Scenario] = &[
     Scenario::new("cancel-blocked", CANCEL, beating::cancel_blocked),
     Scenario::new("deadline", CANCEL, beating::deadline),
     Scenario::new("lost", LOST, beating::lost).with(|| Setup { slots: 1, ..Setup::default() }),
+    Scenario::new("lost-blocked", LOST_BLOCKED, beating::lost_blocked),
     Scenario::new("finish-lost", FINISH_AGAIN, finishing::lost),
     Scenario::new("finish-503", FINISH_AGAIN, finishing::errors),
     Scenario::new("finish-large", BODY_LIMIT, finishing::large).with(|| Setup { slots: 8, ..Setup::default() }),

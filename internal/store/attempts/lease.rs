@@ -29,9 +29,9 @@ use tickr_job::{
 #[derive(Clone, Debug, Default)]
 pub struct HeartbeatAnswer {
     /// Attempts that this runner does not hold any more. Their handlers must stop.
-    pub lost: Vec<JobId>,
+    pub lost: Vec<(JobId, AttemptToken)>,
     /// Attempts for which a cancel was requested.
-    pub cancel_requested: Vec<JobId>,
+    pub cancel_requested: Vec<(JobId, AttemptToken)>,
 }
 
 /// The row of a runner, as the runner reports it about itself.
@@ -718,10 +718,10 @@ pub(super) fn renew<'c>(
             match held.get(&attempt.id) {
                 Some((token, cancel)) if *token == attempt.token.uuid() => {
                     if *cancel {
-                        beat.cancel_requested.push(attempt.id);
+                        beat.cancel_requested.push((attempt.id, attempt.token));
                     }
                 }
-                _ => beat.lost.push(attempt.id),
+                _ => beat.lost.push((attempt.id, attempt.token)),
             }
         }
         Ok(beat)
