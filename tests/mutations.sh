@@ -1986,6 +1986,14 @@ mutants() {
         '_ => beat.lost.push((attempt.id, attempt.token)),' \
         '_ => beat.lost.push((attempt.id, held.get(&attempt.id).map_or(attempt.token, |(token, _)| AttemptToken::from_uuid(*token)))),' \
         remote_workers::a_beat_that_lists_two_attempts_of_one_job_takes_the_earlier_one_alone_for_lost
+    mutant 'options that a job keeps of its declared kind' internal/broker/draft.rs \
+        'of_kind: kind.kept_options(),' \
+        'of_kind: kind.kept_options().filter(|_| false),' \
+        remote_workers::a_job_keeps_the_time_limit_and_the_backoff_of_a_declaration_that_is_changed_or_deleted
+    mutant 'declaration of a replay' internal/broker/lib.rs \
+        'of_kind: job.options.of_kind, ..original' \
+        '..original' \
+        remote_workers::a_job_keeps_the_time_limit_and_the_backoff_of_a_declaration_that_is_changed_or_deleted
     mutant 'steps ahead in the age of a remote attempt' internal/engine/heartbeat_history.rs \
         'moment <= step.until' \
         'moment > step.until' \

@@ -588,7 +588,7 @@ async fn deliver(api: &Api, delivery: JobDelivery) -> Result<Response, Problem> 
             let kind = registry.find(claimed.kind.as_str());
             kind.map_or_else(|| KindDefaults::default().timeout, |kind| kind.defaults().timeout)
         };
-        claimed.options.timeout_ms.map_or_else(of_kind, Duration::from_millis)
+        claimed.options.time_limit_ms().map_or_else(of_kind, Duration::from_millis)
     };
     let jobs = delivery.claimed().iter().map(|claimed| {
         let timeout = timeout(claimed);

@@ -447,8 +447,8 @@ pub(super) async fn end(
     Ok(moves.iter().map(done).collect())
 }
 
-/// Read the retry policies of those jobs that have their own. If options cannot be read, the default applies: the job
-/// must not stay lost.
+/// Read the retry policies of those jobs that have their own or keep that of their declared kind. If options cannot be
+/// read, the default applies: the job must not stay lost.
 pub(crate) async fn own_policies(
     conn: &mut Session<'_>,
     ids: &[JobId],
@@ -465,8 +465,8 @@ pub(crate) async fn own_policies(
     let mut own = HashMap::new();
     for row in query.fetch_all(conn).await? {
         let options = serde_json::from_str::<JobOptions>(row.try_get("options")?).unwrap_or_default();
-        if let Some(policy) = options.retry {
-            own.insert(JobId::from_uuid(row.try_get("id")?), policy);
+        if let Some(policy) = options.backoff() {
+            own.insert(JobId::from_uuid(row.try_get("id")?), policy.clone());
         }
     }
     Ok(own)

@@ -174,7 +174,7 @@ pub struct RemoteAttempt {
     pub kind: Name,
     /// The queue of the job.
     pub queue: Name,
-    /// The retry policy of the job, if it has its own.
+    /// The retry policy of the job, if it has its own or keeps that of its declared kind.
     pub retry: Option<RetryPolicy>,
     /// The attempt that is open, with its number and its runner. None if there is none.
     pub open: Option<(AttemptToken, u32, RunnerId)>,
@@ -856,7 +856,7 @@ async fn overdue(
             let age = (now - started_at).to_std().unwrap_or_default();
             let own = row
                 .try_get::<Option<&str>, _>("options")?
-                .and_then(|text| JobOptions::as_far_as_readable(text).timeout_ms);
+                .and_then(|text| JobOptions::as_far_as_readable(text).time_limit_ms());
             let timeout = own.map(Duration::from_millis).or_else(|| timeouts.get(&attempt.kind).copied());
             let timeout = timeout.unwrap_or(Duration::from_secs(300));
             if let Some(over) = age.checked_sub(timeout) {
@@ -879,7 +879,7 @@ fn remote_attempt(row: &MySqlRow) -> Result<RemoteAttempt, sqlx::Error> {
         id: JobId::from_uuid(row.try_get("id")?),
         kind: row.try_get::<&str, _>("kind")?.parse().map_err(|_| corrupt("kind"))?,
         queue: row.try_get::<&str, _>("queue")?.parse().map_err(|_| corrupt("queue"))?,
-        retry: options.map(JobOptions::as_far_as_readable).unwrap_or_default().retry,
+        retry: options.map(JobOptions::as_far_as_readable).unwrap_or_default().backoff().cloned(),
         open,
         slots: Arc::default(),
     })
