@@ -33,6 +33,7 @@ const FAULTS: &[(&str, &[&str], &[&str])] = &[
     ("ignores-404", &["fetch-404", "beat-404"], &[]),
     ("ignores-drain", &["drain"], &[]),
     ("blocked-beats", &["beats", "cancel-blocked", "lost-blocked"], &[]),
+    ("splits-holding", &["beats-large"], &["beats"]),
     ("ignores-cancel", &["cancel", "deadline"], &[]),
     ("success-after-cancel", &["cancel-blocked"], &[]),
     ("keeps-lost", &["lost", "lost-blocked"], &["beats", "holding"]),

@@ -1,5 +1,6 @@
 //! Heartbeats: their rhythm, what they carry, and what their answers ask for.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::Running;
@@ -7,7 +8,10 @@ use crate::call::{Action, Call, Fault};
 use crate::json::Json;
 use crate::protocol::LATE_LISTING;
 use crate::stage::{Broken, Outcome, PATIENCE, SLACK, Stage, broken, expect_result, expect_verdict};
-use crate::world::{LEASE_MS, State};
+use crate::world::{Attempt, LEASE_MS, State};
+
+/// Time after an answer from which all of its jobs execute. Some clients start them one by one.
+const STARTING: Duration = Duration::from_millis(100);
 
 fn beat(stage: &Stage) -> Duration {
     Duration::from_millis(stage.world.read(|state| state.setup.beat_ms))
@@ -53,6 +57,48 @@ pub(super) fn regular(stage: &mut Stage) -> Running<'_> {
         }
         Ok(())
     })
+}
+
+/// The checkpoints of the attempts are more than a client sends in one beat.
+pub(super) fn large(stage: &mut Stage) -> Running<'_> {
+    Box::pin(async move {
+        let checkpoint = "x".repeat(60 << 10);
+        let payload = serde_json::json!({ "percent": 1, "note": "x", "checkpoint": checkpoint, "ms": 1_500 });
+        let payload = Json::from(payload);
+        // Twice, because the first beat may come before all jobs of the answer execute.
+        for _ in 0..2 {
+            // One answer has them all.
+            let add = |state: &mut State| [(); 6].map(|()| state.add("conformance.progress", payload.clone()));
+            let jobs = stage.world.change(add);
+            let mut tokens = Vec::new();
+            for job in jobs {
+                tokens.push(stage.delivered(job).await?);
+            }
+            for job in jobs {
+                expect_verdict(&stage.settled(job).await?, "succeeded")?;
+            }
+            let fewest = stage.world.read(|state| fewest_listed(state, &tokens));
+            if let Some(fewest) = fewest.filter(|fewest| *fewest < tokens.len()) {
+                let seen = format!("a beat that lists {fewest} of {} attempts with large checkpoints", tokens.len());
+                return broken(seen, "every token in every beat, and the checkpoints in several of them");
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Return the least number of these attempts that a beat listed while all of them executed.
+fn fewest_listed(state: &State, tokens: &[String]) -> Option<usize> {
+    let attempts: Vec<&Attempt> = tokens.iter().filter_map(|token| state.attempts.get(token)).collect();
+    let began = attempts.iter().filter_map(|attempt| attempt.delivered_at).max()? + STARTING;
+    let ended = attempts.iter().filter_map(|attempt| attempt.verdict_at).min()?;
+    let mut listed: BTreeMap<Instant, usize> = BTreeMap::new();
+    for (at, _) in attempts.iter().flat_map(|attempt| &attempt.beats) {
+        if (began..ended).contains(at) {
+            *listed.entry(*at).or_default() += 1;
+        }
+    }
+    listed.into_values().min()
 }
 
 pub(super) fn errors(stage: &mut Stage) -> Running<'_> {

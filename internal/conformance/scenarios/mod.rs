@@ -67,6 +67,7 @@ const DRAIN: &str = "While `drain` is true the worker gets nothing. It goes on w
                      `beat_ms`.";
 const TWICE: &str = "The answer has the same jobs with the same tokens, and nothing new.";
 const BEATS: &str = "`POST /v1/workers/{id}/beat` every `beat_ms`, from a thread or task that no job can block";
+const BEAT_LARGE: &str = "large checkpoints go in several, each of which lists every token";
 const BEAT_AGAIN: &str = "A beat that fails is repeated within seconds";
 const CANCEL: &str = "`cancel`: stop the attempt and finish it as `failed`.";
 const LOST: &str = "`lost`: stop the attempt.";
@@ -137,6 +138,7 @@ pub(crate) const ALL: &[Scenario] = &[
     Scenario::new("fetch-404", REGISTER_AGAIN, fetching::not_registered),
     Scenario::new("drain", DRAIN, fetching::drain),
     Scenario::new("beats", BEATS, beating::regular).with(|| Setup { slots: 2, ..Setup::default() }),
+    Scenario::new("beats-large", BEAT_LARGE, beating::large).with(|| Setup { slots: 6, ..Setup::default() }),
     Scenario::new("beat-500", BEAT_AGAIN, beating::errors),
     Scenario::new("beat-no-answer", BEAT_AGAIN, beating::no_answer),
     Scenario::new("beat-404", REGISTER_AGAIN, beating::not_registered),
