@@ -2055,6 +2055,14 @@ mutants() {
     mutant 'push whose answer is lost' internal/handlers/http/push.rs \
         'Failure::Retry { error } if lost =>' 'Failure::Retry { error } if lost && error.is_empty() =>' \
         push_kinds::a_call_whose_answer_is_lost_is_repeated_with_the_same_token_and_uses_no_attempt
+    mutant 'object of a pushed verdict' internal/handlers/http/push.rs \
+        'if !body.trim_ascii_start().starts_with(b"{") {' \
+        'if body.is_empty() {' \
+        push_kinds::every_answer_of_a_receiver_has_its_consequence
+    mutant 'end of a pushed verdict' internal/handlers/http/push.rs \
+        'reader.end().map_err(|_| useless("something follows the verdict"))?;' \
+        'let _ = reader.end();' \
+        push_kinds::every_answer_of_a_receiver_has_its_consequence
     mutant 'address of a receiver when it is called' internal/handlers/http/push.rs \
         'check::url(&self.push.url, &self.http.rule)' 'check::url("https://example.com/", &self.http.rule)' \
         push_kinds::a_receiver_at_a_private_address_is_refused_unless_it_is_allowed
