@@ -1816,9 +1816,13 @@ mutants() {
         'if self.broke_off && self.body.is_empty() {' \
         receivers::a_body_that_decides_is_read_to_its_end_and_one_that_breaks_off_decides_nothing
     mutant 'whole limit for a body that decides' internal/handlers/http/response.rs \
-        'if decides { (deadline, JUDGED_BYTES) }' \
-        'if decides { (deadline.min(Instant::now() + BODY_TIME), JUDGED_BYTES) }' \
+        'if decides { (deadline, JUDGED_BYTES + 1) }' \
+        'if decides { (deadline.min(Instant::now() + BODY_TIME), JUDGED_BYTES + 1) }' \
         receivers::a_body_that_decides_is_read_to_its_end_and_one_that_breaks_off_decides_nothing
+    mutant 'body that is too long to decide' internal/handlers/http/response.rs \
+        'let is_judged = decides && body.len() <= JUDGED_BYTES;' \
+        'let is_judged = decides;' \
+        receivers::a_callback_is_judged_by_the_value_in_the_body
     mutant 'check of follow-up jobs' internal/engine/executor.rs \
         'Err((verdict, error)) => return failed(settlement, verdict, error),' \
         'Err((verdict, error)) => drop((verdict, error)),' \
