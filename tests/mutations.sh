@@ -1473,7 +1473,7 @@ mutants() {
         'if whoami.get("open").is_some() {' \
         cli::a_first_key_asks_before_it_locks_the_others_out
     mutant 'scope of a first key in the store' cmd/tickr/api_keys.rs \
-        'if is_first && scope != Scope::Admin {' 'if is_first && scope != Scope::Admin && token.is_empty() {' \
+        'if is_first && new.scope != Scope::Admin {' 'if is_first && new.scope != Scope::Admin && token.is_empty() {' \
         cli::a_first_key_made_in_the_store_is_an_admin_key_and_says_that_it_closes_the_api
     mutant 'word on a first key in the store' cmd/tickr/api_keys.rs \
         'if is_first {' 'if is_first && token.is_empty() {' \
