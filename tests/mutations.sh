@@ -1492,7 +1492,7 @@ mutants() {
         'if whoami.get("open").is_some() {' \
         cli::a_first_key_asks_before_it_locks_the_others_out
     mutant 'scope of a first key in the store' cmd/tickr/api_keys.rs \
-        'if is_first && scope != Scope::Admin {' 'if is_first && scope != Scope::Admin && token.is_empty() {' \
+        'if is_first && new.scope != Scope::Admin {' 'if is_first && new.scope != Scope::Admin && token.is_empty() {' \
         cli::a_first_key_made_in_the_store_is_an_admin_key_and_says_that_it_closes_the_api
     mutant 'word on a first key in the store' cmd/tickr/api_keys.rs \
         'if is_first {' 'if is_first && token.is_empty() {' \
@@ -1859,9 +1859,13 @@ mutants() {
         'if self.broke_off && self.body.is_empty() {' \
         receivers::a_body_that_decides_is_read_to_its_end_and_one_that_breaks_off_decides_nothing
     mutant 'whole limit for a body that decides' internal/handlers/http/response.rs \
-        'if decides { (deadline, JUDGED_BYTES) }' \
-        'if decides { (deadline.min(Instant::now() + BODY_TIME), JUDGED_BYTES) }' \
+        'if decides { (deadline, JUDGED_BYTES + 1) }' \
+        'if decides { (deadline.min(Instant::now() + BODY_TIME), JUDGED_BYTES + 1) }' \
         receivers::a_body_that_decides_is_read_to_its_end_and_one_that_breaks_off_decides_nothing
+    mutant 'body that is too long to decide' internal/handlers/http/response.rs \
+        'let is_judged = decides && body.len() <= JUDGED_BYTES;' \
+        'let is_judged = decides;' \
+        receivers::a_callback_is_judged_by_the_value_in_the_body
     mutant 'check of follow-up jobs' internal/engine/executor.rs \
         'Err((verdict, error)) => return failed(settlement, verdict, error),' \
         'Err((verdict, error)) => drop((verdict, error)),' \
@@ -2025,6 +2029,18 @@ mutants() {
         'if over < TIMEOUT_GRACE {' \
         'if over < TIMEOUT_GRACE * 100 {' \
         remote_workers::a_beat_keeps_the_lease_and_brings_cancels_and_time_limits
+    mutant 'attempts of one job in a heartbeat' internal/store/attempts/lease.rs \
+        '_ => beat.lost.push((attempt.id, attempt.token)),' \
+        '_ => beat.lost.push((attempt.id, held.get(&attempt.id).map_or(attempt.token, |(token, _)| AttemptToken::from_uuid(*token)))),' \
+        remote_workers::a_beat_that_lists_two_attempts_of_one_job_takes_the_earlier_one_alone_for_lost
+    mutant 'options that a job keeps of its declared kind' internal/broker/draft.rs \
+        'of_kind: kind.kept_options(),' \
+        'of_kind: kind.kept_options().filter(|_| false),' \
+        remote_workers::a_job_keeps_the_time_limit_and_the_backoff_of_a_declaration_that_is_changed_or_deleted
+    mutant 'declaration of a replay' internal/broker/lib.rs \
+        'of_kind: job.options.of_kind, ..original' \
+        '..original' \
+        remote_workers::a_job_keeps_the_time_limit_and_the_backoff_of_a_declaration_that_is_changed_or_deleted
     mutant 'steps ahead in the age of a remote attempt' internal/engine/heartbeat_history.rs \
         'moment <= step.until' \
         'moment > step.until' \
@@ -2086,6 +2102,14 @@ mutants() {
     mutant 'push whose answer is lost' internal/handlers/http/push.rs \
         'Failure::Retry { error } if lost =>' 'Failure::Retry { error } if lost && error.is_empty() =>' \
         push_kinds::a_call_whose_answer_is_lost_is_repeated_with_the_same_token_and_uses_no_attempt
+    mutant 'object of a pushed verdict' internal/handlers/http/push.rs \
+        'if !body.trim_ascii_start().starts_with(b"{") {' \
+        'if body.is_empty() {' \
+        push_kinds::every_answer_of_a_receiver_has_its_consequence
+    mutant 'end of a pushed verdict' internal/handlers/http/push.rs \
+        'reader.end().map_err(|_| useless("something follows the verdict"))?;' \
+        'let _ = reader.end();' \
+        push_kinds::every_answer_of_a_receiver_has_its_consequence
     mutant 'address of a receiver when it is called' internal/handlers/http/push.rs \
         'check::url(&self.push.url, &self.http.rule)' 'check::url("https://example.com/", &self.http.rule)' \
         push_kinds::a_receiver_at_a_private_address_is_refused_unless_it_is_allowed

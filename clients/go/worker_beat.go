@@ -85,48 +85,88 @@ func (w *Worker) beatLoop(ctx context.Context) {
 	}
 }
 
-type entry struct {
+// A report is what the handler of an attempt has said since the last heartbeat.
+type report struct {
 	token   string
 	version int
 	text    []byte
 }
 
-// beat sends what the worker holds, in as many requests as their size needs. It returns false if one of them failed.
-func (w *Worker) beat(ctx context.Context) bool {
-	var entries []entry
+// news returns what handlers have said and the server does not have yet.
+func (w *Worker) news() []report {
 	w.mu.Lock()
+	defer w.mu.Unlock()
+	var news []report
 	for token, one := range w.held {
-		var report struct {
+		if one.version <= one.sent {
+			continue
+		}
+		var said struct {
 			Token      string          `json:"token"`
 			Percent    *float64        `json:"percent,omitempty"`
 			Note       *string         `json:"note,omitempty"`
 			Checkpoint json.RawMessage `json:"checkpoint,omitempty"`
 		}
-		report.Token, report.Percent, report.Note = token, one.percent, one.note
+		said.Token, said.Percent, said.Note = token, one.percent, one.note
 		if one.checkpointVersion > one.sent {
-			report.Checkpoint = one.checkpointText
+			said.Checkpoint = one.checkpointText
 		}
-		text, _ := encode(report)
-		entries = append(entries, entry{token: token, version: one.version, text: text})
+		text, _ := encode(said)
+		news = append(news, report{token: token, version: one.version, text: text})
 	}
-	w.mu.Unlock()
+	return news
+}
+
+// tokens returns the tokens of all attempts that the worker holds.
+func (w *Worker) tokens() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	tokens := make([]string, 0, len(w.held))
+	for token := range w.held {
+		tokens = append(tokens, token)
+	}
+	return tokens
+}
+
+// holding returns the entries of a heartbeat: each token, with what is said of it.
+func holding(tokens []string, said []report) [][]byte {
+	texts := map[string][]byte{}
+	for _, one := range said {
+		texts[one.token] = one.text
+	}
+	entries := make([][]byte, 0, len(tokens))
+	for _, token := range tokens {
+		text, isSaid := texts[token]
+		if !isSaid {
+			text, _ = encode(map[string]string{"token": token})
+		}
+		entries = append(entries, text)
+	}
+	return entries
+}
+
+// beat sends what the worker holds. Each request lists every token, because the server takes an attempt that is not
+// listed for one that did not arrive. What handlers have said goes in as many requests as its size needs. It returns
+// false if one of them failed.
+func (w *Worker) beat(ctx context.Context) bool {
+	news := w.news()
 	// A worker that holds nothing beats as well: its own lease is to be renewed.
 	for {
+		tokens := w.tokens()
+		bare := holding(tokens, nil)
 		count, size := 0, 0
-		for count < len(entries) && count < maxJobs && (count == 0 || size+len(entries[count].text) < bodyBytes) {
-			size += len(entries[count].text) + 1
+		for _, entry := range bare {
+			size += len(entry) + 1
+		}
+		for count < len(news) && (count == 0 || size+len(news[count].text) < bodyBytes) {
+			size += len(news[count].text) + 1
 			count++
 		}
-		part := entries[:count]
-		entries = entries[count:]
-		isSent, isRefused := w.beatOf(ctx, part)
+		part := news[:count]
+		news = news[count:]
+		isSent, isRefused := w.beatOf(ctx, holding(tokens, part))
 		if isRefused {
 			w.config.Logf("tickr: the server refuses a report of a handler: progress and checkpoint are left out")
-			bare := make([]entry, len(part))
-			for place, one := range part {
-				text, _ := encode(map[string]string{"token": one.token})
-				bare[place] = entry{token: one.token, text: text}
-			}
 			isSent, _ = w.beatOf(ctx, bare)
 		}
 		if !isSent {
@@ -140,19 +180,19 @@ func (w *Worker) beat(ctx context.Context) bool {
 		}
 		w.answerSaves()
 		w.mu.Unlock()
-		if len(entries) == 0 {
+		if len(news) == 0 {
 			return true
 		}
 	}
 }
 
-func (w *Worker) beatOf(ctx context.Context, part []entry) (isSent, isRefused bool) {
+func (w *Worker) beatOf(ctx context.Context, entries [][]byte) (isSent, isRefused bool) {
 	body := []byte(`{"holding":[`)
-	for place, one := range part {
+	for place, entry := range entries {
 		if place > 0 {
 			body = append(body, ',')
 		}
-		body = append(body, one.text...)
+		body = append(body, entry...)
 	}
 	body = append(body, `]}`...)
 	w.mu.Lock()

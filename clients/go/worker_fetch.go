@@ -111,14 +111,8 @@ func (w *Worker) fetchLoop(ctx context.Context) {
 }
 
 func (w *Worker) fetch(ctx context.Context, slots int) {
-	w.mu.Lock()
-	holding := make([]string, 0, len(w.held))
-	for token := range w.held {
-		holding = append(holding, token)
-	}
-	w.mu.Unlock()
 	body, _ := encode(map[string]any{
-		"slots": slots, "wait_ms": w.config.Wait.Milliseconds(), "holding": holding, "fetch_id": randomID(),
+		"slots": slots, "wait_ms": w.config.Wait.Milliseconds(), "holding": w.tokens(), "fetch_id": randomID(),
 	})
 	for failures := 0; ctx.Err() == nil; failures++ {
 		id := w.ID()

@@ -343,6 +343,42 @@ func TestProgressAndCheckpointReachTheServerBeforeTheVerdict(t *testing.T) {
 	}
 }
 
+func TestEveryHeartbeatListsEveryTokenHoweverLargeTheCheckpointsAre(t *testing.T) {
+	server := newFake(t)
+	const count = 6
+	for n := 0; n < count; n++ {
+		server.add("test.work", how("saves"), "")
+	}
+	open := make(chan struct{})
+	defer close(open)
+	all := func(c *WorkerConfig) { c.Slots = count }
+	start(t, server, all, func(_ context.Context, _ work, attempt *Attempt) (any, error) {
+		if err := attempt.SaveCheckpoint(strings.Repeat("x", 60_000)); err != nil {
+			return nil, err
+		}
+		<-open
+		return nil, nil
+	})
+	saved := map[string]bool{}
+	server.until(t, "a beat with each checkpoint", func() bool {
+		for _, call := range server.ofLocked("beat") {
+			for _, one := range call.body()["holding"].([]any) {
+				held := one.(map[string]any)
+				if held["checkpoint"] != nil {
+					saved[held["token"].(string)] = true
+				}
+			}
+		}
+		return len(saved) == count
+	})
+	for _, call := range server.of("beat") {
+		listed := len(call.body()["holding"].([]any))
+		if strings.Contains(call.text, "checkpoint") && listed != count || len(call.text) > 256<<10 {
+			t.Errorf("a beat of %d bytes lists %d of %d attempts", len(call.text), listed, count)
+		}
+	}
+}
+
 func TestTheLogKeepsTheNewestLines(t *testing.T) {
 	server := newFake(t)
 	start(t, server, nil, func(_ context.Context, _ work, attempt *Attempt) (any, error) {

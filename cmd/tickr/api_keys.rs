@@ -1,6 +1,6 @@
 //! `tickr api-keys list|create|revoke`: API keys.
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use chrono::SecondsFormat;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
@@ -11,10 +11,10 @@ use tickr::config::{Flags, Subset};
 use tickr::job::{Actor, Name, Scope};
 use tickr::store::{MadeApiKey, NewApiKey, RevokedApiKey};
 
-use crate::CommandResult;
 use crate::client::{self, Client};
 use crate::json::Json;
 use crate::print::{encoded, table, text};
+use crate::{CommandResult, WrongUsage};
 
 pub(crate) fn command() -> Command {
     let json = || Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
@@ -132,28 +132,14 @@ fn create(matches: &ArgMatches) -> Result<Value, crate::Failure> {
             error.context(format!("the token is lost: revoke the API key {name} if it exists, and choose another name"))
         })?);
     }
+    let new = asked(matches, &name, &scope)?;
     let config = crate::load(matches, &["mysql_url"])?.config;
     let token = tickr::api::new_api_key();
     let made = crate::runtime()?.block_on(async {
-        let name: Name = name.parse().context("read the name of the API key")?;
-        let scope = Scope::from_word(&scope).context("read the scope of the API key")?;
-        let names = |field: &str| {
-            let names = matches.get_many::<String>(field).map(|names| names.map(|name| name.parse()).collect());
-            names.transpose().with_context(|| format!("read the {field} of the API key"))
-        };
-        let (kinds, queues) = (names("kinds")?, names("queues")?);
-        let producer = matches.get_one::<String>("producer").map(|producer| producer.parse()).transpose();
-        let producer = producer.context("read the producer of the API key")?;
-        if scope != Scope::Enqueue && producer.is_some() {
-            bail!("--producer is for API keys with --scope enqueue");
-        }
-        if !matches!(scope, Scope::Enqueue | Scope::Work) && (kinds.is_some() || queues.is_some()) {
-            bail!("--kinds and --queues are for API keys with --scope enqueue or work");
-        }
         let store = connect_store(&config).await?;
         store.migrate().await?;
         let is_first = config.api_tokens.is_empty() && store.api_keys().await?.is_empty();
-        if is_first && scope != Scope::Admin {
+        if is_first && new.scope != Scope::Admin {
             store.close().await;
             bail!(
                 "the first API key must have the scope admin: after it every request needs an API key, and only an \
@@ -161,7 +147,6 @@ fn create(matches: &ArgMatches) -> Result<Value, crate::Failure> {
             );
         }
         let digest = Sha256::digest(token.as_bytes()).into();
-        let new = NewApiKey { kinds, queues, producer, ..NewApiKey::new(name.clone(), scope) };
         let made = store.make_limited_api_key(new, digest, &Actor::command()).await;
         store.close().await;
         match made? {
@@ -183,6 +168,32 @@ fn create(matches: &ArgMatches) -> Result<Value, crate::Failure> {
     Ok(json!({"name": made.name.as_str(), "scope": made.scope.as_str(), "token": token}))
 }
 
+/// Return the API key that the arguments of `create --in-store` ask for.
+fn asked(matches: &ArgMatches, name: &str, scope: &str) -> Result<NewApiKey, WrongUsage> {
+    let name = name_in("NAME", name)?;
+    let scope = Scope::from_word(scope).ok_or_else(|| WrongUsage(format!("there is no scope {scope:?}")))?;
+    let names = |field: &str| {
+        let argument = format!("--{field}");
+        let names = matches.get_many::<String>(field);
+        let read = names.map(|names| names.map(|name| name_in(&argument, name)).collect::<Result<_, WrongUsage>>());
+        read.transpose()
+    };
+    let (kinds, queues) = (names("kinds")?, names("queues")?);
+    let producer = matches.get_one::<String>("producer").map(|name| name_in("--producer", name)).transpose()?;
+    if scope != Scope::Enqueue && producer.is_some() {
+        return Err(WrongUsage("--producer is for API keys with --scope enqueue".into()));
+    }
+    if !matches!(scope, Scope::Enqueue | Scope::Work) && (kinds.is_some() || queues.is_some()) {
+        return Err(WrongUsage("--kinds and --queues are for API keys with --scope enqueue or work".into()));
+    }
+    Ok(NewApiKey { kinds, queues, producer, ..NewApiKey::new(name, scope) })
+}
+
+/// Read the name that an argument gives.
+fn name_in(argument: &str, text: &str) -> Result<Name, WrongUsage> {
+    text.parse::<Name>().map_err(|why| WrongUsage(format!("{argument} {text:?}: {why}")))
+}
+
 /// Refuse to create the first API key without `--yes`: it closes an API that was open until then.
 async fn not_the_first(client: &Client) -> anyhow::Result<()> {
     let whoami = client.get("/v1/whoami").await?;
@@ -197,9 +208,9 @@ async fn not_the_first(client: &Client) -> anyhow::Result<()> {
 
 /// Revoke an API key without the API. Every runner refuses it after its next read of the API keys.
 fn revoke_in_store(matches: &ArgMatches, name: &str) -> Result<Value, crate::Failure> {
+    let name = name_in("NAME", name)?;
     let config = crate::load(matches, &["mysql_url"])?.config;
     let key = crate::runtime()?.block_on(async {
-        let name: Name = name.parse().context("read the name of the API key")?;
         let store = connect_store(&config).await?;
         let revoked = store.revoke_api_key(&name, &Actor::command()).await;
         store.close().await;

@@ -375,7 +375,8 @@ pub(super) async fn show(State(api): State<Api>, NamePath(name): NamePath) -> Re
 ///
 /// Programs in other languages execute its jobs: remote workers that fetch them, or a receiver that runners call. The
 /// declaration replaces the one with the same name, if there is one. Every runner
-/// accepts jobs of it within 2 s, the one that answers at once. Jobs that were accepted before keep their options.
+/// accepts jobs of it within 2 s, the one that answers at once. Jobs that were accepted before keep their options, also
+/// the time limit and the backoff that the declaration had then.
 #[utoipa::path(
     put, path = "/v1/kinds/{kind}", tag = "kinds", operation_id = "declare_kind", request_body = KindBody,
     params(
@@ -425,7 +426,7 @@ pub(super) async fn put(
 /// Remove the declaration of a kind
 ///
 /// No further job of the kind is accepted. Its unfinished jobs stay, and remote workers that were registered with the
-/// kind go on to execute them.
+/// kind go on to execute them, with the time limit and the backoff that the declaration had when they were accepted.
 #[utoipa::path(
     delete, path = "/v1/kinds/{kind}", tag = "kinds", operation_id = "remove_kind",
     params(

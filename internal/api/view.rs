@@ -117,9 +117,10 @@ pub(crate) struct JobView {
     /// Attempts used: those that count against `max_attempts`, the running one included.
     pub(crate) attempt: u32,
     pub(crate) max_attempts: u32,
-    /// Time limit of one attempt, in milliseconds; null for that of the kind.
+    /// Time limit of one attempt, in milliseconds; null for that of the kind. For a declared kind it is the one that
+    /// the declaration had when the job was accepted.
     pub(crate) timeout_ms: Option<u64>,
-    /// Backoff of the job; null for that of the kind.
+    /// Backoff of the job; null for that of the kind, as with the time limit.
     pub(crate) retry: Option<RetryView>,
     pub(crate) unique_key: Option<String>,
     /// Set to `start` if the job gives up its unique key once it has started. Left out otherwise.

@@ -3,7 +3,7 @@
 //! A worker is a runner. Any tickr process serves any of its calls, because MySQL knows what it holds, and the token of an
 //! attempt is the right to write about it. `docs/WORKERS.md` is the specification.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -588,7 +588,7 @@ async fn deliver(api: &Api, delivery: JobDelivery) -> Result<Response, Problem> 
             let kind = registry.find(claimed.kind.as_str());
             kind.map_or_else(|| KindDefaults::default().timeout, |kind| kind.defaults().timeout)
         };
-        claimed.options.timeout_ms.map_or_else(of_kind, Duration::from_millis)
+        claimed.options.time_limit_ms().map_or_else(of_kind, Duration::from_millis)
     };
     let jobs = delivery.claimed().iter().map(|claimed| {
         let timeout = timeout(claimed);
@@ -699,13 +699,16 @@ pub(super) async fn beat(
             .then(|| Progress { percent: percent.unwrap_or(0.0), note: note.filter(|note| !note.is_empty()) });
         let checkpoint = checkpoint.map(|checkpoint| Arc::from(Box::<str>::from(checkpoint)));
         reports.push(WorkerReport { id: ticket.id, token: ticket.token, progress, checkpoint });
-        texts.insert(ticket.id, token);
+        // A worker may list two attempts of one job: one whose verdict got no answer, and the next one.
+        texts.insert((ticket.id, ticket.token), token);
     }
     if !problems.is_empty() {
         return Err(invalid("heartbeat", problems));
     }
     let Some(beaten) = api.broker.beat_of_worker(id.clone(), reports).await? else { return Err(missing(&id)) };
-    let words = |ids: std::collections::BTreeSet<JobId>| ids.iter().filter_map(|id| texts.get(id).cloned()).collect();
+    let words = |attempts: BTreeSet<(JobId, AttemptToken)>| {
+        attempts.iter().filter_map(|attempt| texts.get(attempt).cloned()).collect()
+    };
     let lost: Vec<String> = words(beaten.lost);
     let mut cancel: Vec<String> = words(beaten.cancel);
     cancel.retain(|token| !lost.contains(token));

@@ -304,6 +304,7 @@ impl Draft {
                 on_parent_failure: self.on_parent_failure.unwrap_or_default(),
                 batch: self.batch,
                 order: self.order_key.map(|key| Order { key, on_failure: self.on_failure.unwrap_or_default() }),
+                of_kind: kind.kept_options(),
                 ..JobOptions::default()
             },
             batch: None,

@@ -60,7 +60,7 @@ use remote_workers::Polls;
 use tickr_event::{Event, Events};
 use tickr_handlers::{Registered, Registry};
 use tickr_index::{Entry, Health, Index, Lane};
-use tickr_job::{Actor, JobId, Name, NewJob, Producer, State, Timestamp};
+use tickr_job::{Actor, JobId, JobOptions, Name, NewJob, Producer, State, Timestamp};
 use tickr_store::{
     Accepted, ActionOutcome, BatchOutcome, Change, ChangeCondition, ChangeOutcome, DueJob, EnqueueOutcome,
     EnqueueReceipts, EnqueueRefusal, EnqueuedJob, IdempotentOutcome, IdempotentRequest, JobAction, KeyHolder,
@@ -512,7 +512,8 @@ fn remake(
     job.priority = original.priority;
     job.max_attempts = original.max_attempts;
     job.unique_key = original.unique_key.clone();
-    job.options = original.options_of_replay();
+    // A replay is accepted now, so it keeps what a declared kind says now.
+    job.options = JobOptions { of_kind: job.options.of_kind, ..original.options_of_replay() };
     Ok(job)
 }
 

@@ -199,9 +199,9 @@ pub struct WorkerReport {
 #[derive(Clone, Debug, Default)]
 pub struct WorkerBeaten {
     /// Attempts that it should stop.
-    pub cancel: BTreeSet<JobId>,
+    pub cancel: BTreeSet<(JobId, AttemptToken)>,
     /// Attempts that it does not hold any more.
-    pub lost: BTreeSet<JobId>,
+    pub lost: BTreeSet<(JobId, AttemptToken)>,
     /// An operator has drained it.
     pub drained: bool,
 }
@@ -373,11 +373,11 @@ impl Broker {
             let Some(over) = overdue.over.checked_sub(set_ahead) else { continue };
             let told_for = self.polls.limits.tell(id, token);
             if trust != ClockTrust::Sure || told_for < TIMEOUT_GRACE {
-                beaten.cancel.insert(id);
+                beaten.cancel.insert((id, token));
                 continue;
             }
             if over < TIMEOUT_GRACE {
-                beaten.cancel.insert(id);
+                beaten.cancel.insert((id, token));
                 continue;
             }
             let ms = overdue.timeout.as_millis();
@@ -386,8 +386,8 @@ impl Broker {
             let settlement = settlement((id, token, number), Verdict::TimedOut, error, None, again);
             self.settle_remote(&overdue.attempt, settlement).await?;
             self.recount(&overdue.attempt.queue, &worker).await;
-            beaten.cancel.remove(&id);
-            beaten.lost.insert(id);
+            beaten.cancel.remove(&(id, token));
+            beaten.lost.insert((id, token));
         }
         Ok(Some(beaten))
     }

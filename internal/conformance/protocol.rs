@@ -7,7 +7,7 @@ use crate::json::{Json, brief};
 use crate::world::{Attempt, Enqueue, Fetch, LEASE_MS, State, Worker};
 
 /// Time after the answer of a verdict for which requests may still list its token, because they were made before.
-const LATE_LISTING: Duration = Duration::from_secs(2);
+pub(crate) const LATE_LISTING: Duration = Duration::from_secs(2);
 /// Time after the delivery of an attempt from which beats must list it.
 const UNLISTED: Duration = Duration::from_millis(700);
 

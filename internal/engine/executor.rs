@@ -426,7 +426,7 @@ async fn run(
         // The claim takes only jobs of these kinds, and the claim of a kind that was removed since is undone.
         return HandlerEnd::Returned(Err(Failure::retry(format!("no handler for kind {}", claimed.kind))));
     };
-    let limit = claimed.options.timeout_ms.map_or(defaults.timeout, Duration::from_millis);
+    let limit = claimed.options.time_limit_ms().map_or(defaults.timeout, Duration::from_millis);
     let deadline = Instant::now() + limit;
     let context = Context::new(ContextParts {
         job: claimed.id,
@@ -519,7 +519,7 @@ fn judge(
     defaults: &KindDefaults,
     trace: Option<&TraceContext>,
 ) -> Settlement {
-    let policy = claimed.options.retry.as_ref().unwrap_or(&defaults.retry).clone();
+    let policy = claimed.options.backoff().unwrap_or(&defaults.retry).clone();
     let chance = rand::random();
     // The blocking handler ends with the process at the latest. The next attempt should not overlap it.
     let not_before = match ended {
@@ -580,7 +580,7 @@ fn judge(
         (HandlerEnd::Panicked(message), _) => failed(settlement, Verdict::Panicked, format!("panicked: {message}")),
         (_, Some(StopReason::Cancel)) => failed(settlement, Verdict::Cancelled, "cancelled while it ran".into()),
         (_, Some(StopReason::Deadline)) => {
-            let ms = claimed.options.timeout_ms.unwrap_or(defaults.timeout.as_millis() as u64);
+            let ms = claimed.options.time_limit_ms().unwrap_or(defaults.timeout.as_millis() as u64);
             failed(settlement, Verdict::TimedOut, format!("timed out after {ms} ms"))
         }
         (_, Some(StopReason::Shutdown)) => {

@@ -91,7 +91,7 @@ fn beat_until_stopped(
                         last_beat = Some(sent);
                         heartbeats.record_beat(sent, row.lease);
                     }
-                    apply_answer(&beat, &attempts, live, events);
+                    apply_answer(&beat, live, events);
                     let written = connection.write_progress(&attempts);
                     let written = runtime.block_on(bounded(written, patience, live, row.lease));
                     if !matches!(written, Some(Ok(()))) {
@@ -175,15 +175,14 @@ async fn send_heartbeat(
     if due { connection.beat(&row.id, row.lease, attempts, renewed).await } else { connection.look(attempts).await }
 }
 
-fn apply_answer(beat: &HeartbeatAnswer, attempts: &[LiveAttempt], live: &LiveAttempts, events: &Events) {
-    for id in &beat.lost {
+fn apply_answer(beat: &HeartbeatAnswer, live: &LiveAttempts, events: &Events) {
+    for (id, token) in &beat.lost {
         // Compare the token: since the list was made, this runner may have settled the job and claimed it again.
-        let token = attempts.iter().find(|attempt| attempt.id == *id).map(|attempt| attempt.token);
-        if token.is_some() && live.stop(*id, token, StopReason::LeaseLost) {
+        if live.stop(*id, Some(*token), StopReason::LeaseLost) {
             tracing::warn!(job = %id, "lease is lost, stopping its handler");
         }
     }
-    for id in &beat.cancel_requested {
+    for (id, _) in &beat.cancel_requested {
         if live.stop(*id, None, StopReason::Cancel) {
             events.emit(Event::CancelRequested { id: *id });
         }

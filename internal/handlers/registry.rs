@@ -18,7 +18,7 @@ use super::panicked::caught;
 use super::report::FinishedReports;
 use super::{Context, Failure, Handler, Kind, Outcome, Panicked, wording};
 use tickr_config::KindConfig;
-use tickr_job::{DeclaredKind, Edition, Editions, Name, RetryPolicy, limits};
+use tickr_job::{DeclaredKind, Edition, Editions, KindOptions, Name, RetryPolicy, limits};
 
 /// Defaults for jobs of a kind that set no options of their own.
 #[derive(Clone, Debug, PartialEq)]
@@ -216,6 +216,8 @@ pub struct Registered {
     validator: jsonschema::Validator,
     defaults: KindDefaults,
     queue: Option<Name>,
+    /// An operator declared it.
+    is_declared: bool,
     /// This process runs its jobs: it has their handler, or calls their receiver.
     runs_here: bool,
     handler: Arc<dyn ErasedHandler>,
@@ -236,7 +238,8 @@ impl Registered {
         let defaults = handler.defaults();
         let edition = Edition::from_schema(&schema);
         let handler = Arc::new(Erased(handler));
-        Self { name, schema, edition, validator, defaults, queue: None, runs_here: true, handler }
+        let (queue, is_declared, runs_here) = (None, false, true);
+        Self { name, schema, edition, validator, defaults, queue, is_declared, runs_here, handler }
     }
 
     /// Make the entry of a kind that programs in other languages execute. With an HTTP client, this process calls the
@@ -265,6 +268,7 @@ impl Registered {
                 retry: kind.retry.clone(),
             },
             queue: kind.queue.clone(),
+            is_declared: true,
             runs_here,
             handler,
         })
@@ -306,6 +310,14 @@ impl Registered {
     #[must_use]
     pub fn defaults(&self) -> &KindDefaults {
         &self.defaults
+    }
+
+    /// Return the defaults that a job keeps from its acceptance on. None for a kind with a handler in the program: the
+    /// program that runs the job has its defaults.
+    #[must_use]
+    pub fn kept_options(&self) -> Option<KindOptions> {
+        let timeout_ms = u64::try_from(self.defaults.timeout.as_millis()).unwrap_or(u64::MAX);
+        self.is_declared.then(|| KindOptions { timeout_ms, retry: self.defaults.retry.clone() })
     }
 
     /// Return whether this process runs its jobs: it has their handler, or calls their receiver.

@@ -107,7 +107,7 @@ pub fn moment_of_id(id: Uuid) -> Option<Timestamp> {
 
 /// The right to write about one executing job. The store accepts a verdict only with the token that its claim wrote.
 /// Tokens are random and never reused. Handlers may pass the token on, as a fencing token, to the systems they change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct AttemptToken(Uuid);
 

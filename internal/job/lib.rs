@@ -108,7 +108,8 @@ pub use schedule::{
 };
 pub use scope::Scope;
 pub use spec::{
-    BatchPlace, Due, JobOptions, NewJob, OnConflict, OnFailure, OnParentFailure, Order, Priority, UniqueUntil, limits,
+    BatchPlace, Due, JobOptions, KindOptions, NewJob, OnConflict, OnFailure, OnParentFailure, Order, Priority,
+    UniqueUntil, limits,
 };
 pub use state::{Refused, State, StateInput, next};
 pub use table_prefix::{InvalidTablePrefix, TablePrefix};

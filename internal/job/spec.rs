@@ -193,6 +193,19 @@ pub struct JobOptions {
     /// The batch of which the job is a callback.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub callback_of: Option<BatchId>,
+    /// The defaults of the declared kind as they were when the job was accepted, for what the job does not set itself.
+    /// Neither another declaration nor its removal changes them. Absent if runners have a handler of the kind.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub of_kind: Option<KindOptions>,
+}
+
+/// Defaults of a declared kind that its jobs keep.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct KindOptions {
+    /// Time limit of one attempt in milliseconds.
+    pub timeout_ms: u64,
+    /// Backoff.
+    pub retry: RetryPolicy,
 }
 
 /// What happens to a job when one of its parents fails for good or is cancelled.
@@ -275,6 +288,19 @@ impl JobOptions {
             serde_json::from_value(serde_json::Value::Object(options)).ok()
         };
         serde_json::from_str(text).ok().or_else(in_part).unwrap_or_default()
+    }
+
+    /// Return the time limit of one attempt in milliseconds: that of the job, or that of its declared kind, which it
+    /// keeps.
+    #[must_use]
+    pub fn time_limit_ms(&self) -> Option<u64> {
+        self.timeout_ms.or_else(|| self.of_kind.as_ref().map(|kind| kind.timeout_ms))
+    }
+
+    /// Return the backoff: that of the job, or that of its declared kind, which it keeps.
+    #[must_use]
+    pub fn backoff(&self) -> Option<&RetryPolicy> {
+        self.retry.as_ref().or_else(|| self.of_kind.as_ref().map(|kind| &kind.retry))
     }
 
     /// Return true if the job waits for other jobs or belongs to a batch.

@@ -424,24 +424,40 @@ class Worker:
             if fault("blocked-beats") and busy:
                 continue
             worker = self.id
-            try:
-                answer = connection.call("POST", f"/v1/workers/{worker}/beat", {"holding": [a.held() for a in held]})
-            except Refused as refused:
-                if refused.status == 404:
-                    self.register_again(worker)
-                continue
-            except (OSError, http.client.HTTPException, ValueError):
-                continue
-            for attempt in held:
-                if attempt.token in answer["cancel"] or attempt.token in answer["lost"]:
-                    self.stop_attempt(attempt, attempt.token in answer["lost"])
+            for holding in self.parts(held):
+                try:
+                    answer = connection.call("POST", f"/v1/workers/{worker}/beat", {"holding": holding})
+                except Refused as refused:
+                    if refused.status == 404:
+                        self.register_again(worker)
+                    break
+                except (OSError, http.client.HTTPException, ValueError):
+                    break
+                for attempt in held:
+                    if attempt.token in answer["cancel"] or attempt.token in answer["lost"]:
+                        self.stop_attempt(attempt, attempt.token in answer["lost"])
+
+    def parts(self, held):
+        """The lists of the next beats. Each has every attempt, and the reports go in as many as their size needs."""
+        parts, size = [{}], 0
+        for report in [attempt.held() for attempt in held]:
+            length = len(write_json(report).encode())
+            if parts[-1] and size + length > MAX_BODY:
+                parts.append({})
+                size = 0
+            parts[-1][report["token"]] = report
+            size += length
+        if fault("splits-holding"):
+            return [list(part.values()) for part in parts]
+        return [[part.get(a.token, {"token": a.token}) for a in held] for part in parts]
 
     def stop_attempt(self, attempt, lost):
         with self.changed:
             attempt.cancelled, attempt.lost = True, lost
             if lost and not fault("keeps-lost"):
                 # Its thread may go on, but the slot is free.
-                self.attempts.pop(attempt.token, None)
+                if not fault("lists-lost"):
+                    self.attempts.pop(attempt.token, None)
                 self.verdicts.pop(attempt.token, None)
                 self.changed.notify_all()
         if not (lost and fault("keeps-lost")):

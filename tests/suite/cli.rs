@@ -969,6 +969,27 @@ async fn a_first_key_asks_before_it_locks_the_others_out() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_key_of_the_store_with_a_wrong_name_or_a_flag_of_another_scope_is_wrong_usage() {
+    let app = TestApp::start().await;
+    for (args, part) in [
+        (&["create", "shop", "--scope", "read", "--producer", "shop"][..], "--producer"),
+        (&["create", "shop", "--scope", "work", "--producer", "shop"], "--producer"),
+        (&["create", "shop", "--scope", "admin", "--kinds", "noop"], "--kinds"),
+        (&["create", "shop", "--scope", "read", "--queues", "mail"], "--queues"),
+        (&["create", "shop", "--scope", "enqueue", "--kinds", "noop,No"], "--kinds \"No\""),
+        (&["create", "a b", "--scope", "admin"], "NAME \"a b\""),
+        (&["revoke", "a b"], "NAME \"a b\""),
+    ] {
+        let mut command = run(app.dir.path(), &[&["api-keys"], args, &["--in-store"]].concat());
+        command.env("TICKR_MYSQL_URL", app.config.mysql_url().unwrap().expose());
+        let (code, out, err) = outcome(command).await;
+        assert!(code == 2 && out.is_empty() && err.contains(part), "{args:?}: {code} {out} {err}");
+    }
+    assert_eq!(app.count("SELECT COUNT(*) FROM api_keys").await, 0);
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_first_key_made_in_the_store_is_an_admin_key_and_says_that_it_closes_the_api() {
     let app = TestApp::start().await;
     let create = async |name: &str, scope: &str, tokens: Option<&str>| {

@@ -268,6 +268,8 @@ async fn every_answer_of_a_receiver_has_its_consequence() {
         Reaction::Answer(302, "location: /elsewhere\r\n", String::new()),
         Reaction::Answer(200, "", "<html>hello</html>".to_owned()),
         verdict(&json!({"verdict": "succeeded", "error": "both"})),
+        Reaction::Answer(200, "", r#"["succeeded",null,null,null,null,null]"#.to_owned()),
+        Reaction::Answer(200, "", format!("{} Fatal error: out of memory", succeeded())),
         Reaction::Answer(422, "", "no such picture".to_owned()),
     ]);
     let id = tickr.resize().await;
@@ -290,6 +292,8 @@ async fn every_answer_of_a_receiver_has_its_consequence() {
         "failed",
         "failed",
         "failed",
+        "failed",
+        "failed",
         "rejected",
     ];
     assert_eq!(verdicts, expected, "{job:#}");
@@ -297,9 +301,11 @@ async fn every_answer_of_a_receiver_has_its_consequence() {
     assert!(attempts[4].1.contains("answered 500") && attempts[4].1.ends_with(": oh no"), "{attempts:#?}");
     assert!(attempts[8].1.contains("without a usable verdict"), "{attempts:#?}");
     assert!(attempts[9].1.contains("error may not be given"), "{attempts:#?}");
-    assert!(attempts[10].1.ends_with("no such picture"), "{attempts:#?}");
+    assert!(attempts[10].1.ends_with("the answer is no JSON object"), "{attempts:#?}");
+    assert!(attempts[11].1.ends_with("something follows the verdict"), "{attempts:#?}");
+    assert!(attempts[12].1.ends_with("no such picture"), "{attempts:#?}");
     // Only attempts that count are counted.
-    assert_eq!(job["attempt"], 8);
+    assert_eq!(job["attempt"], 10);
     let calls: Vec<Call> = receiver.shared.calls.lock().unwrap().drain(..).collect();
     assert_eq!(calls[0].document.get("checkpoint"), None);
     assert_eq!(calls[1].document["checkpoint"], json!({"at": 4}));

@@ -948,7 +948,8 @@ async fn a_callback_is_judged_by_the_value_in_the_body() {
         let code = ["busy", "failed", "done"][call.min(2)];
         async move { axum::Json(json!({"result": {"code": code}})) }
     };
-    let app = axum::Router::new().fallback(answer);
+    let long = || async { format!("{{\"code\": 100}}{}", " ".repeat(70_000)) };
+    let app = axum::Router::new().route("/long", axum::routing::any(long)).fallback(answer);
     tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
     let rule = json!({"at": "/result/code", "success": ["done"], "retry": ["failed"], "snooze": ["busy"], "snooze_ms": 1_000,
                       "otherwise": "reject"});
@@ -958,6 +959,11 @@ async fn a_callback_is_judged_by_the_value_in_the_body() {
     assert_eq!(tickr.verdicts(id).await, ["snoozed", "failed", "succeeded"]);
     // A snooze uses no attempt.
     assert_eq!(job["attempt"], 2);
+    // A body of more than 64 KiB is no JSON, also if it begins with some.
+    let rule = json!({"at": "/code", "success": [100], "otherwise": "reject"});
+    let payload = json!({"url": format!("http://{addr}/long"), "answer": rule});
+    let long = tickr.until(tickr.enqueue(json!({"kind": "http", "payload": payload})).await, State::Failed).await;
+    assert!(long["last_error"].as_str().unwrap().contains("answered 200 OK with no JSON"), "{long:#}");
     let wrong = json!({"url": format!("http://{addr}/"), "answer": {"at": "code"}});
     let refused = tickr.post("/v1/jobs", json!({"kind": "http", "payload": wrong})).await;
     assert_eq!((refused.status, refused.code()), (422, "invalid_payload"), "{:#}", refused.body);

@@ -383,6 +383,75 @@ async fn a_beat_keeps_the_lease_and_brings_cancels_and_time_limits() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_beat_that_lists_two_attempts_of_one_job_takes_the_earlier_one_alone_for_lost() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 2).await;
+    for over in [false, true] {
+        let limit = if over { 1 } else { 300_000 };
+        let id = tickr.enqueue(json!({"kind": "resize", "payload": 1, "timeout_ms": limit})).await;
+        let former = worker.fetch(at, 2, 20_000, &[]).await.pop().unwrap();
+        // The answer to this verdict does not reach the worker, which goes on to list the attempt.
+        assert_eq!(worker.finish(at, &former, json!({"verdict": "released"})).await["state"], "waiting");
+        let held = worker.fetch(at, 1, 20_000, &[&former]).await.pop().unwrap();
+        assert_eq!(id_of(&held), id);
+        if !over {
+            for listed in [[&former, &held], [&held, &former]] {
+                let beaten = worker.beat(at, &listed).await;
+                assert_eq!(beaten, json!({"cancel": [], "lost": [former["token"]], "drain": false}));
+            }
+            assert_eq!(tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await.status, 202);
+        }
+        // The job was cancelled, or the time of its attempt is over.
+        for listed in [[&former, &held], [&held, &former]] {
+            let beaten = worker.beat(at, &listed).await;
+            assert_eq!(beaten, json!({"cancel": [held["token"]], "lost": [former["token"]], "drain": false}));
+        }
+        assert_eq!(worker.finish(at, &held, json!({"verdict": "succeeded"})).await["result"], "settled");
+        assert_eq!(tickr.verdicts(id).await[0], "interrupted");
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_keeps_the_time_limit_and_the_backoff_of_a_declaration_that_is_changed_or_deleted() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let hour = 3_600_000_u64;
+    let retry = json!({"base_ms": hour, "cap_ms": hour});
+    let declared = json!({"queue": "pictures", "timeout_ms": hour, "retry": retry, "max_attempts": 2});
+    assert_eq!(tickr.put("/v1/kinds/crop", declared).await.status, 201);
+    let worker = Worker::register_as(&tickr, json!({"name": "test", "kinds": ["crop"], "slots": 2})).await;
+    tickr.enqueue_many((0..2).map(|n| json!({"kind": "crop", "payload": n}))).await;
+    let running = worker.fetch(at, 1, 20_000, &[]).await.pop().unwrap();
+    assert_eq!(running["timeout_ms"], hour);
+    // The attempt has run for ten minutes, which is more than the default and within its limit.
+    tickr.sql("UPDATE owed SET started_at = started_at - INTERVAL 10 MINUTE WHERE state = 'executing'").await;
+    let goes_on = json!({"cancel": [], "lost": [], "drain": false});
+    assert_eq!(worker.beat(at, &[&running]).await, goes_on);
+    assert_eq!(tickr.put("/v1/kinds/crop", json!({"queue": "pictures", "timeout_ms": 1_000})).await.status, 200);
+    assert_eq!(worker.beat(at, &[&running]).await, goes_on);
+    assert_eq!(tickr.delete("/v1/kinds/crop").await.status, 204);
+    assert_eq!(worker.beat(at, &[&running]).await, goes_on);
+    let waited = worker.fetch(at, 1, 20_000, &[&running]).await.pop().unwrap();
+    assert_eq!(waited["timeout_ms"], hour);
+    let failed = worker.finish(at, &waited, json!({"verdict": "failed", "error": "no disk"})).await;
+    assert_eq!(failed["state"], "retrying");
+    let later = "SELECT COUNT(*) FROM owed WHERE execute_at > UTC_TIMESTAMP(6) + INTERVAL 30 MINUTE";
+    assert_eq!(tickr.count(later).await, 1);
+    let rejected = worker.finish(at, &running, json!({"verdict": "rejected", "error": "no picture"})).await;
+    assert_eq!(rejected["state"], "failed");
+    // A replay is accepted with what the kind says now.
+    assert_eq!(tickr.put("/v1/kinds/crop", json!({"queue": "pictures", "timeout_ms": 7_000})).await.status, 201);
+    let replayed = tickr.post(&format!("/v1/jobs/{}/replay", id_of(&running)), json!({})).await;
+    assert_eq!(replayed.status, 201, "{:#}", replayed.body);
+    let again = worker.fetch(at, 1, 20_000, &[]).await.pop().unwrap();
+    assert_eq!((&again["timeout_ms"], &again["payload"]), (&json!(7_000), &running["payload"]));
+    worker.finish(at, &again, json!({"verdict": "succeeded"})).await;
+    tickr.stop_broken("an attempt was dated back, to before its due time").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_report_that_is_not_valid_costs_no_lease_and_the_largest_result_arrives() {
     let tickr = started().await;
     let at = tickr.app.addr();

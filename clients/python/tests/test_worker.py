@@ -321,6 +321,21 @@ class LostAnswers(WorkerCase):
         self.server.verdict(self.server.add("count", 1))
         self.assertEqual(runs, [1])
 
+    def test_the_first_registration_waits_for_a_server_that_is_away_for_long(self) -> None:
+        runs = self.counting()
+        refusals = self.server.faults["register"]
+        refusals.extend([503, "before", 503])
+        count = len(refusals)
+        # The clock of the engine is two minutes ahead after each of them.
+        clock = mock.Mock(wraps=time)
+        clock.monotonic.side_effect = lambda: time.monotonic() + 120.0 * (count - len(refusals))
+        patch = mock.patch.object(_engine, "time", clock)
+        patch.start()
+        self.addCleanup(patch.stop)
+        self.start()
+        self.server.verdict(self.server.add("count", 1))
+        self.assertEqual(runs, [1])
+
     def test_a_worker_whose_kind_is_unknown_says_so(self) -> None:
         self.counting()
         self.server.faults["register"].extend([403])

@@ -141,6 +141,32 @@ class WorkerTest < Minitest::Test
     @server.await("/beat") { |all| all.last[:body]["holding"] == [] }
   end
 
+  def test_a_lost_attempt_whose_handler_goes_on_is_listed_no_more
+    blocked = Thread::Queue.new
+    serve(
+      beat_ms: 200,
+      fetch: lambda { |n, _|
+        # The second answer comes when the first attempt is lost.
+        sleep 0.8 if n == 2
+        [nil, jobs("t1"), jobs("t2")][n] || :hang
+      },
+      beat: ->(_, body) { [200, {cancel: [], lost: body["holding"].map { |one| one["token"] } & ["t1"], drain: false}] }
+    )
+    work(slots: 2) do |_, context|
+      next "done" unless context.attempt.id == "job-t1"
+
+      context.progress(10)
+      blocked.pop
+    end
+    beats = @server.await("/beat") { |all| all.size >= 8 }
+    assert_equal 1, beats.count { |one| one[:body]["holding"].any? { |entry| entry["token"] == "t1" } }
+    fetches = @server.await("/fetch") { |all| all.size >= 3 }
+    refute_includes fetches[2][:body]["holding"], "t1"
+    assert_equal 1, fetches[2][:body]["slots"], "its slot is not free"
+  ensure
+    blocked << nil
+  end
+
   def test_a_cancelled_attempt_fails_whatever_its_handler_says
     serve(
       beat_ms: 200, fetch: ->(n, _) { n == 1 ? jobs("t1") : :hang },

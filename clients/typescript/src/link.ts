@@ -38,6 +38,13 @@ interface Held {
   cancelled: boolean;
 }
 
+/** What the handler of an attempt has said since the last heartbeat. */
+interface Report {
+  token: string;
+  version: number;
+  json: string;
+}
+
 interface Pending {
   token: string;
   json: string;
@@ -335,24 +342,37 @@ export class Link {
     }
   }
 
-  /** Send what the worker holds, in as many requests as their size needs. Returns false if one of them failed. */
-  async #beat(): Promise<boolean> {
-    const entries: { token: string; version: number; json: string }[] = [];
+  /** Return what handlers have said and the server does not have yet. */
+  #news(): Report[] {
+    const news: Report[] = [];
     for (const [token, held] of this.#held) {
+      if (held.version <= held.sent) continue;
       const fields = [`"token":${JSON.stringify(token)}`];
       if (held.percent !== undefined) fields.push(`"percent":${held.percent}`);
       if (held.note !== undefined) fields.push(`"note":${JSON.stringify(held.note)}`);
       if (held.checkpointVersion > held.sent) fields.push(`"checkpoint":${held.checkpoint}`);
-      entries.push({ token, version: held.version, json: `{${fields.join(',')}}` });
+      news.push({ token, version: held.version, json: `{${fields.join(',')}}` });
     }
+    return news;
+  }
+
+  /**
+   * Send what the worker holds. Each request lists every token, because the server takes an attempt that is not listed
+   * for one that did not arrive. What handlers have said goes in as many requests as its size needs. Returns false if
+   * one of them failed.
+   */
+  async #beat(): Promise<boolean> {
+    const news = this.#news();
     // A worker that holds nothing beats as well: its own lease is to be renewed.
     do {
-      const part = takeWithin(entries, MAX_JOBS);
-      const answer = await this.#beatOf(part.map(({ json }) => json));
+      const tokens = [...this.#held.keys()];
+      const bare = tokens.map((token) => JSON.stringify({ token }));
+      const part = takeWithin(news, Infinity, BODY_BYTES - Buffer.byteLength(bare.join(',')));
+      const said = new Map(part.map(({ token, json }) => [token, json]));
+      const answer = await this.#beatOf(tokens.map((token, place) => said.get(token) ?? (bare[place] as string)));
       if (answer === undefined) return false;
       if (answer === 'refused') {
         this.#note('error', 'the server refuses a report of a handler: progress and checkpoint are left out');
-        const bare = part.map(({ token }) => JSON.stringify({ token }));
         if (typeof (await this.#beatOf(bare)) !== 'object') return false;
       }
       for (const { token, version } of part) {
@@ -360,7 +380,7 @@ export class Link {
         if (held !== undefined) held.sent = Math.max(held.sent, version);
       }
       this.#answerSaves();
-    } while (entries.length > 0);
+    } while (news.length > 0);
     return true;
   }
 
@@ -638,13 +658,13 @@ function verdictJson(token: string, body: VerdictBody, log: string | undefined):
   return result === undefined ? text : `${text.slice(0, -1)},"result":${result}}`;
 }
 
-/** Take as many items off the front as one request may carry. */
-function takeWithin<T extends { json: string }>(items: T[], most: number): T[] {
+/** Take as many items off the front as one request may carry, and at least one. */
+function takeWithin<T extends { json: string }>(items: T[], most: number, mostBytes = BODY_BYTES): T[] {
   let bytes = 0;
   let count = 0;
   for (const item of items) {
     bytes += Buffer.byteLength(item.json) + 1;
-    if (count > 0 && (bytes > BODY_BYTES || count >= most)) break;
+    if (count > 0 && (bytes > mostBytes || count >= most)) break;
     count += 1;
   }
   return items.splice(0, count);

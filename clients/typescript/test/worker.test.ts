@@ -338,6 +338,23 @@ test('progress and checkpoint reach the server, the checkpoint before a verdict 
   }
 });
 
+test('every heartbeat lists every token, however large the checkpoints are', async () => {
+  const tokens = Array.from({ length: 6 }, () => server.add({ kind: KIND }));
+  start(
+    make({ slots: 6 }).handle(KIND, (_, context) => {
+      context.saveCheckpoint('x'.repeat(60_000));
+      return context.sleep(60_000);
+    }),
+  );
+  const beats = () => server.of('beat').filter(({ text }) => text.includes('checkpoint'));
+  const isSaved = (token: string) => beats().some(({ text }) => text.includes(`"token":"${token}","checkpoint"`));
+  await server.until(() => tokens.every(isSaved), 'a beat with each checkpoint');
+  for (const { body, text } of beats()) {
+    assert.equal(body.holding.length, tokens.length);
+    assert.ok(text.length < 256 * 1_024, `${text.length} bytes`);
+  }
+});
+
 test('a checkpoint that is too large is an error of the handler', async () => {
   start(make().handle(KIND, (_, context) => context.saveCheckpoint('x'.repeat(70_000))));
   const { error } = await server.verdictOf(server.add({ kind: KIND }));

@@ -1,12 +1,17 @@
 //! Heartbeats: their rhythm, what they carry, and what their answers ask for.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::Running;
 use crate::call::{Action, Call, Fault};
 use crate::json::Json;
-use crate::stage::{Outcome, PATIENCE, SLACK, Stage, broken, expect_result, expect_verdict};
-use crate::world::{LEASE_MS, State};
+use crate::protocol::LATE_LISTING;
+use crate::stage::{Broken, Outcome, PATIENCE, SLACK, Stage, broken, expect_result, expect_verdict};
+use crate::world::{Attempt, LEASE_MS, State};
+
+/// Time after an answer from which all of its jobs execute. Some clients start them one by one.
+const STARTING: Duration = Duration::from_millis(100);
 
 fn beat(stage: &Stage) -> Duration {
     Duration::from_millis(stage.world.read(|state| state.setup.beat_ms))
@@ -52,6 +57,48 @@ pub(super) fn regular(stage: &mut Stage) -> Running<'_> {
         }
         Ok(())
     })
+}
+
+/// The checkpoints of the attempts are more than a client sends in one beat.
+pub(super) fn large(stage: &mut Stage) -> Running<'_> {
+    Box::pin(async move {
+        let checkpoint = "x".repeat(60 << 10);
+        let payload = serde_json::json!({ "percent": 1, "note": "x", "checkpoint": checkpoint, "ms": 1_500 });
+        let payload = Json::from(payload);
+        // Twice, because the first beat may come before all jobs of the answer execute.
+        for _ in 0..2 {
+            // One answer has them all.
+            let add = |state: &mut State| [(); 6].map(|()| state.add("conformance.progress", payload.clone()));
+            let jobs = stage.world.change(add);
+            let mut tokens = Vec::new();
+            for job in jobs {
+                tokens.push(stage.delivered(job).await?);
+            }
+            for job in jobs {
+                expect_verdict(&stage.settled(job).await?, "succeeded")?;
+            }
+            let fewest = stage.world.read(|state| fewest_listed(state, &tokens));
+            if let Some(fewest) = fewest.filter(|fewest| *fewest < tokens.len()) {
+                let seen = format!("a beat that lists {fewest} of {} attempts with large checkpoints", tokens.len());
+                return broken(seen, "every token in every beat, and the checkpoints in several of them");
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Return the least number of these attempts that a beat listed while all of them executed.
+fn fewest_listed(state: &State, tokens: &[String]) -> Option<usize> {
+    let attempts: Vec<&Attempt> = tokens.iter().filter_map(|token| state.attempts.get(token)).collect();
+    let began = attempts.iter().filter_map(|attempt| attempt.delivered_at).max()? + STARTING;
+    let ended = attempts.iter().filter_map(|attempt| attempt.verdict_at).min()?;
+    let mut listed: BTreeMap<Instant, usize> = BTreeMap::new();
+    for (at, _) in attempts.iter().flat_map(|attempt| &attempt.beats) {
+        if (began..ended).contains(at) {
+            *listed.entry(*at).or_default() += 1;
+        }
+    }
+    listed.into_values().min()
 }
 
 pub(super) fn errors(stage: &mut Stage) -> Running<'_> {
@@ -195,21 +242,56 @@ pub(super) fn deadline(stage: &mut Stage) -> Running<'_> {
     })
 }
 
+/// Let an attempt be lost. Returns its token, and the time at which a beat has told the program so.
+async fn lose(stage: &mut Stage, job: usize) -> Result<(String, Instant), Broken> {
+    let token = stage.delivered(job).await?;
+    stage.world.change(|state| {
+        if let Some(attempt) = state.attempts.get_mut(&token) {
+            attempt.over = true;
+        }
+    });
+    let told = |state: &State| state.attempts.get(&token)?.lost_told_at;
+    let told = stage.wait(PATIENCE, "a beat that lists the attempt", told).await?;
+    Ok((token, told))
+}
+
 /// The only slot is freed when its attempt is lost.
 pub(super) fn lost(stage: &mut Stage) -> Running<'_> {
     Box::pin(async move {
         let job = stage.job("sleep", serde_json::json!({ "ms": 30_000 }));
-        let token = stage.delivered(job).await?;
-        stage.world.change(|state| {
-            if let Some(attempt) = state.attempts.get_mut(&token) {
-                attempt.over = true;
-            }
-        });
-        let told = |state: &State| state.attempts.get(&token)?.lost_told_at;
-        stage.wait(PATIENCE, "a beat that lists the attempt", told).await?;
+        lose(stage, job).await?;
         let payload = Json::from(serde_json::json!("in the free slot"));
         let job = stage.job("echo", payload.clone());
         let verdict = stage.settled_within(job, 2 * beat(stage) + SLACK).await?;
         expect_result(&verdict, &payload)
+    })
+}
+
+/// The handler of a lost attempt cannot be stopped.
+pub(super) fn lost_blocked(stage: &mut Stage) -> Running<'_> {
+    Box::pin(async move {
+        let job = stage.job("block", serde_json::json!({ "ms": 15_000 }));
+        let (token, told) = lose(stage, job).await?;
+        // Calls that were made before may arrive a little later.
+        let late = told + LATE_LISTING;
+        stage.quiet(LATE_LISTING + 2 * beat(stage)).await?;
+        // The answer with this job ends a request for jobs that was made before, and the next one is new.
+        stage.run("echo", serde_json::json!("beside it")).await?;
+        let newest = |state: &State| {
+            let mut fetches = state.workers.values().filter_map(|of| of.fetch.as_ref());
+            let new = fetches.find(|fetch| state.exchanges.get(fetch.exchange).is_some_and(|made| made.at > late))?;
+            Some(new.body.tokens().contains(&token))
+        };
+        let is_fetched = stage.wait(PATIENCE, "another request for jobs", newest).await?;
+        let beaten = stage.world.read(|state| {
+            let beats = state.attempts.get(&token).map(|attempt| &attempt.beats);
+            beats.is_some_and(|beats| beats.iter().any(|(at, _)| *at > late))
+        });
+        if is_fetched || beaten {
+            let call = if beaten { "a beat" } else { "a request for jobs" };
+            let seen = format!("{call} lists a token {LATE_LISTING:?} after a beat said that it is lost");
+            return broken(seen, "no token that the worker does not hold any more");
+        }
+        Ok(())
     })
 }

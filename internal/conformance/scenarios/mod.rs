@@ -67,9 +67,11 @@ const DRAIN: &str = "While `drain` is true the worker gets nothing. It goes on w
                      `beat_ms`.";
 const TWICE: &str = "The answer has the same jobs with the same tokens, and nothing new.";
 const BEATS: &str = "`POST /v1/workers/{id}/beat` every `beat_ms`, from a thread or task that no job can block";
+const BEAT_LARGE: &str = "large checkpoints go in several, each of which lists every token";
 const BEAT_AGAIN: &str = "A beat that fails is repeated within seconds";
 const CANCEL: &str = "`cancel`: stop the attempt and finish it as `failed`.";
 const LOST: &str = "`lost`: stop the attempt.";
+const LOST_BLOCKED: &str = "It is listed no more, also while its handler goes on.";
 const CHECKPOINT: &str = "`checkpoint` is JSON of at most 64 KiB, with which the next attempt begins.";
 const PROGRESS: &str = "`percent` (0 to 100) and `note` (120 characters, no control characters) are shown with the job";
 const FINISH_AGAIN: &str = "The same verdict again has the same result, so a call that got no answer is repeated, to any \
@@ -136,6 +138,7 @@ pub(crate) const ALL: &[Scenario] = &[
     Scenario::new("fetch-404", REGISTER_AGAIN, fetching::not_registered),
     Scenario::new("drain", DRAIN, fetching::drain),
     Scenario::new("beats", BEATS, beating::regular).with(|| Setup { slots: 2, ..Setup::default() }),
+    Scenario::new("beats-large", BEAT_LARGE, beating::large).with(|| Setup { slots: 6, ..Setup::default() }),
     Scenario::new("beat-500", BEAT_AGAIN, beating::errors),
     Scenario::new("beat-no-answer", BEAT_AGAIN, beating::no_answer),
     Scenario::new("beat-404", REGISTER_AGAIN, beating::not_registered),
@@ -145,6 +148,7 @@ pub(crate) const ALL: &[Scenario] = &[
     Scenario::new("cancel-blocked", CANCEL, beating::cancel_blocked),
     Scenario::new("deadline", CANCEL, beating::deadline),
     Scenario::new("lost", LOST, beating::lost).with(|| Setup { slots: 1, ..Setup::default() }),
+    Scenario::new("lost-blocked", LOST_BLOCKED, beating::lost_blocked),
     Scenario::new("finish-lost", FINISH_AGAIN, finishing::lost),
     Scenario::new("finish-503", FINISH_AGAIN, finishing::errors),
     Scenario::new("finish-large", BODY_LIMIT, finishing::large).with(|| Setup { slots: 8, ..Setup::default() }),

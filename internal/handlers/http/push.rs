@@ -285,11 +285,17 @@ fn verdict(target: &str, body: &[u8], ctx: &Context) -> Outcome {
     if body.len() > MAX_ANSWER_BYTES {
         return Err(useless(&format!("the answer has more than {MAX_ANSWER_BYTES} bytes")));
     }
+    // A derived `Deserialize` would also accept an array of the values of the fields.
+    if !body.trim_ascii_start().starts_with(b"{") {
+        return Err(useless("the answer is no JSON object"));
+    }
     let mut reader = serde_json::Deserializer::from_slice(body);
     let sent: SentVerdict = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
         let Problem { pointer, detail } = Problem::in_json(error);
         useless(format!("{pointer} {detail}").trim())
     })?;
+    // An error that PHP prints behind its answer is a failure of the receiver.
+    reader.end().map_err(|_| useless("something follows the verdict"))?;
     let CheckedVerdict { verdict, log, checkpoint } = sent.check().map_err(|problems| {
         let problems: Vec<String> = problems.iter().map(|(field, detail)| format!("{field} {detail}")).collect();
         useless(&problems.join("; "))

@@ -15,7 +15,7 @@ use tickr_job::ExchangeResponse;
 
 /// Bytes read from a body: enough to reuse the connection after ordinary responses, and too few to do harm.
 const READ_BYTES: usize = 16 * 1024;
-/// Bytes read from a body that decides.
+/// Most bytes of a body that decides.
 const JUDGED_BYTES: usize = 64 * 1024;
 /// Pause of a snooze if neither the receiver nor the rule gives one.
 const SNOOZE: Duration = Duration::from_secs(60);
@@ -33,7 +33,7 @@ pub(super) struct Reply {
     content_type: Option<String>,
     retry_after: Option<Duration>,
     body_snippet: String,
-    /// The body, if it decides.
+    /// The body, if it decides and is not too long.
     body: Vec<u8>,
     /// Values that must not be shown, if the body decides.
     secrets: Vec<String>,
@@ -57,8 +57,9 @@ impl Reply {
     /// The values in `secrets` were sent to the receiver. They are removed when the receiver sends them back. With
     /// `decides`, a rule needs the body: more of it is read, until the deadline, and without its end the answer says nothing.
     pub(super) async fn read(response: &mut Response, deadline: Instant, secrets: &[String], decides: bool) -> Self {
+        // One byte more shows that a body is too long, whose beginning may be JSON.
         let (deadline, most) =
-            if decides { (deadline, JUDGED_BYTES) } else { (deadline.min(Instant::now() + BODY_TIME), READ_BYTES) };
+            if decides { (deadline, JUDGED_BYTES + 1) } else { (deadline.min(Instant::now() + BODY_TIME), READ_BYTES) };
         let (mut body, mut broke_off) = (Vec::new(), false);
         while body.len() < most {
             match timeout_at(deadline, response.chunk()).await {
@@ -70,13 +71,14 @@ impl Reply {
                 }
             }
         }
+        let is_judged = decides && body.len() <= JUDGED_BYTES;
         let headers = response.headers();
         Self {
             status: response.status(),
             content_type: content_type(headers, secrets),
             retry_after: retry_after(headers, Utc::now()),
             body_snippet: printable(without(&body, secrets).as_bytes(), KEPT_BYTES),
-            body: if decides { body } else { Vec::new() },
+            body: if is_judged { body } else { Vec::new() },
             secrets: if decides { secrets.to_vec() } else { Vec::new() },
             broke_off,
         }

@@ -63,6 +63,7 @@ async fn answer(State(log): State<Log>, method: Verb, uri: Uri, headers: Headers
         "/code" => (StatusCode::OK, [("content-type", "application/json")], r#"{"code": 101}"#).into_response(),
         "/late-code" => format!(r#"{{"pad": "{}", "code": 100}}"#, "x".repeat(60_000)).into_response(),
         "/too-late-code" => format!(r#"{{"pad": "{}", "code": 100}}"#, "x".repeat(70_000)).into_response(),
+        "/padded-code" => format!(r#"{{"code": 100}}{}"#, " ".repeat(70_000)).into_response(),
         "/echo" | "/late-echo" => {
             let id = log.0.lock().unwrap().last().unwrap().headers["x-request-id"].to_str().unwrap().to_owned();
             let pad = "x".repeat(if path == "/late-echo" { 3_000 } else { 0 });
@@ -600,12 +601,14 @@ async fn the_body_decides_if_the_callback_says_so() {
     assert!(matches!(snoozed, Err(Failure::Snooze { delay, .. }) if delay.as_secs() == 60));
     assert!(matches!(outcome("code", json!({"reject": [101]})).await, Err(Failure::Reject { .. })));
     assert!(outcome("late-code", json!({})).await.is_ok());
-    // A body that is longer than what is read is no JSON.
-    assert!(matches!(outcome("too-late-code", json!({})).await, Err(Failure::Retry { .. })));
+    // A body that is longer than what is read is no JSON, also if it begins with some.
+    for path in ["too-late-code", "padded-code"] {
+        assert!(matches!(outcome(path, json!({})).await, Err(Failure::Retry { .. })), "{path}");
+    }
     assert!(matches!(outcome("404", json!({})).await, Err(Failure::Reject { .. })));
     let any = json!({"any_status": true, "otherwise": "retry"});
     assert!(matches!(outcome("404", any).await, Err(Failure::Retry { .. })));
-    assert_eq!(log.all().len(), 9);
+    assert_eq!(log.all().len(), 10);
 }
 
 /// Start a raw TCP receiver that answers each connection with this text and closes it.

@@ -66,7 +66,7 @@ pub struct DeferredAttempt {
     pub kind: Name,
     /// The queue of the job.
     pub queue: Name,
-    /// The retry policy of the job, if it has its own.
+    /// The retry policy of the job, if it has its own or keeps that of its declared kind.
     pub retry: Option<RetryPolicy>,
     /// True while the attempt has no verdict.
     pub open: bool,
@@ -233,7 +233,7 @@ impl Store {
                     number: row.try_get("number")?,
                     kind: row.try_get::<&str, _>("kind")?.parse().map_err(|_| corrupt("kind"))?,
                     queue: row.try_get::<&str, _>("queue")?.parse().map_err(|_| corrupt("queue"))?,
-                    retry: options.map(JobOptions::as_far_as_readable).unwrap_or_default().retry,
+                    retry: options.map(JobOptions::as_far_as_readable).unwrap_or_default().backoff().cloned(),
                     open: row.try_get::<i64, _>("open")? != 0,
                 }))
             })

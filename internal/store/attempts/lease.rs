@@ -29,9 +29,9 @@ use tickr_job::{
 #[derive(Clone, Debug, Default)]
 pub struct HeartbeatAnswer {
     /// Attempts that this runner does not hold any more. Their handlers must stop.
-    pub lost: Vec<JobId>,
+    pub lost: Vec<(JobId, AttemptToken)>,
     /// Attempts for which a cancel was requested.
-    pub cancel_requested: Vec<JobId>,
+    pub cancel_requested: Vec<(JobId, AttemptToken)>,
 }
 
 /// The row of a runner, as the runner reports it about itself.
@@ -447,8 +447,8 @@ pub(super) async fn end(
     Ok(moves.iter().map(done).collect())
 }
 
-/// Read the retry policies of those jobs that have their own. If options cannot be read, the default applies: the job
-/// must not stay lost.
+/// Read the retry policies of those jobs that have their own or keep that of their declared kind. If options cannot be
+/// read, the default applies: the job must not stay lost.
 pub(crate) async fn own_policies(
     conn: &mut Session<'_>,
     ids: &[JobId],
@@ -465,8 +465,8 @@ pub(crate) async fn own_policies(
     let mut own = HashMap::new();
     for row in query.fetch_all(conn).await? {
         let options = serde_json::from_str::<JobOptions>(row.try_get("options")?).unwrap_or_default();
-        if let Some(policy) = options.retry {
-            own.insert(JobId::from_uuid(row.try_get("id")?), policy);
+        if let Some(policy) = options.backoff() {
+            own.insert(JobId::from_uuid(row.try_get("id")?), policy.clone());
         }
     }
     Ok(own)
@@ -718,10 +718,10 @@ pub(super) fn renew<'c>(
             match held.get(&attempt.id) {
                 Some((token, cancel)) if *token == attempt.token.uuid() => {
                     if *cancel {
-                        beat.cancel_requested.push(attempt.id);
+                        beat.cancel_requested.push((attempt.id, attempt.token));
                     }
                 }
-                _ => beat.lost.push(attempt.id),
+                _ => beat.lost.push((attempt.id, attempt.token)),
             }
         }
         Ok(beat)

@@ -153,10 +153,10 @@ pub struct OverdueAttempt {
 pub struct WorkerBeat {
     /// An operator has drained it.
     pub drained: bool,
-    /// Attempts that it does not hold any more.
-    pub lost: Vec<JobId>,
+    /// Attempts that it does not hold any more. It may list an earlier attempt of a job beside the one that it holds.
+    pub lost: Vec<(JobId, AttemptToken)>,
     /// Attempts that a client asked to stop.
-    pub cancel_requested: Vec<JobId>,
+    pub cancel_requested: Vec<(JobId, AttemptToken)>,
     /// A reading of MySQL's clock, by which these attempts have run for longer than they may.
     pub reading: Option<Reading>,
     /// Attempts that have run for longer than they may.
@@ -174,7 +174,7 @@ pub struct RemoteAttempt {
     pub kind: Name,
     /// The queue of the job.
     pub queue: Name,
-    /// The retry policy of the job, if it has its own.
+    /// The retry policy of the job, if it has its own or keeps that of its declared kind.
     pub retry: Option<RetryPolicy>,
     /// The attempt that is open, with its number and its runner. None if there is none.
     pub open: Option<(AttemptToken, u32, RunnerId)>,
@@ -818,7 +818,7 @@ async fn beat(
                 .await?;
         }
     }
-    let listed: HashMap<JobId, AttemptToken> = held.iter().map(|held| (held.id, held.token)).collect();
+    let listed: HashSet<(JobId, AttemptToken)> = held.iter().map(|held| (held.id, held.token)).collect();
     found.reading = Some(reading);
     found.overdue = overdue(conn, &listed, timeouts, reading.moment).await?;
     let late = UNDELIVERED_AFTER.min(lease / 2);
@@ -827,7 +827,7 @@ async fn beat(
     let is_late = |open: &&OpenAttempt| {
         if open.has_arrived(lease) { open.silent(lease) >= lease / 2 } else { open.age >= late }
     };
-    let unlisted = open.iter().filter(is_late).filter(|open| listed.get(&open.id) != Some(&open.token));
+    let unlisted = open.iter().filter(is_late).filter(|open| !listed.contains(&(open.id, open.token)));
     found.undelivered = by_token(unlisted);
     Ok(Some(found))
 }
@@ -836,26 +836,27 @@ async fn beat(
 /// the caller judges, and not a later one: the clock may have been set since.
 async fn overdue(
     conn: &mut Session<'_>,
-    listed: &HashMap<JobId, AttemptToken>,
+    listed: &HashSet<(JobId, AttemptToken)>,
     timeouts: &HashMap<Name, Duration>,
     now: Timestamp,
 ) -> Result<Vec<OverdueAttempt>, sqlx::Error> {
-    let mut ids: Vec<Uuid> = listed.keys().map(|id| id.uuid()).collect();
+    let mut ids: Vec<Uuid> = listed.iter().map(|(id, _)| id.uuid()).collect();
     ids.sort_unstable();
+    ids.dedup();
     let mut found = Vec::new();
     for page in ids.chunks(MAX_ROWS) {
         let sql = "SELECT j.id, j.kind, j.queue, j.options, o.token, o.attempt, o.runner, TRUE AS open, o.started_at \
                    FROM owed o FORCE INDEX (PRIMARY) STRAIGHT_JOIN jobs j ON j.id = o.id WHERE o.id IN";
         for row in &in_list(sql, page, " AND o.state = 'executing'").fetch_all(&mut *conn).await? {
             let attempt = remote_attempt(row)?;
-            if attempt.open.as_ref().map(|(token, ..)| *token) != listed.get(&attempt.id).copied() {
+            if !attempt.open.as_ref().is_some_and(|(token, ..)| listed.contains(&(attempt.id, *token))) {
                 continue;
             }
             let started_at: Timestamp = row.try_get("started_at")?;
             let age = (now - started_at).to_std().unwrap_or_default();
             let own = row
                 .try_get::<Option<&str>, _>("options")?
-                .and_then(|text| JobOptions::as_far_as_readable(text).timeout_ms);
+                .and_then(|text| JobOptions::as_far_as_readable(text).time_limit_ms());
             let timeout = own.map(Duration::from_millis).or_else(|| timeouts.get(&attempt.kind).copied());
             let timeout = timeout.unwrap_or(Duration::from_secs(300));
             if let Some(over) = age.checked_sub(timeout) {
@@ -878,7 +879,7 @@ fn remote_attempt(row: &MySqlRow) -> Result<RemoteAttempt, sqlx::Error> {
         id: JobId::from_uuid(row.try_get("id")?),
         kind: row.try_get::<&str, _>("kind")?.parse().map_err(|_| corrupt("kind"))?,
         queue: row.try_get::<&str, _>("queue")?.parse().map_err(|_| corrupt("queue"))?,
-        retry: options.map(JobOptions::as_far_as_readable).unwrap_or_default().retry,
+        retry: options.map(JobOptions::as_far_as_readable).unwrap_or_default().backoff().cloned(),
         open,
         slots: Arc::default(),
     })

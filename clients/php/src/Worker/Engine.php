@@ -498,7 +498,7 @@ final class Engine
             }
             $body = [
                 'slots' => min($this->free(), self::MAX_FETCH), 'wait_ms' => $this->settings->waitMs,
-                'holding' => array_map('strval', array_keys($this->held)), 'fetch_id' => Uuid::v4(),
+                'holding' => array_map('strval', array_keys($this->listed())), 'fetch_id' => Uuid::v4(),
             ];
             $timeout = $this->settings->waitMs / 1000 + 15.0;
             $this->fetch->start(new Request('POST', $this->path('fetch'), Json::encode($body), [], $timeout));
@@ -617,14 +617,21 @@ final class Engine
         // A drain is left to the answer of a fetch. If beats put the next fetch off as well, it would never come.
     }
 
+    /** @return array<string, Held> the attempts that requests list, by their tokens */
+    private function listed(): array
+    {
+        return array_filter($this->held, static fn (Held $held) => !$held->lost);
+    }
+
     /** The body of a beat: every attempt, and as many reports as one call carries. The others follow at once. */
     private function nextReports(): string
     {
         $this->reporting = [];
         $this->moreReports = false;
-        $entries = array_map(static fn (Held $held) => $held->entry(), $this->held);
+        $listed = $this->listed();
+        $entries = array_map(static fn (Held $held) => $held->entry(), $listed);
         $bytes = array_sum(array_map(\strlen(...), $entries));
-        foreach ($this->held as $token => $held) {
+        foreach ($listed as $token => $held) {
             if (!$held->hasReport()) {
                 continue;
             }

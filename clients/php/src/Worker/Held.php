@@ -5,7 +5,7 @@ declare(strict_types=1);
 namespace Tickr\Worker;
 
 /**
- * An attempt of which the verdict is not answered yet.
+ * An attempt of which the verdict is not answered yet, or a lost one whose handler has not ended.
  *
  * @internal
  */
@@ -18,6 +18,7 @@ final class Held
     /** Why the handler was told to stop. */
     public ?string $cancelled = null;
     public float $killAt = INF;
+    /** It keeps its slot until its handler ends, but the worker does not hold it any more, and lists it no more. */
     public bool $lost = false;
     /** @var array{percent: float, note: ?string}|null what the next beat carries */
     public ?array $progress = null;
@@ -59,6 +60,6 @@ final class Held
 
     public function hasReport(): bool
     {
-        return $this->progress !== null || $this->checkpoint !== null;
+        return !$this->lost && ($this->progress !== null || $this->checkpoint !== null);
     }
 }

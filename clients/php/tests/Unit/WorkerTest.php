@@ -137,6 +137,25 @@ final class WorkerTest extends TestCase
         $server->await('/beat', static fn ($all) => $all !== [] && end($all)['body']['holding'] === []);
     }
 
+    public function testALostAttemptWhoseHandlerGoesOnIsListedNoMore(): void
+    {
+        $server = $this->server([
+            'fetch' => static fn (int $n) => $n === 1 ? [200, ['jobs' => [self::job('t1')], 'drain' => false]] : 'hang',
+            'beat' => static fn (int $n, $body) => [200, [
+                'cancel' => [],
+                'lost' => array_values(array_intersect(['t1'], array_column($body['holding'], 'token'))),
+                'drain' => false,
+            ]],
+        ], beatMs: 200);
+        $this->worker($server, static function ($payload, Context $context): void {
+            $context->progress(10);
+            sleep(8);
+        }, slots: 2);
+        $beats = $server->await('/beat', static fn ($all) => \count($all) >= 8);
+        $listed = array_filter($beats, static fn ($one) => $one['body']['holding'] !== []);
+        self::assertCount(1, $listed);
+    }
+
     public function testACancelledHandlerThatDoesNotStopIsKilled(): void
     {
         $server = $this->server([

@@ -353,7 +353,7 @@ class Engine:
     # Start and stop
 
     def start(self) -> None:
-        """Register, and begin to fetch. Raises ApiError or ConnectionFailed if the worker cannot register."""
+        """Register, and begin to fetch. A server that cannot answer is waited for. Raises ApiError if it refuses."""
         self._register(None, first=True)
         if self.worker_id is None:  # told to stop before
             self.done.set_result(None)
@@ -410,7 +410,6 @@ class Engine:
             body, key, pause = _json.encode(fields), {"idempotency-key": str(uuid4())}, Pause(len(self.transport.urls))
             # A process learns within two seconds that a kind was declared at another one.
             patience = time.monotonic() + (3.0 if first else 0.0)
-            until = time.monotonic() + 60.0
             while not self._closing and not (first and self._stop_asked):
                 at_least = 0.0
                 try:
@@ -429,8 +428,6 @@ class Engine:
                         raise failure
                 except (ConnectionFailed, ValueError, KeyError, TypeError) as error:
                     failure = error
-                if first and time.monotonic() > until:
-                    raise failure
                 log.warning("cannot register: %s", failure)
                 self._sleep(min(pause.next(at_least), 1.0 if first else MAX_PAUSE))
 

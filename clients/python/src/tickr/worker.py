@@ -214,8 +214,8 @@ class Worker(_Worker):
         """Execute jobs until the worker is told to stop, by `stop` or by SIGTERM or SIGINT.
 
         Signals are handled only in the main thread. After the first one the worker fetches nothing more, lets running
-        jobs end within the grace, gives back the rest, and leaves. A second one ends the process at once. Raises
-        ApiError or ConnectionFailed if the worker cannot register.
+        jobs end within the grace, gives back the rest, and leaves. A second one ends the process at once. A server
+        that cannot answer is waited for, also at the start. Raises ApiError if it refuses the worker.
         """
         loop = _Loop() if any(kind.is_async for kind in self._app) else None
         with _Surroundings(self, signals, self._capture):

@@ -35,12 +35,15 @@ module Tickr
     private_constant :MAX_FETCH, :MAX_VERDICTS, :CALL_BYTES, :LOG_BYTES, :SEEN_TOKENS, :REPORT_SECONDS, :LAST_SECONDS,
       :FLUSH_SECONDS, :REFUSED_SECONDS, :LONGEST_PAUSE, :REFUSES_WORKER, :REFUSES
 
-    # An attempt of which the verdict is not answered yet.
+    # An attempt of which the verdict is not answered yet, or a lost one whose handler has not ended.
     Held = Struct.new(:token, :job, :context, :deadline, :thread, :progress, :checkpoint, :log, :verdict, :cancelled,
       :lost, keyword_init: true) do
       def running? = verdict.nil?
 
-      def report? = !progress.nil? || !checkpoint.nil?
+      # A lost attempt keeps its slot until its handler ends, but the worker does not hold it any more.
+      def listed? = !lost
+
+      def report? = listed? && !(progress.nil? && checkpoint.nil?)
 
       # The attempt in a beat, as JSON.
       def entry = Json.encode({token: token})
@@ -339,6 +342,9 @@ module Tickr
 
     def free = @slots - @held.count { |_, held| held.running? }
 
+    # The attempts that requests list.
+    def listed = @held.select { |_, held| held.listed? }
+
     def fetch_loop
       id = worker_id
       return pause(0.2) { @done } if id.nil?
@@ -348,7 +354,7 @@ module Tickr
         @changed.wait([@next_fetch - Http.now, 0.5].min.clamp(0.001, 0.5)) until give_up.call || fetch_now?
         return if give_up.call
 
-        [@held.keys, [free, MAX_FETCH].min]
+        [listed.keys, [free, MAX_FETCH].min]
       end
       body = {slots: slots, wait_ms: (@wait * 1000).round, holding: holding, fetch_id: SecureRandom.uuid}
       jobs = drain = nil
@@ -502,7 +508,7 @@ module Tickr
 
     # The reports and the attempts of a beat, and whether further reports must follow it. Every attempt is in it.
     def next_reports
-      entries = @held.transform_values(&:entry)
+      entries = listed.transform_values(&:entry)
       bytes = entries.each_value.sum(&:bytesize)
       reported = []
       @held.each_value.select(&:report?).each do |held|
