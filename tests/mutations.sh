@@ -176,6 +176,13 @@ mutants() {
     mutant 'fields of unknown kinds in a comparison' internal/api/jobs/differences.rs \
         'find(|set| set.kind.name == *kind).is_some_and(' 'find(|set| set.kind.name == *kind).is_none_or(' \
         differences::no_value_that_the_schema_calls_sensitive_is_compared
+    mutant 'runners that ended expired jobs' internal/store/jobs/conditions.rs \
+        ' AND a.expired IS NULL' '' \
+        search::a_job_that_expired_is_found_by_its_attempts_and_not_by_the_runner_that_ended_it \
+        differences::jobs_that_expired_before_their_first_attempt_are_blamed_on_no_runner
+    mutant 'runners that ended expired jobs in a survey' internal/store/jobs/survey.rs \
+        ' AND expired IS NULL AS executed' ' AS executed' \
+        search::a_job_that_expired_is_found_by_its_attempts_and_not_by_the_runner_that_ended_it
     mutant 'conditions of the filter for jobs that passed' internal/store/jobs/differences.rs \
         '..filter
     };

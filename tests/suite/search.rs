@@ -526,6 +526,32 @@ async fn negations_choices_and_ranges_find_their_jobs_and_no_others() {
     tickr.stop().await;
 }
 
+/// The ledger names the runner that ended an expired job, and that runner executed nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_expired_is_found_by_its_attempts_and_not_by_the_runner_that_ended_it() {
+    let tickr = TestApp::start().await;
+    let never = tickr.enqueue(json!({"kind": "noop", "queue": "nowhere", "expires_in_ms": 300})).await;
+    let slow = json!({"kind": "sleep", "payload": {"ms": 60_000}, "timeout_ms": 500, "expires_in_ms": 4_000,
+                      "retry": {"delays_ms": [600_000]}});
+    let slow = tickr.enqueue(slow).await;
+    let done = tickr.enqueue(json!({"kind": "noop"})).await;
+    for (id, state) in [(never, State::Failed), (slow, State::Failed), (done, State::Completed)] {
+        tickr.until(id, state).await;
+    }
+    assert_eq!(tickr.verdicts(never).await, ["expired"]);
+    assert_eq!(tickr.verdicts(slow).await, ["timed_out", "expired"]);
+    let by_runner = format!("runner:{}", tickr.app.runner());
+    for (words, wanted) in
+        [(by_runner.as_str(), vec![slow, done]), ("took:>=400ms", vec![slow]), ("took:<1h", vec![slow, done])]
+    {
+        assert_eq!(by_words(&tickr, words).await, wanted, "{words}");
+    }
+    let survey = tickr.get("/v1/jobs/survey").await.body;
+    let runners = survey["facets"].as_array().unwrap().iter().find(|facet| facet["field"] == "runner").unwrap();
+    assert_eq!(runners["values"], json!([{"value": tickr.app.runner().as_str(), "jobs": 2}]), "{survey:#}");
+    tickr.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_listing_in_the_order_of_acceptance_reads_every_job_once() {
     let tickr = TestApp::start().await;

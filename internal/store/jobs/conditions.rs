@@ -196,10 +196,12 @@ pub(crate) fn made_by(schedule: &Name, conditions: &mut Piece) {
     conditions.add(sql, [text(schedule.as_str())]);
 }
 
-/// Build an expression on the last line of a job's ledger that a runner executed.
-fn last_attempt(expression: &str) -> String {
+/// Build an expression on the last line of a job's ledger that a runner executed. The line of an expired job names the
+/// runner that found it, and that runner executed nothing.
+pub(crate) fn last_attempt(expression: &str) -> String {
     format!(
-        "(SELECT {expression} FROM attempts a WHERE a.job_id = j.id AND a.runner <> '' ORDER BY a.number DESC LIMIT 1)"
+        "(SELECT {expression} FROM attempts a WHERE a.job_id = j.id AND a.runner <> '' AND a.expired IS NULL \
+         ORDER BY a.number DESC LIMIT 1)"
     )
 }
 

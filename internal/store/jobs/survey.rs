@@ -394,7 +394,8 @@ async fn add_ledgers(conn: &mut Session<'_>, seen: &mut [Seen]) -> Result<(), sq
     let places: HashMap<Uuid, usize> = seen.iter().enumerate().map(|(place, job)| (job.id, place)).collect();
     let mut ids: Vec<Uuid> = places.keys().copied().collect();
     ids.sort_unstable();
-    let sql = "SELECT job_id, runner, burned, end_state FROM attempts FORCE INDEX (PRIMARY) WHERE job_id IN";
+    let sql = "SELECT job_id, runner, runner <> '' AND expired IS NULL AS executed, burned, end_state \
+               FROM attempts FORCE INDEX (PRIMARY) WHERE job_id IN";
     for ids in ids.chunks(LOOKUP) {
         // The lines of a job come in their order, so the last one stays.
         let mut ends: HashMap<usize, (Option<State>, u32)> = HashMap::new();
@@ -402,10 +403,10 @@ async fn add_ledgers(conn: &mut Session<'_>, seen: &mut [Seen]) -> Result<(), sq
             let Some(place) = places.get(&row.try_get::<Uuid, _>("job_id")?) else { continue };
             let end = row.try_get::<Option<&str>, _>("end_state")?.and_then(State::from_word);
             ends.insert(*place, (end, row.try_get("burned")?));
-            let (job, runner) = (&mut seen[*place], row.try_get::<String, _>("runner")?);
+            let job = &mut seen[*place];
             // An executing job has its runner from `owed`.
-            if !runner.is_empty() && job.state != Some(State::Executing) {
-                job.runner = Some(runner);
+            if row.try_get::<bool, _>("executed")? && job.state != Some(State::Executing) {
+                job.runner = Some(row.try_get("runner")?);
             }
         }
         for (place, (end, burned)) in ends {
