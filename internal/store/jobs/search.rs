@@ -156,8 +156,6 @@ impl Search {
     fn choose_source(&mut self, filter: &Filter, among: Among, pairs: Option<&[KindQueue]>, conditions: &mut Piece) {
         let ended = filter.state.filter(|state| state.is_end());
         let owed = filter.state.filter(|state| !state.is_end());
-        // A job that is unique until its start may have lost its key, and then runs or waits for its next attempt.
-        let holds = owed.filter(|state| *state == State::Waiting);
         let mut source = Piece::default();
         let (mut tags, mut schedule) = (filter.tags.iter(), filter.schedule.as_ref());
         if !filter.ids.is_empty() {
@@ -166,13 +164,6 @@ impl Search {
             source.add(&placeholders(padded_len(ids.len())), padded(&ids).map(Bind::Id));
         } else if let Some(tag) = tags.next() {
             source.add("SELECT job_id AS id FROM job_tags FORCE INDEX (PRIMARY) WHERE tag = ?", [text(tag.as_str())]);
-            self.key = "job_id";
-        } else if let (Some(_), Some(kind), Some(key)) = (holds, &filter.kind, &filter.unique_key) {
-            // A job that waits for its first attempt holds its unique key, so `unique_keys` has a row for it.
-            source.add(
-                "SELECT job_id AS id FROM unique_keys FORCE INDEX (PRIMARY) WHERE kind = ? AND unique_key = ?",
-                [text(kind.as_str()), Bind::Bytes(key.clone().into_bytes())],
-            );
             self.key = "job_id";
         } else if let Some(batch) = filter.batch {
             source.add(
@@ -496,6 +487,11 @@ fn own_columns_of_owed(filter: &Filter) -> Piece {
     }
     if let Some(queue) = &filter.queue {
         own.add(" AND queue = ?", [text(queue.as_str())]);
+    }
+    if filter.unique_key.is_some() {
+        // `unique_keys` does not have all of them: a job that is unique until its start passes its key on, and may wait
+        // again after that. The mark stays.
+        own.add(" AND keyed", []);
     }
     own
 }
