@@ -120,8 +120,11 @@ mutants() {
         'heartbeats.record_turn();' '' \
         supervisor::the_watchdog_is_fed_also_while_mysql_hangs_and_not_by_a_frozen_process
     mutant 'jobs for later in the demand of a queue' internal/store/jobs/demand.rs \
-        'AND execute_at <= UTC_TIMESTAMP(3) ORDER' 'ORDER' \
+        ' AND o.execute_at <= UTC_TIMESTAMP(3)' '' \
         queues::the_demand_of_a_queue_that_no_runner_serves_is_told_by_any_runner
+    mutant 'attempts elsewhere in the demand of a queue' internal/store/jobs/demand.rs \
+        "o.state = 'executing' AND EXISTS" 'FALSE AND EXISTS' \
+        deferred::an_attempt_that_another_system_finishes_wants_no_worker_of_its_queue
     mutant 'executing jobs in the demand of a queue' internal/api/queues.rs \
         'executing + startable.min(room)' 'startable.min(room)' \
         queues::executing_jobs_keep_their_workers_in_the_demand_of_a_queue
