@@ -235,6 +235,15 @@ mutants() {
     mutant 'one release of a group at a time' internal/store/bulk.rs \
         'new.filter.fingerprint.filter(|_| new.action == Action::Replay)' 'new.filter.fingerprint.filter(|_| false)' \
         dashboard_use::of_releases_of_a_group_that_begin_at_the_same_time_one_is_accepted
+    mutant 'search among distant ids' internal/store/jobs/search.rs \
+        'distant: (near != span).then(' 'distant: (near == span).then(' \
+        outbox::a_job_is_found_by_the_time_of_its_acceptance_however_distant_its_id_is
+    mutant 'record of a distant id' internal/store/rows/jobs.rs \
+        'if !distant.is_empty() {' 'if distant.len() > 9_999 {' \
+        outbox::a_job_is_found_by_the_time_of_its_acceptance_however_distant_its_id_is
+    mutant 'removal of records of distant ids' internal/store/retention/remove.rs \
+        '("distant_ids", "job_id"),' '' \
+        outbox::a_job_is_found_by_the_time_of_its_acceptance_however_distant_its_id_is
     mutant 'index for a small queue' internal/store/jobs/search.rs \
         'if jobs <= SMALL_QUEUE {' 'if jobs < 0 {' \
         search::the_unfinished_jobs_of_a_small_queue_are_found_at_once_among_many

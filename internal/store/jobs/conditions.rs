@@ -154,7 +154,7 @@ pub(crate) fn narrow(filter: &Filter, conditions: &mut Piece) {
 }
 
 /// Add every condition of a filter, also those that a search may answer by its source.
-fn everything(filter: &Filter, conditions: &mut Piece) {
+pub(crate) fn everything(filter: &Filter, conditions: &mut Piece) {
     if !filter.ids.is_empty() {
         let ids: Vec<Uuid> = filter.ids.iter().map(|id| id.uuid()).collect();
         let sql = format!(" AND j.id IN {}", placeholders(padded_len(ids.len())));
