@@ -120,8 +120,11 @@ mutants() {
         'heartbeats.record_turn();' '' \
         supervisor::the_watchdog_is_fed_also_while_mysql_hangs_and_not_by_a_frozen_process
     mutant 'jobs for later in the demand of a queue' internal/store/jobs/demand.rs \
-        'AND execute_at <= UTC_TIMESTAMP(3) ORDER' 'ORDER' \
+        ' AND o.execute_at <= UTC_TIMESTAMP(3)' '' \
         queues::the_demand_of_a_queue_that_no_runner_serves_is_told_by_any_runner
+    mutant 'attempts elsewhere in the demand of a queue' internal/store/jobs/demand.rs \
+        "o.state = 'executing' AND EXISTS" 'FALSE AND EXISTS' \
+        deferred::an_attempt_that_another_system_finishes_wants_no_worker_of_its_queue
     mutant 'executing jobs in the demand of a queue' internal/api/queues.rs \
         'executing + startable.min(room)' 'startable.min(room)' \
         queues::executing_jobs_keep_their_workers_in_the_demand_of_a_queue
@@ -176,6 +179,13 @@ mutants() {
     mutant 'fields of unknown kinds in a comparison' internal/api/jobs/differences.rs \
         'find(|set| set.kind.name == *kind).is_some_and(' 'find(|set| set.kind.name == *kind).is_none_or(' \
         differences::no_value_that_the_schema_calls_sensitive_is_compared
+    mutant 'runners that ended expired jobs' internal/store/jobs/conditions.rs \
+        ' AND a.expired IS NULL' '' \
+        search::a_job_that_expired_is_found_by_its_attempts_and_not_by_the_runner_that_ended_it \
+        differences::jobs_that_expired_before_their_first_attempt_are_blamed_on_no_runner
+    mutant 'runners that ended expired jobs in a survey' internal/store/jobs/survey.rs \
+        ' AND expired IS NULL AS executed' ' AS executed' \
+        search::a_job_that_expired_is_found_by_its_attempts_and_not_by_the_runner_that_ended_it
     mutant 'conditions of the filter for jobs that passed' internal/store/jobs/differences.rs \
         '..filter
     };
@@ -225,6 +235,15 @@ mutants() {
     mutant 'one release of a group at a time' internal/store/bulk.rs \
         'new.filter.fingerprint.filter(|_| new.action == Action::Replay)' 'new.filter.fingerprint.filter(|_| false)' \
         dashboard_use::of_releases_of_a_group_that_begin_at_the_same_time_one_is_accepted
+    mutant 'search among distant ids' internal/store/jobs/search.rs \
+        'distant: (near != span).then(' 'distant: (near == span).then(' \
+        outbox::a_job_is_found_by_the_time_of_its_acceptance_however_distant_its_id_is
+    mutant 'record of a distant id' internal/store/rows/jobs.rs \
+        'if !distant.is_empty() {' 'if distant.len() > 9_999 {' \
+        outbox::a_job_is_found_by_the_time_of_its_acceptance_however_distant_its_id_is
+    mutant 'removal of records of distant ids' internal/store/retention/remove.rs \
+        '("distant_ids", "job_id"),' '' \
+        outbox::a_job_is_found_by_the_time_of_its_acceptance_however_distant_its_id_is
     mutant 'index for a small queue' internal/store/jobs/search.rs \
         'if jobs <= SMALL_QUEUE {' 'if jobs < 0 {' \
         search::the_unfinished_jobs_of_a_small_queue_are_found_at_once_among_many

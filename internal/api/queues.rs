@@ -87,7 +87,8 @@ pub(super) struct QueueBacklog {
     wanted_workers: i64,
     /// Number of jobs that are due and wait for a worker. Jobs for later and held jobs are not among them.
     due: i64,
-    /// Number of jobs with a running attempt.
+    /// Number of jobs with a running attempt that occupies a worker. An attempt that another system finishes occupies
+    /// none.
     executing: i64,
     /// False when there are more than 10,000 such jobs of one priority; the numbers are then lower bounds.
     exact: bool,

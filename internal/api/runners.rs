@@ -102,7 +102,7 @@ impl RunnerState {
     fn new(runner: &RunnerSeen) -> Self {
         match runner {
             RunnerSeen { stopped_at: Some(_), .. } => Self::Stopped,
-            RunnerSeen { heartbeat_age, lease, .. } if heartbeat_age > lease => Self::Silent,
+            _ if runner.is_silent() => Self::Silent,
             RunnerSeen { drain: Some(_), .. } => Self::Draining,
             _ => Self::Working,
         }

@@ -38,7 +38,7 @@ pub enum Attribute {
     LimitKey,
     /// A tag. A job may have several.
     Tag,
-    /// Runner of the last attempt.
+    /// Runner that executed the last attempt.
     Runner,
     /// Machine of that runner.
     RunnerHost,

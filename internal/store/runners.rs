@@ -79,6 +79,13 @@ impl RunnerSeen {
     pub const fn takes_jobs(&self) -> bool {
         self.stopped_at.is_none() && self.drain.is_none() && self.parent.is_none()
     }
+
+    /// Return whether its last heartbeat is older than its lease. Each runner has a lease of its own, and sends a
+    /// heartbeat about every third of it.
+    #[must_use]
+    pub fn is_silent(&self) -> bool {
+        self.heartbeat_age > self.lease
+    }
 }
 
 /// A job that a worker executes.

@@ -140,6 +140,36 @@ async fn a_receiver_answers_202_and_finishes_the_attempt_later_through_any_runne
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_that_another_system_finishes_wants_no_worker_of_its_queue() {
+    let elsewhere = |config: &mut tickr::config::Config| config.queues = vec!["elsewhere".into()];
+    let tickr = TestApp::start_with(elsewhere, Registry::new()).await;
+    let receiver = Slow::start().await;
+    let runner = tickr.another_with(|config| config.queues = vec!["default".into()], Registry::new()).await;
+    let mut deferred = Vec::new();
+    for _ in 0..3 {
+        let id = tickr.enqueue(receiver.job(600_000, None)).await;
+        deferred.push((id, receiver.key().await));
+        tickr.until_deferred(id).await;
+    }
+    let demand = async || {
+        let told = tickr.get("/v1/queues/default/backlog").await.body;
+        ["wanted_workers", "due", "executing"].map(|part| told[part].as_i64().unwrap())
+    };
+    assert_eq!(demand().await, [0, 0, 0]);
+    // The jobs that come now find no runner.
+    runner.stop(CancellationToken::new()).await;
+    tickr.enqueue_many((0..5).map(|_| json!({"kind": "noop"}))).await;
+    assert_eq!(demand().await, [5, 5, 0]);
+    assert_eq!(tickr.patch("/v1/queues/default", json!({"concurrency": 2})).await.status, 200);
+    assert_eq!(demand().await, [2, 5, 0]);
+    for (id, key) in deferred {
+        assert_eq!(tickr.finish(&key, succeeded()).await.status, 200);
+        tickr.until(id, State::Completed).await;
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn neither_a_stop_nor_the_death_of_its_runner_interrupts_a_deferred_attempt() {
     let tickr = TestApp::start_with(
         |config| {

@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tickr::handlers::{Context, Failure, Kind, Registry};
+use tokio_util::sync::CancellationToken;
 
 use crate::operations::dead_letters;
 use crate::support::TestApp;
@@ -161,6 +162,24 @@ async fn tags_keys_and_attempts_of_failed_jobs_are_compared_within_the_filter() 
         assert!(found.contains(&(wanted.0.to_owned(), wanted.1.clone())), "{wanted:?} {found:#?}");
     }
     assert!(!found.iter().any(|(_, value)| *value == "shop"), "both samples have the tag of the filter: {found:#?}");
+    tickr.stop().await;
+}
+
+/// The failed jobs expired in a queue that no runner serves. A runner ended them, and executed none.
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_that_expired_before_their_first_attempt_are_blamed_on_no_runner() {
+    let tickr = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
+    let other = tickr.another_with(|config| config.queues = vec!["default".into()], Registry::new()).await;
+    tickr.enqueue_many((0..20).map(|_| json!({"kind": "noop"}))).await;
+    tickr.until_idle().await;
+    other.stop(CancellationToken::new()).await;
+    tickr.enqueue_many((0..20).map(|_| json!({"kind": "noop", "expires_in_ms": 300}))).await;
+    tickr.until_count("SELECT COUNT(*) FROM dead_letters", 20).await;
+    let answer = tickr.get("/v1/jobs/differences?kind=noop").await.body;
+    assert_eq!((&answer["failed"]["jobs"], &answer["passed"]["jobs"]), (&json!(20), &json!(20)), "{answer:#}");
+    let found = answer["differences"].as_array().unwrap();
+    let found: Vec<&str> = found.iter().map(|one| one["attribute"].as_str().unwrap()).collect();
+    assert_eq!(found, ["attempts"], "{answer:#}");
     tickr.stop().await;
 }
 

@@ -1,7 +1,10 @@
 //! The reasons why a job does not run, the forecast, and the check of what a new binary could not read.
 
+use std::time::Duration;
+
 use chrono::{TimeDelta, Utc};
 use serde_json::{Value, json};
+use tickr::config::Config;
 use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
 
@@ -33,6 +36,8 @@ async fn every_reason_why_a_job_waits_is_told_in_order() {
         |config| {
             config.queues = vec!["default".into(), "mail".into(), "narrow".into()];
             config.workers = 2;
+            // On a busy machine a heartbeat may be late by more than the lease of other tests.
+            config.lease = Duration::from_secs(10);
         },
         Registry::new(),
     )
@@ -106,6 +111,38 @@ async fn every_reason_why_a_job_waits_is_told_in_order() {
     assert_eq!(reasons(&tickr, ahead).await, ["ended"]);
     assert!(summary(&tickr, ahead).await.contains("completed"));
     assert_eq!(tickr.get(&format!("/v1/jobs/{}/explain", JobId::new())).await.status, 404);
+    tickr.stop().await;
+}
+
+/// A worker with a lease of five minutes sends a heartbeat every 100 s.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runner_counts_as_alive_until_its_own_lease_is_over() {
+    let elsewhere = |config: &mut Config| {
+        config.queues = vec!["elsewhere".into()];
+        config.lease = Duration::from_secs(30);
+    };
+    let tickr = TestApp::start_with(elsewhere, Registry::new()).await;
+    assert_eq!(tickr.put("/v1/kinds/resize", json!({"queue": "pictures"})).await.status, 201);
+    let worker = |name: &str, queue: &str, lease_ms: u32| {
+        json!({"name": name, "kinds": ["resize"], "queues": [queue], "slots": 1, "lease_ms": lease_ms})
+    };
+    assert_eq!(tickr.post("/v1/workers", worker("long", "pictures", 300_000)).await.status, 201);
+    assert_eq!(tickr.post("/v1/workers", worker("short", "thumbs", 10_000)).await.status, 201);
+    let heard = |seconds: u32| {
+        format!("UPDATE runners SET heartbeat_at = UTC_TIMESTAMP(6) - INTERVAL {seconds} SECOND WHERE via = 'http'")
+    };
+    for queue in ["pictures", "thumbs"] {
+        assert_eq!(tickr.post(&format!("/v1/queues/{queue}/pause"), json!({})).await.status, 200);
+    }
+    let waits = tickr.enqueue_kind("resize", json!(1)).await;
+    let short = tickr.enqueue(json!({"kind": "resize", "payload": 1, "queue": "thumbs"})).await;
+
+    tickr.sql(heard(15)).await;
+    assert_eq!(reasons(&tickr, short).await, ["queue_paused", "queue_not_served"]);
+    tickr.sql(heard(90)).await;
+    assert_eq!(reasons(&tickr, waits).await, ["queue_paused"]);
+    tickr.sql(heard(310)).await;
+    assert_eq!(reasons(&tickr, waits).await, ["queue_paused", "queue_not_served"]);
     tickr.stop().await;
 }
 

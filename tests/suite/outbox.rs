@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -168,6 +169,82 @@ async fn a_row_whose_expiry_passed_while_it_waited_becomes_a_job_that_expired() 
     let job = until(&tickr, JobId::from_uuid(id), State::Failed).await;
     assert_eq!((&job["attempt"], &job["attempts"][0]["verdict"]), (&json!(0), &json!("expired")), "{job:#}");
     assert_eq!(tickr.count("SELECT COUNT(*) FROM outbox_rejected").await, 0);
+    tickr.stop().await;
+}
+
+/// Return an id that was made at this moment.
+fn id_of(moment: DateTime<Utc>) -> Uuid {
+    let ms = u128::from(moment.timestamp_millis().unsigned_abs());
+    Uuid::from_u128((ms << 80) | (0x7 << 76) | (0x8 << 60) | 1)
+}
+
+/// Return the jobs of a filter, read page by page.
+async fn listed(tickr: &TestApp, query: &str) -> Vec<Uuid> {
+    let (mut seen, mut cursor) = (Vec::new(), String::new());
+    loop {
+        let page = tickr.get(&format!("/v1/jobs?limit=1&{query}{cursor}")).await;
+        assert_eq!(page.status, 200, "{query}: {:#}", page.body);
+        let data = page.body["data"].as_array().unwrap();
+        seen.extend(data.iter().map(|job| job["id"].as_str().unwrap().parse::<Uuid>().unwrap()));
+        match page.body["next_cursor"].as_str() {
+            Some(next) => cursor = format!("&cursor={next}"),
+            None => return seen,
+        }
+    }
+}
+
+/// An application makes ids before its INSERT, by its own clock, and goes on while no runner moves its rows.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_is_found_by_the_time_of_its_acceptance_however_distant_its_id_is() {
+    const DAY_MS: u64 = 86_400_000;
+    let tickr = TestApp::start().await;
+    let mut app = tickr.mysql().await;
+    let now = Utc::now();
+    let (old, ahead) = (id_of(now - TimeDelta::hours(1)), id_of(now + TimeDelta::hours(23)));
+    for id in [old, ahead] {
+        insert_with(&mut app, id, "noop", json!({"delay_ms": DAY_MS, "tags": ["late"]})).await;
+    }
+    tickr.until_count(WAITING, 0).await;
+    let near = tickr.enqueue(json!({"kind": "noop", "delay_ms": DAY_MS})).await.uuid();
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM distant_ids").await, 2);
+
+    let text = |moment: DateTime<Utc>| moment.to_rfc3339_opts(SecondsFormat::Millis, true);
+    let (since, until) = (text(now - TimeDelta::minutes(10)), text(now + TimeDelta::minutes(10)));
+    for (filter, wanted) in [
+        (format!("created_after={since}"), vec![ahead, near, old]),
+        (format!("created_before={until}"), vec![ahead, near, old]),
+        (format!("created_after={since}&created_before={until}"), vec![ahead, near, old]),
+        (format!("created_after={since}&state=waiting&kind=noop"), vec![ahead, near, old]),
+        (format!("created_after={since}&tag=late"), vec![ahead, old]),
+        (format!("created_after={since}&state=completed"), vec![]),
+        (format!("created_before={since}"), vec![]),
+        (format!("created_after={until}"), vec![]),
+    ] {
+        assert_eq!(listed(&tickr, &filter).await, wanted, "{filter}");
+        let oldest_first: Vec<Uuid> = wanted.iter().rev().copied().collect();
+        assert_eq!(listed(&tickr, &format!("sort=oldest&{filter}")).await, oldest_first, "{filter}");
+        let count = tickr.get(&format!("/v1/jobs/count?{filter}")).await.body;
+        assert_eq!(count, json!({"count": wanted.len(), "capped": false}), "{filter}");
+        let survey = tickr.get(&format!("/v1/jobs/survey?{filter}")).await.body;
+        assert_eq!((&survey["jobs"], &survey["exact"]), (&json!(wanted.len()), &json!(true)), "{filter}: {survey:#}");
+    }
+
+    // An operation changes the jobs that were accepted before its start.
+    let operate = async |body: Value| {
+        let started = tickr.post("/v1/operations", body).await;
+        assert_eq!(started.status, 202, "{:#}", started.body);
+        let path = format!("/v1/operations/{}", started.body["id"].as_str().unwrap());
+        let over = eventually("the operation is over", || async {
+            let shown = tickr.get(&path).await.body;
+            (shown["state"] != "running").then_some(shown)
+        })
+        .await;
+        over["done"].as_u64().unwrap()
+    };
+    assert_eq!(operate(json!({"action": "cancel", "filter": {"ids": [ahead]}})).await, 1);
+    assert_eq!(operate(json!({"action": "cancel", "filter": {"created_after": since, "tag": "late"}})).await, 1);
+    assert_eq!(operate(json!({"action": "delete", "filter": {"state": "cancelled"}})).await, 2);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM distant_ids").await, 0);
     tickr.stop().await;
 }
 

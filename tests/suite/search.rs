@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
+use uuid::Uuid;
 
 use crate::support::{Owed, TestApp, eventually, http};
 
@@ -378,7 +379,7 @@ async fn a_page_reads_a_bounded_number_of_rows_whatever_it_looks_for() {
         ("state:cancelled", 180_000),
         ("state:waiting queue:nobody", 180_000),
         ("unique_key:nobody", 180_000),
-        ("unique_key:nobody kind:noop state:waiting", 2_000),
+        ("unique_key:nobody kind:noop state:waiting", 180_000),
         ("tag:nobody", 2_000),
         ("error:needle", 180_000),
         ("due:<2h", 180_000),
@@ -523,6 +524,63 @@ async fn negations_choices_and_ranges_find_their_jobs_and_no_others() {
     let body = json!({"action": "cancel", "filter": {"q": "-kind:sleep state:waiting"}, "dry_run": true});
     let dry = tickr.post("/v1/operations", body).await;
     assert_eq!((dry.status, &dry.body["count"]), (200, &json!(2)), "{:#}", dry.body);
+    tickr.stop().await;
+}
+
+/// A job that is unique until its start passes its unique key on, and may wait again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_waits_again_is_found_by_the_unique_key_that_it_has_passed_on() {
+    let tickr = TestApp::start().await;
+    assert_eq!(tickr.put("/v1/kinds/resize", json!({})).await.status, 201);
+    let worker = tickr.post("/v1/workers", json!({"name": "test", "kinds": ["resize"], "slots": 1})).await;
+    assert_eq!(worker.status, 201, "{:#}", worker.body);
+    let at = format!("/v1/workers/{}", worker.body["id"].as_str().unwrap());
+    let job = |more: Value| {
+        let mut job = json!({"kind": "resize", "payload": 1, "unique_key": "x"});
+        job.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        job
+    };
+    let first = tickr.enqueue(job(json!({"unique_until": "start"}))).await;
+    let fetch = json!({"slots": 1, "wait_ms": 20_000, "holding": [], "fetch_id": Uuid::now_v7()});
+    let fetched = tickr.post(&format!("{at}/fetch"), fetch).await.body["jobs"][0].clone();
+    assert_eq!(fetched["id"], json!(first));
+    let verdict = json!({"token": fetched["token"], "verdict": "snoozed", "error": "busy", "delay_ms": 3_600_000});
+    let finished = tickr.post(&format!("{at}/finish"), json!({"verdicts": [verdict]})).await.body;
+    assert_eq!(finished["results"][0]["state"], "waiting", "{finished:#}");
+    let second = tickr.enqueue(job(json!({"delay_ms": LATER_MS}))).await;
+
+    let words = "state:waiting kind:resize unique_key:x";
+    assert_eq!(by_words(&tickr, words).await, [first, second]);
+    let dry = json!({"action": "cancel", "filter": {"q": words}, "dry_run": true});
+    assert_eq!(tickr.post("/v1/operations", dry).await.body["count"], 2);
+    assert_eq!(tickr.post(&format!("/v1/jobs/{second}/cancel"), json!({})).await.status, 200);
+    assert_eq!(by_words(&tickr, words).await, [first]);
+    tickr.stop().await;
+}
+
+/// The ledger names the runner that ended an expired job, and that runner executed nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_expired_is_found_by_its_attempts_and_not_by_the_runner_that_ended_it() {
+    let tickr = TestApp::start().await;
+    let never = tickr.enqueue(json!({"kind": "noop", "queue": "nowhere", "expires_in_ms": 300})).await;
+    let slow = json!({"kind": "sleep", "payload": {"ms": 60_000}, "timeout_ms": 500, "expires_in_ms": 4_000,
+                      "retry": {"delays_ms": [600_000]}});
+    let slow = tickr.enqueue(slow).await;
+    let done = tickr.enqueue(json!({"kind": "noop"})).await;
+    for (id, state) in [(never, State::Failed), (slow, State::Failed), (done, State::Completed)] {
+        tickr.until(id, state).await;
+    }
+    assert_eq!(tickr.verdicts(never).await, ["expired"]);
+    assert_eq!(tickr.verdicts(slow).await, ["timed_out", "expired"]);
+    let by_runner = format!("runner:{}", tickr.app.runner());
+    for (words, wanted) in
+        [(by_runner.as_str(), vec![slow, done]), ("took:>=400ms", vec![slow]), ("took:<1h", vec![slow, done])]
+    {
+        assert_eq!(by_words(&tickr, words).await, wanted, "{words}");
+    }
+    let survey = tickr.get("/v1/jobs/survey").await.body;
+    let runners = survey["facets"].as_array().unwrap().iter().find(|facet| facet["field"] == "runner").unwrap();
+    assert_eq!(runners["values"], json!([{"value": tickr.app.runner().as_str(), "jobs": 2}]), "{survey:#}");
     tickr.stop().await;
 }
 

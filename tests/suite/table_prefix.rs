@@ -50,7 +50,7 @@ const OF_LARAVEL: [&str; 6] = ["cache", "failed_jobs", "job_batches", "jobs", "m
 
 /// The names of tables that are no column, alias or word of a statement. A statement that has one of them means the
 /// table.
-const NO_COLUMNS: [&str; 25] = [
+const NO_COLUMNS: [&str; 26] = [
     "_sqlx_migrations",
     "attempt_logs",
     "batch_jobs",
@@ -59,6 +59,7 @@ const NO_COLUMNS: [&str; 25] = [
     "dead_letters",
     "deferred_attempts",
     "departures",
+    "distant_ids",
     "idempotency_keys",
     "index_changes",
     "job_expiries",

@@ -1,7 +1,5 @@
 //! `/v1/jobs/{id}/explain`: the reasons why a job does not run.
 
-use std::time::Duration;
-
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -17,8 +15,6 @@ use tickr_index::Health;
 use tickr_job::{Bounds, Job, OnParentFailure, State as JobState, Timestamp};
 use tickr_store::{OrderPlace, ParentProgress, ParkedAt, QueuePosition, QueueSetting, RunnerSeen, SUSPECT_FROM};
 
-/// A runner without a heartbeat for this long counts as dead until its next heartbeat.
-const SILENT: Duration = Duration::from_secs(60);
 /// A job that has been due for less time than this is still on its way to a worker.
 const ON_ITS_WAY: TimeDelta = TimeDelta::seconds(2);
 
@@ -124,7 +120,7 @@ struct Runners<'a> {
 
 impl<'a> Runners<'a> {
     fn new(job: &Job, all: &'a [RunnerSeen]) -> Self {
-        let alive = |runner: &&RunnerSeen| runner.stopped_at.is_none() && runner.heartbeat_age < SILENT;
+        let alive = |runner: &&RunnerSeen| runner.stopped_at.is_none() && !runner.is_silent();
         let (children, living): (Vec<_>, Vec<_>) = all.iter().filter(alive).partition(|runner| runner.parent.is_some());
         let serving: Vec<_> = living.iter().copied().filter(|runner| runner.queues.contains(&job.queue)).collect();
         let able: Vec<_> = serving.iter().copied().filter(|runner| runner.kinds.contains(&job.kind)).collect();

@@ -98,7 +98,7 @@ fn served_by(runners: &[RunnerSeen]) -> Living {
     let mut living = Living::default();
     // A process for a suspect takes its one job alone.
     let ordinary = runners.iter().filter(|runner| runner.stopped_at.is_none() && runner.parent.is_none());
-    for runner in ordinary.filter(|runner| runner.heartbeat_age < runner.lease) {
+    for runner in ordinary.filter(|runner| !runner.is_silent()) {
         let served = if runner.takes_jobs() { &mut living.taking } else { &mut living.drained };
         for queue in &runner.queues {
             served.entry(queue.clone()).or_default().extend(runner.kinds.iter().cloned());

@@ -41,9 +41,6 @@ const COUNT_LIMIT: Duration = Duration::from_secs(10);
 const MAX_RUNNERS: u32 = 200;
 /// Most Redis servers that get series. Addresses of containers may change with every failover.
 const MAX_REDIS_SERVERS: usize = 100;
-/// Age of the last heartbeat after which a runner does not count as alive, even if no other runner has declared it dead
-/// yet.
-const ALIVE: Duration = Duration::from_secs(120);
 /// Label of queues that no living runner serves. Clients may make up any number of queue names, and each label costs
 /// memory.
 const OTHER: &str = "_other";
@@ -267,8 +264,10 @@ fn set_sources(names: &[Name], states: &[SourceState]) {
 fn set_runners(runners: &[RunnerSeen]) {
     let listed = runners.iter().filter(|runner| runner.stopped_at.is_none());
     // A process that runs one suspect counts as part of the runner that started it.
-    let alive = listed.clone().filter(|runner| runner.heartbeat_age <= ALIVE && runner.parent.is_none()).count();
-    gauge!("tickr_runners").set(alive as f64);
+    let (silent, alive): (Vec<_>, Vec<_>) =
+        listed.clone().filter(|runner| runner.parent.is_none()).partition(|runner| runner.is_silent());
+    gauge!("tickr_runners").set(alive.len() as f64);
+    gauge!("tickr_runners_silent").set(silent.len() as f64);
     let quietest = listed.map(|runner| runner.heartbeat_age).max().unwrap_or_default();
     gauge!("tickr_heartbeat_age_seconds").set(quietest.as_secs_f64());
 }

@@ -154,7 +154,7 @@ pub(crate) fn narrow(filter: &Filter, conditions: &mut Piece) {
 }
 
 /// Add every condition of a filter, also those that a search may answer by its source.
-fn everything(filter: &Filter, conditions: &mut Piece) {
+pub(crate) fn everything(filter: &Filter, conditions: &mut Piece) {
     if !filter.ids.is_empty() {
         let ids: Vec<Uuid> = filter.ids.iter().map(|id| id.uuid()).collect();
         let sql = format!(" AND j.id IN {}", placeholders(padded_len(ids.len())));
@@ -196,10 +196,12 @@ pub(crate) fn made_by(schedule: &Name, conditions: &mut Piece) {
     conditions.add(sql, [text(schedule.as_str())]);
 }
 
-/// Build an expression on the last line of a job's ledger that a runner executed.
-fn last_attempt(expression: &str) -> String {
+/// Build an expression on the last line of a job's ledger that a runner executed. The line of an expired job names the
+/// runner that found it, and that runner executed nothing.
+pub(crate) fn last_attempt(expression: &str) -> String {
     format!(
-        "(SELECT {expression} FROM attempts a WHERE a.job_id = j.id AND a.runner <> '' ORDER BY a.number DESC LIMIT 1)"
+        "(SELECT {expression} FROM attempts a WHERE a.job_id = j.id AND a.runner <> '' AND a.expired IS NULL \
+         ORDER BY a.number DESC LIMIT 1)"
     )
 }
 

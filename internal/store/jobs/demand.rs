@@ -2,6 +2,10 @@
 //!
 //! Due and executing jobs stand at the front of their lanes, in front of jobs for later and of held ones. So a count
 //! reads the front of at most ten ranges of one index, whatever else is in the queue.
+//!
+//! An attempt that another system finishes occupies no worker and is not counted. One of which that system has reported
+//! while its handler still runs is one of these already. Any number of them may stand in front of the due jobs, so they
+//! do not use up the number of jobs that are counted.
 
 use sqlx::Row;
 
@@ -19,7 +23,7 @@ const MAX_COUNTED: i64 = 10_000;
 pub struct QueueDemand {
     /// Jobs that are due and wait for a worker. Jobs for later and held jobs are not among them.
     pub due: i64,
-    /// Jobs with a running attempt.
+    /// Jobs with a running attempt that occupies a worker.
     pub executing: i64,
     /// False if there are more jobs than are counted.
     pub exact: bool,
@@ -38,9 +42,11 @@ impl Store {
                 let mut demand = QueueDemand { exact: true, ..QueueDemand::default() };
                 for lane in lines_of(conn, std::slice::from_ref(&queue)).await? {
                     let counted = sqlx::query(
-                        "SELECT state, COUNT(*) AS jobs FROM (SELECT state FROM owed FORCE INDEX (owed_line) \
-                         WHERE queue = ? AND priority = ? AND execute_at <= UTC_TIMESTAMP(3) ORDER BY execute_at \
-                         LIMIT ?) o GROUP BY state",
+                        "SELECT state, COUNT(*) AS jobs FROM (SELECT o.state FROM owed o FORCE INDEX (owed_line) \
+                         WHERE o.queue = ? AND o.priority = ? AND o.execute_at <= UTC_TIMESTAMP(3) \
+                         AND NOT (o.state = 'executing' AND EXISTS (SELECT 1 FROM deferred_attempts f \
+                         FORCE INDEX (deferred_attempts_job) WHERE f.job_id = o.id AND f.token = o.token \
+                         AND f.look_at IS NOT NULL)) ORDER BY o.execute_at LIMIT ?) j GROUP BY state",
                     );
                     let counted = counted.bind(lane.queue.as_str()).bind(lane.priority.level()).bind(MAX_COUNTED);
                     let mut of_lane = 0;

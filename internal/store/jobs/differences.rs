@@ -14,6 +14,7 @@ use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
+use crate::jobs::conditions::last_attempt;
 use crate::jobs::search::{Order, Search, SearchBudget};
 use crate::sql::batches::{MAX_ROWS, bind_padded, in_list, padded_len, placeholders, statement};
 use crate::sql::connection::on_pool;
@@ -164,12 +165,13 @@ async fn read(
     state: State,
     shown: &ShownFields,
 ) -> Result<Vec<Sampled>, sqlx::Error> {
+    let runner = last_attempt("a.runner");
     let sql = format!(
         "SELECT j.id, j.kind, j.queue, j.host, j.unique_key, \
          IF(OCTET_LENGTH(j.payload) <= {MAX_PAYLOAD}, j.payload, NULL) AS payload, \
-         a.runner, a.burned, a.finished_at FROM jobs j FORCE INDEX (PRIMARY) \
-         STRAIGHT_JOIN attempts a FORCE INDEX (PRIMARY) ON a.job_id = j.id AND a.end_state = '{state}' \
-         AND a.number = (SELECT MAX(l.number) FROM attempts l WHERE l.job_id = j.id) WHERE j.id IN"
+         {runner} AS runner, e.burned, e.finished_at FROM jobs j FORCE INDEX (PRIMARY) \
+         STRAIGHT_JOIN attempts e FORCE INDEX (PRIMARY) ON e.job_id = j.id AND e.end_state = '{state}' \
+         AND e.number = (SELECT MAX(l.number) FROM attempts l WHERE l.job_id = j.id) WHERE j.id IN"
     );
     let rows = in_list(&sql, ids, "").fetch_all(&mut *conn).await?;
     let tags = texts_of(conn, "SELECT job_id, tag AS word FROM job_tags FORCE INDEX (job_tags_job)", ids).await?;
@@ -177,7 +179,8 @@ async fn read(
         texts_of(conn, "SELECT job_id, order_key AS word FROM order_places FORCE INDEX (PRIMARY)", ids).await?;
     let limits =
         texts_of(conn, "SELECT job_id, limit_key AS word FROM job_limit_keys FORCE INDEX (PRIMARY)", ids).await?;
-    let runners: BTreeSet<String> = rows.iter().map(|row| row.try_get("runner")).collect::<Result<_, sqlx::Error>>()?;
+    let runners = rows.iter().filter_map(|row| row.try_get::<Option<String>, _>("runner").transpose());
+    let runners: BTreeSet<String> = runners.collect::<Result<_, sqlx::Error>>()?;
     let runners = runners_of(conn, runners).await?;
     let mut sampled = Vec::with_capacity(rows.len());
     for row in &rows {
@@ -195,9 +198,8 @@ async fn read(
                 traits.add(attribute.clone(), word);
             }
         }
-        let runner: &str = row.try_get("runner")?;
-        // A job that expired, or was cancelled while it waited, ended without a runner.
-        if !runner.is_empty() {
+        // A job that expired before its first attempt was executed by no runner.
+        if let Some(runner) = row.try_get::<Option<&str>, _>("runner")? {
             traits.add(Attribute::Runner, runner);
             if let Some((host, version)) = runners.get(runner) {
                 traits.add(Attribute::Version, version);

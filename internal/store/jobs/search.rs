@@ -9,17 +9,21 @@
 //!
 //! A chunk is first measured and then read between fixed ends. Rows that enter or leave the source in between change
 //! the result of the chunk, but never make a search skip rows between two chunks.
+//!
+//! Hosts make the ids, and a job is accepted later, by the clock of the store. So a range of creation times is a range
+//! of ids with a tolerance, in which the source is read. Before and behind it, a walk reads `distant_ids`: the few jobs
+//! whose ids are of another time than their acceptance.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use chrono::TimeDelta;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
-use crate::jobs::conditions::{Bind, Piece, bound, has_tag, in_state, last_line, made_by, narrow, text};
+use crate::jobs::conditions::{Bind, Piece, bound, everything, has_tag, in_state, last_line, made_by, narrow, text};
 use crate::jobs::kind_queues::{KindQueue, WantedPairs};
+use crate::rows::jobs::ID_TOLERANCE;
 use crate::sql::batches::{Sql, padded, padded_len, placeholders};
 use crate::sql::connection::on_pool;
 use crate::sql::session::Session;
@@ -36,9 +40,6 @@ const LIGHT_CHUNK: i64 = 20_000;
 const SMALL_QUEUE: i64 = 20_000;
 /// Longest time of one call. The chunk that is under way is finished first.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Tolerance for wrong clocks of hosts in a range of creation times. Hosts make the ids, but the creation time that
-/// counts is by the store's clock. A job from a host whose clock is further off may be missed.
-const SKEW: TimeDelta = TimeDelta::minutes(5);
 /// Most rows of a source that one count may look at, and most jobs that it counts.
 const MAX_COUNTED_OVER: i64 = 100_000;
 const MAX_COUNTED: i64 = 10_000;
@@ -54,6 +55,7 @@ pub(crate) struct Span {
 
 impl Span {
     const ALL: Self = Self { from: Uuid::nil(), to: Uuid::max() };
+    const NONE: Self = Self { from: Uuid::max(), to: Uuid::nil() };
 
     pub(crate) fn is_empty(self) -> bool {
         self.from >= self.to
@@ -99,6 +101,10 @@ pub(crate) struct Search {
     /// `AND …` for every other condition, on `w` (the source), `j` (jobs), `o` (owed) and `d` (dead letters).
     conditions: Piece,
     span: Span,
+    /// The part of `span` in which the source is read.
+    near: Span,
+    /// The search in the rest of `span`, if there is one.
+    distant: Option<Box<Self>>,
     order: Order,
     chunk: i64,
 }
@@ -115,6 +121,8 @@ pub(crate) struct Chunk {
     pub(crate) oldest: Option<Uuid>,
     /// The newest row in it, as far as it was measured.
     pub(crate) newest: Option<Uuid>,
+    /// True if it has only the jobs with distant ids.
+    pub(crate) is_distant: bool,
 }
 
 impl Search {
@@ -126,6 +134,7 @@ impl Search {
     /// Build a search. `pairs` are the kinds and queues that the jobs of the filter may have, if they are known.
     fn with_pairs(filter: &Filter, order: Order, among: Among, pairs: Option<&[KindQueue]>) -> Self {
         let mut conditions = Piece::default();
+        let (span, near) = spans_of(filter);
         let mut search = Self {
             sources: Vec::new(),
             key: "id",
@@ -135,29 +144,56 @@ impl Search {
             light: false,
             walks: false,
             conditions: Piece::default(),
-            span: span_of(filter),
+            span,
+            near,
+            distant: (near != span).then(|| Box::new(Self::among_distant(filter, order, among, near))),
             order,
-            chunk: CHUNK,
+            chunk: chunk_of(filter),
         };
         search.choose_source(filter, among, pairs, &mut conditions);
-        match among {
-            Among::All => {}
-            Among::Owed => conditions.add(" AND o.id IS NOT NULL", []),
-            Among::Ended => conditions.add(" AND o.id IS NULL", []),
-        }
+        in_part(among, &mut conditions);
         narrow(filter, &mut conditions);
-        if filter.parts().any(|part| !part.payload.is_empty()) {
-            search.chunk = HEAVY_CHUNK;
-        }
         search.conditions = conditions;
         search
+    }
+
+    /// Build the search among the jobs with distant ids, without those in `near`. Its source has the rows that were
+    /// accepted in the range of the filter, so every other condition is checked row by row.
+    fn among_distant(filter: &Filter, order: Order, among: Among, near: Span) -> Self {
+        let (mut source, mut conditions) = (Piece::default(), Piece::default());
+        // No index is named: the server knows whether the range of times or that of the ids has fewer rows.
+        let sql = "SELECT job_id AS id FROM distant_ids WHERE NOT (job_id >= ? AND job_id < ?)";
+        source.add(sql, [Bind::Id(near.from), Bind::Id(near.to)]);
+        accepted_within(filter, &mut source);
+        in_part(among, &mut conditions);
+        everything(filter, &mut conditions);
+        Self {
+            sources: vec![source],
+            key: "job_id",
+            by_line: false,
+            outlives: false,
+            own: Piece::default(),
+            light: false,
+            walks: false,
+            conditions,
+            span: Span::ALL,
+            near: Span::ALL,
+            distant: None,
+            order,
+            chunk: chunk_of(filter),
+        }
+    }
+
+    /// Take out the search among the jobs with distant ids, if there is one. Without it, the search finds the others.
+    pub(crate) fn take_distant(&mut self) -> Option<Self> {
+        let distant = self.distant.take()?;
+        self.span = self.near;
+        Some(*distant)
     }
 
     fn choose_source(&mut self, filter: &Filter, among: Among, pairs: Option<&[KindQueue]>, conditions: &mut Piece) {
         let ended = filter.state.filter(|state| state.is_end());
         let owed = filter.state.filter(|state| !state.is_end());
-        // A job that is unique until its start may have lost its key, and then runs or waits for its next attempt.
-        let holds = owed.filter(|state| *state == State::Waiting);
         let mut source = Piece::default();
         let (mut tags, mut schedule) = (filter.tags.iter(), filter.schedule.as_ref());
         if !filter.ids.is_empty() {
@@ -166,13 +202,6 @@ impl Search {
             source.add(&placeholders(padded_len(ids.len())), padded(&ids).map(Bind::Id));
         } else if let Some(tag) = tags.next() {
             source.add("SELECT job_id AS id FROM job_tags FORCE INDEX (PRIMARY) WHERE tag = ?", [text(tag.as_str())]);
-            self.key = "job_id";
-        } else if let (Some(_), Some(kind), Some(key)) = (holds, &filter.kind, &filter.unique_key) {
-            // A job that waits for its first attempt holds its unique key, so `unique_keys` has a row for it.
-            source.add(
-                "SELECT job_id AS id FROM unique_keys FORCE INDEX (PRIMARY) WHERE kind = ? AND unique_key = ?",
-                [text(kind.as_str()), Bind::Bytes(key.clone().into_bytes())],
-            );
             self.key = "job_id";
         } else if let Some(batch) = filter.batch {
             source.add(
@@ -305,6 +334,9 @@ impl Search {
         let sql = format!(" AND j.kind IN {}", placeholders(padded_len(kinds.len())));
         let words: Vec<&str> = kinds.iter().map(Name::as_str).collect();
         self.conditions.add(&sql, padded(&words).map(text));
+        if let Some(distant) = &mut self.distant {
+            distant.only_kinds(kinds);
+        }
     }
 
     /// Make the next chunk larger, where that costs little.
@@ -377,13 +409,55 @@ impl Search {
         piece
     }
 
+    /// Return the search that reads a part of the ids.
+    fn reader(&self, is_distant: bool) -> &Self {
+        self.distant.as_deref().filter(|_| is_distant).unwrap_or(self)
+    }
+
+    /// Return the part with which a walk through `span` begins, up to the next end of `near`, whether it is outside of
+    /// `near`, and the rest of the walk.
+    fn first_part(&self, span: Span) -> (Span, bool, Option<Span>) {
+        let Span { from, to } = self.near;
+        let is_within = |end: &Uuid| *end > span.from && *end < span.to;
+        let (part, rest) = match self.order {
+            Order::NewestFirst => {
+                let end = [to, from].into_iter().find(is_within).unwrap_or(span.from);
+                (Span { from: end, ..span }, Span { to: end, ..span })
+            }
+            Order::OldestFirst => {
+                let end = [from, to].into_iter().find(is_within).unwrap_or(span.to);
+                (Span { to: end, ..span }, Span { from: end, ..span })
+            }
+        };
+        let is_distant = part.from < from || part.to > to;
+        (part, is_distant, (!rest.is_empty()).then_some(rest))
+    }
+
     /// Measure the next chunk.
-    pub(crate) async fn chunk(&self, conn: &mut Session<'_>, span: Span) -> Result<Chunk, sqlx::Error> {
-        let window = self.rows_between(&Piece::default(), span, self.chunk);
-        let sql =
-            format!("SELECT MIN(w.id) AS first_id, MAX(w.id) AS last_id, COUNT(*) AS counted FROM ({}) w", window.sql);
-        let row = bound(sql, window.binds).fetch_one(conn).await?;
-        self.measured(span, &row)
+    pub(crate) async fn chunk(&self, conn: &mut Session<'_>, mut span: Span) -> Result<Chunk, sqlx::Error> {
+        loop {
+            let (part, is_distant, behind) = self.first_part(span);
+            let reader = self.reader(is_distant);
+            let window = reader.rows_between(&Piece::default(), part, reader.chunk);
+            let sql = format!(
+                "SELECT MIN(w.id) AS first_id, MAX(w.id) AS last_id, COUNT(*) AS counted FROM ({}) w",
+                window.sql
+            );
+            let row = bound(sql, window.binds).fetch_one(&mut *conn).await?;
+            let chunk = reader.measured(part, &row)?;
+            let rest = match (chunk.rest, behind) {
+                // Hardly any walk finds a job with a distant id.
+                (None, Some(behind)) if is_distant && chunk.rows == 0 => {
+                    span = behind;
+                    continue;
+                }
+                (Some(rest), Some(behind)) => {
+                    Some(Span { from: rest.from.min(behind.from), to: rest.to.max(behind.to) })
+                }
+                (rest, behind) => rest.or(behind),
+            };
+            return Ok(Chunk { rest, is_distant, ..chunk });
+        }
     }
 
     /// Return the chunk at the beginning of `span` with the first and the last row of its window.
@@ -391,10 +465,10 @@ impl Search {
         let (first, last): (Option<Uuid>, Option<Uuid>) = (row.try_get("first_id")?, row.try_get("last_id")?);
         let rows: i64 = row.try_get("counted")?;
         let (Some(first), Some(last)) = (first, last) else {
-            return Ok(Chunk { span, rest: None, rows, oldest: None, newest: None });
+            return Ok(Chunk { rows, ..self.whole(span) });
         };
         if rows < self.chunk {
-            return Ok(Chunk { span, rest: None, rows, oldest: Some(first), newest: Some(last) });
+            return Ok(Chunk { rows, oldest: Some(first), newest: Some(last), ..self.whole(span) });
         }
         let (read, rest) = match self.order {
             Order::NewestFirst => (Span { from: first, ..span }, Span { to: first, ..span }),
@@ -406,6 +480,7 @@ impl Search {
             rows,
             oldest: Some(first),
             newest: Some(last),
+            is_distant: false,
         })
     }
 
@@ -419,12 +494,12 @@ impl Search {
 
     /// Return a chunk that is not measured, for searches that find every row they look at.
     pub(crate) fn whole(&self, span: Span) -> Chunk {
-        Chunk { span, rest: None, rows: 0, oldest: None, newest: None }
+        Chunk { span, rest: None, rows: 0, oldest: None, newest: None, is_distant: false }
     }
 
     /// Build `SELECT columns` for the matching jobs of a chunk, at most `limit` jobs.
     pub(crate) fn matching(&self, columns: &str, chunk: &Chunk, limit: i64) -> Sql {
-        let piece = self.matching_piece(columns, chunk, limit);
+        let piece = self.reader(chunk.is_distant).matching_piece(columns, chunk, limit);
         bound(piece.sql, piece.binds)
     }
 
@@ -497,6 +572,11 @@ fn own_columns_of_owed(filter: &Filter) -> Piece {
     if let Some(queue) = &filter.queue {
         own.add(" AND queue = ?", [text(queue.as_str())]);
     }
+    if filter.unique_key.is_some() {
+        // `unique_keys` does not have all of them: a job that is unique until its start passes its key on, and may wait
+        // again after that. The mark stays.
+        own.add(" AND keyed", []);
+    }
     own
 }
 
@@ -526,12 +606,31 @@ fn own_columns_of_jobs(filter: &Filter) -> Piece {
             own.add(&format!(" AND {column} = ?"), [Bind::Bytes(value.clone().into_bytes())]);
         }
     }
+    accepted_within(filter, &mut own);
+    own
+}
+
+/// Add the range of creation times, for a table with a column `created_at`.
+fn accepted_within(filter: &Filter, conditions: &mut Piece) {
     for (sign, moment) in [(">=", filter.created_after), ("<", filter.created_before)] {
         if let Some(moment) = moment {
-            own.add(&format!(" AND created_at {sign} ?"), [Bind::Moment(moment)]);
+            conditions.add(&format!(" AND created_at {sign} ?"), [Bind::Moment(moment)]);
         }
     }
-    own
+}
+
+/// Add the condition that a job is in this part of all jobs.
+fn in_part(among: Among, conditions: &mut Piece) {
+    match among {
+        Among::All => {}
+        Among::Owed => conditions.add(" AND o.id IS NOT NULL", []),
+        Among::Ended => conditions.add(" AND o.id IS NULL", []),
+    }
+}
+
+/// Return the number of rows in one chunk.
+fn chunk_of(filter: &Filter) -> i64 {
+    if filter.parts().any(|part| !part.payload.is_empty()) { HEAVY_CHUNK } else { CHUNK }
 }
 
 /// Return the part of a filter that [`own_columns_of_jobs`] answers.
@@ -567,20 +666,23 @@ fn after(id: Uuid) -> Uuid {
     Uuid::from_u128(id.as_u128().saturating_add(1))
 }
 
-/// Return the range of ids that can match, by creation times and by the ids in the filter.
-fn span_of(filter: &Filter) -> Span {
-    let mut span = Span::ALL;
-    if let Some(moment) = filter.created_after.and_then(|moment| moment.checked_sub_signed(SKEW)) {
-        span.from = first_id_of(moment);
-    }
-    if let Some(moment) = filter.created_before.and_then(|moment| moment.checked_add_signed(SKEW)) {
-        span.to = first_id_of(moment);
+/// Return the range of ids that can match, and the part of it where every job is that has no distant id.
+fn spans_of(filter: &Filter) -> (Span, Span) {
+    if filter.created_after.zip(filter.created_before).is_some_and(|(first, end)| first >= end) {
+        return (Span::NONE, Span::NONE);
     }
     if let (Some(first), Some(last)) = (filter.ids.iter().min(), filter.ids.iter().max()) {
-        span.from = span.from.max(first.uuid());
-        span.to = span.to.min(after(last.uuid()));
+        let span = Span { from: first.uuid(), to: after(last.uuid()) };
+        return (span, span);
     }
-    span
+    let mut near = Span::ALL;
+    if let Some(moment) = filter.created_after.and_then(|moment| moment.checked_sub_signed(ID_TOLERANCE)) {
+        near.from = first_id_of(moment);
+    }
+    if let Some(moment) = filter.created_before.and_then(|moment| moment.checked_add_signed(ID_TOLERANCE)) {
+        near.to = first_id_of(moment);
+    }
+    (Span::ALL, near)
 }
 
 /// The progress of one call.

@@ -5,6 +5,9 @@
 //! jobs stands for twenty; and if the window covers a tenth of the bar, for ten times as many. So a survey reads the same
 //! number of rows whatever the size of the tables is, and says which of its figures are estimates. A narrower range of
 //! time has narrower bars, and its figures become exact.
+//!
+//! The bar of a job follows from its id. If the filter has a range of creation times, the jobs whose ids are of another
+//! time than their acceptance are read by themselves, and the time of the acceptance says which bar they are in.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -226,6 +229,10 @@ struct Seen {
 async fn survey(conn: &mut Session<'_>, filter: &Filter, most_bars: u32) -> Result<Survey, sqlx::Error> {
     let now: Timestamp = sqlx::query_scalar("SELECT UTC_TIMESTAMP(3)").fetch_one(&mut *conn).await?;
     let mut search = Search::prepare(conn, filter, Order::NewestFirst, Among::All).await?;
+    let far = match search.take_distant() {
+        Some(distant) => read_distant(conn, distant).await?,
+        None => Far::default(),
+    };
     let Some(span) = search.span(None) else { return Ok(nothing(filter, now)) };
     search.set_chunk(FEW);
     let all = search.chunk(conn, span).await?;
@@ -233,20 +240,22 @@ async fn survey(conn: &mut Session<'_>, filter: &Filter, most_bars: u32) -> Resu
         None => all.oldest,
         Some(_) => search.oldest(conn, span).await?,
     };
-    let Some(oldest) = oldest.or_else(|| filter.created_after.map(first_id_of)) else {
+    let first_far = far.jobs.iter().map(|(created_at, _)| *created_at).min();
+    let Some(oldest) = oldest.or_else(|| filter.created_after.or(first_far).map(first_id_of)) else {
         return Ok(nothing(filter, now));
     };
-    let scale = Scale::new(filter, moment_of_id(oldest).unwrap_or(now), now, most_bars);
+    let first = moment_of_id(oldest).unwrap_or(now);
+    let scale = Scale::new(filter, first_far.map_or(first, |at| at.min(first)), now, most_bars);
     let mut bars: Vec<Bar> =
         (0..scale.bars).map(|at| Bar { from: scale.begin_of(at), exact: true, ..Bar::default() }).collect();
     let mut seen = Vec::new();
-    let mut looked_at = 0;
+    let mut looked_at = far.rows;
     if all.rest.is_none() {
         for row in &search.matching(COLUMNS, &all, FEW).fetch_all(&mut *conn).await? {
             let id = row.try_get("id")?;
             seen.push(job_of(row, id, scale.place_of(id))?);
         }
-        looked_at = all.rows;
+        looked_at += all.rows;
         bars.iter_mut().for_each(|bar| bar.looked = true);
     } else {
         let window = (WINDOWS / i64::from(most_bars)).max(1);
@@ -285,10 +294,41 @@ async fn survey(conn: &mut Session<'_>, filter: &Filter, most_bars: u32) -> Resu
             }
         }
     }
+    for (created_at, row) in &far.jobs {
+        seen.push(job_of(row, row.try_get("id")?, scale.place_at(created_at.timestamp_millis()))?);
+    }
+    if far.has_more {
+        bars.iter_mut().for_each(|bar| bar.exact = false);
+    }
     add_ledgers(conn, &mut seen).await?;
     // A job may have changed its state between the reads, and a job that is purged has none any more.
     seen.retain(|job| job.state.is_some() && filter.state.is_none_or(|state| job.state == Some(state)));
     Ok(sum(&seen, bars, &scale, looked_at.unsigned_abs()))
+}
+
+/// Jobs of the filter whose ids are of another time than their acceptance, the newest ids first.
+#[derive(Default)]
+struct Far {
+    /// Their rows, with the times of their acceptance.
+    jobs: Vec<(Timestamp, MySqlRow)>,
+    /// Number of rows that were looked at.
+    rows: i64,
+    /// True if there may be more.
+    has_more: bool,
+}
+
+async fn read_distant(conn: &mut Session<'_>, mut search: Search) -> Result<Far, sqlx::Error> {
+    let Some(span) = search.span(None) else { return Ok(Far::default()) };
+    search.set_chunk(FEW);
+    let chunk = search.chunk(conn, span).await?;
+    let mut far = Far { jobs: Vec::new(), rows: chunk.rows, has_more: chunk.rest.is_some() };
+    if chunk.rows > 0 {
+        let columns = format!("{COLUMNS}, j.created_at");
+        for row in search.matching(&columns, &chunk, FEW).fetch_all(&mut *conn).await? {
+            far.jobs.push((row.try_get("created_at")?, row));
+        }
+    }
+    Ok(far)
 }
 
 /// The survey of a filter that no job can match.
@@ -327,7 +367,11 @@ impl Scale {
 
     /// Return the bar of a job. Hosts with wrong clocks make ids outside of the range.
     fn place_of(&self, id: Uuid) -> usize {
-        let place = (ms_of(id) - self.from_ms).div_euclid(self.step_ms);
+        self.place_at(ms_of(id))
+    }
+
+    fn place_at(&self, ms: i64) -> usize {
+        let place = (ms - self.from_ms).div_euclid(self.step_ms);
         usize::try_from(place).unwrap_or(0).min(self.bars - 1)
     }
 
@@ -394,7 +438,8 @@ async fn add_ledgers(conn: &mut Session<'_>, seen: &mut [Seen]) -> Result<(), sq
     let places: HashMap<Uuid, usize> = seen.iter().enumerate().map(|(place, job)| (job.id, place)).collect();
     let mut ids: Vec<Uuid> = places.keys().copied().collect();
     ids.sort_unstable();
-    let sql = "SELECT job_id, runner, burned, end_state FROM attempts FORCE INDEX (PRIMARY) WHERE job_id IN";
+    let sql = "SELECT job_id, runner, runner <> '' AND expired IS NULL AS executed, burned, end_state \
+               FROM attempts FORCE INDEX (PRIMARY) WHERE job_id IN";
     for ids in ids.chunks(LOOKUP) {
         // The lines of a job come in their order, so the last one stays.
         let mut ends: HashMap<usize, (Option<State>, u32)> = HashMap::new();
@@ -402,10 +447,10 @@ async fn add_ledgers(conn: &mut Session<'_>, seen: &mut [Seen]) -> Result<(), sq
             let Some(place) = places.get(&row.try_get::<Uuid, _>("job_id")?) else { continue };
             let end = row.try_get::<Option<&str>, _>("end_state")?.and_then(State::from_word);
             ends.insert(*place, (end, row.try_get("burned")?));
-            let (job, runner) = (&mut seen[*place], row.try_get::<String, _>("runner")?);
+            let job = &mut seen[*place];
             // An executing job has its runner from `owed`.
-            if !runner.is_empty() && job.state != Some(State::Executing) {
-                job.runner = Some(runner);
+            if row.try_get::<bool, _>("executed")? && job.state != Some(State::Executing) {
+                job.runner = Some(row.try_get("runner")?);
             }
         }
         for (place, (end, burned)) in ends {
@@ -538,7 +583,8 @@ mod tests {
         let weight = |oldest: i64, from: i64, to: i64| {
             let (first, last) = (first_id_of(at(from)), first_id_of(at(to)));
             let span = Span { from: first, to: last };
-            let window = Chunk { span, rest: Some(span), rows: 100, oldest: Some(first), newest: Some(last) };
+            let (first_row, newest) = (Some(first), Some(last));
+            let window = Chunk { span, rest: Some(span), rows: 100, oldest: first_row, newest, is_distant: false };
             scale.weight(0, first_id_of(at(oldest)), &window)
         };
         assert!((weight(0, 45_000, 60_000) - 4.0).abs() < 1e-9);

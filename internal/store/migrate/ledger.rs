@@ -86,6 +86,7 @@ const FILES: &[(&str, &str)] = embedded![
     "0057_audit_detail.sql",
     "0058_operations_ahead.sql",
     "0059_remote_requests.sql",
+    "0060_distant_ids.sql",
 ];
 
 /// The migrations that this binary brings, in order.

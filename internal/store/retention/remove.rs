@@ -234,6 +234,7 @@ async fn delete(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<(), sqlx::Error>
         ("job_limit_keys", "job_id"),
         ("limit_holds", "job_id"),
         ("job_expiries", "job_id"),
+        ("distant_ids", "job_id"),
         // Rows of its children stay, so that they know how it ended.
         ("job_parents", "child_id"),
         ("batch_jobs", "job_id"),

@@ -17,7 +17,13 @@ use crate::sql::connection::PriorRun;
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
 use crate::sql::session::Session;
-use tickr_job::{Due, JobId, Name, NewJob, OnFailure, Priority, Timestamp, ceil_ms, floor_ms};
+use tickr_job::{Due, JobId, Name, NewJob, OnFailure, Priority, Timestamp, ceil_ms, floor_ms, moment_of_id};
+
+/// Most time between the making of an id and the acceptance of its job, before or after it. A job beyond it has a row
+/// in `distant_ids`.
+pub(crate) const ID_TOLERANCE: TimeDelta = TimeDelta::minutes(5);
+/// Jobs within this have no such row. It is less, because the time of the acceptance may be an estimate.
+const NEAR: TimeDelta = TimeDelta::minutes(4);
 
 /// The receipt for one accepted job. The job is committed, and the receipt has the times that the store gave it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,8 +162,8 @@ pub(crate) async fn commit_jobs(
         accepted.iter_mut().for_each(|accepted| accepted.held = parked.contains_key(&accepted.id));
         accepted
     };
-    let due_now: Vec<JobRow<'_>> =
-        jobs.iter().map(|job| JobRow { job, execute_at: DUE_NOW, created_at: NOW, expires_at: None }).collect();
+    let about_now = clock.now();
+    let due_now: Vec<JobRow<'_>> = jobs.iter().map(|job| JobRow::due_now(job, about_now)).collect();
     let options = options_of(&due_now)?;
     let mut script = script_about(&due_now);
     // An expiry follows from the time of the acceptance, too.
@@ -203,6 +209,8 @@ struct JobRow<'a> {
     execute_at: Value<'a>,
     created_at: Value<'a>,
     expires_at: Option<Timestamp>,
+    /// The id was made long before or after the acceptance.
+    is_distant: bool,
 }
 
 impl<'a> JobRow<'a> {
@@ -212,12 +220,23 @@ impl<'a> JobRow<'a> {
             execute_at: accepted.execute_at.into(),
             created_at: accepted.created_at.into(),
             expires_at: job.expires_at(accepted.created_at),
+            is_distant: is_distant(job.id, accepted.created_at),
         }
+    }
+
+    /// Make the rows of a job that is due at once and does not expire. MySQL takes the time.
+    fn due_now(job: &'a NewJob, about_now: Timestamp) -> Self {
+        let is_distant = is_distant(job.id, about_now);
+        Self { job, execute_at: DUE_NOW, created_at: NOW, expires_at: None, is_distant }
     }
 
     fn bytes(&self) -> usize {
         400 + self.job.payload.get().len()
     }
+}
+
+fn is_distant(id: JobId, accepted: Timestamp) -> bool {
+    moment_of_id(id.uuid()).is_none_or(|made| (made - accepted).abs() > NEAR)
 }
 
 /// Return the options of each job as JSON text, if it has any.
@@ -322,12 +341,18 @@ fn insert_into<'a>(script: &mut Script<'a>, rows: &[JobRow<'a>], options: &'a [O
     }
     let linked: Vec<(&NewJob, Value<'a>)> = rows.iter().map(|row| (row.job, row.execute_at)).collect();
     link_steps(script, turns.links, &linked);
-    // One more statement each, for the jobs that expire, or that have limit keys or tags.
+    // One more statement each, for the jobs that expire, that have distant ids, limit keys or tags.
     let expiries: Vec<(Uuid, Timestamp)> =
         rows.iter().filter_map(|row| Some((row.job.id.uuid(), row.expires_at?))).collect();
     if !expiries.is_empty() {
         let insert = ["INSERT INTO job_expiries (job_id, look_at) VALUES", "(?,?)", ""];
         script.insert(insert, &expiries, |_| 60, |&(id, at), values| values.extend([Value::from(id), at.into()]));
+    }
+    let distant: Vec<(Uuid, Value<'a>)> =
+        rows.iter().filter(|row| row.is_distant).map(|row| (row.job.id.uuid(), row.created_at)).collect();
+    if !distant.is_empty() {
+        let insert = ["INSERT INTO distant_ids (job_id, created_at) VALUES", "(?,?)", ""];
+        script.insert(insert, &distant, |_| 60, |&(id, at), values| values.extend([Value::from(id), at]));
     }
     let limited: Vec<(Uuid, &str)> =
         rows.iter().filter_map(|row| Some((row.job.id.uuid(), row.job.options.limit_key.as_deref()?))).collect();

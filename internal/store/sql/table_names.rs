@@ -22,7 +22,7 @@ pub(crate) const OUTBOX: &str = "tickr_outbox";
 /// All tables in alphabetical order: the name without a prefix, and the part of the name behind a prefix. The ledger and
 /// the outbox lose what distinguishes them from the tables of other programs, because the prefix does that. So with the
 /// prefix `tickr_` the outbox has its usual name.
-pub(crate) const TABLES: [(&str, &str); 51] = [
+pub(crate) const TABLES: [(&str, &str); 52] = [
     (LEDGER, "migrations"),
     ("alerts", "alerts"),
     ("api_keys", "api_keys"),
@@ -42,6 +42,7 @@ pub(crate) const TABLES: [(&str, &str); 51] = [
     ("declared_kinds", "declared_kinds"),
     ("deferred_attempts", "deferred_attempts"),
     ("departures", "departures"),
+    ("distant_ids", "distant_ids"),
     ("idempotency_keys", "idempotency_keys"),
     ("index_changes", "index_changes"),
     ("job_expiries", "job_expiries"),

@@ -8,6 +8,7 @@ import { Acts } from '../ui/acts.js';
 import { Allowed, Badge, Empty, Figure, Head, JobLink, Panel, Skeleton, Time, Trouble } from '../ui/base.js';
 import { HistoryCharts } from '../ui/history.js';
 import { BEHIND, full, pause, resume, Standing, setUp, waiting } from '../ui/queues.js';
+import { standing } from '../ui/runners.js';
 
 export default function Queue({ params: [name] }) {
   const mine = (event) => event.data?.includes(`"queue":${JSON.stringify(name)}`);
@@ -238,7 +239,7 @@ function Runners({ name }) {
               <a class="mono wrap" href="/runners">${runner.id}</a>
               <span class="soft num">
                 ${
-                  runner.heartbeat_age_ms > 15000
+                  standing(runner) === 'silent'
                     ? html`<${Badge} is="warn">silent for ${span(runner.heartbeat_age_ms)}</${Badge}>`
                     : `${runner.busy_workers} of ${runner.workers} workers busy`
                 }

@@ -19,19 +19,13 @@ import {
   useNow,
 } from '../ui/base.js';
 import { ask, InputField } from '../ui/dialog.js';
+import { standing } from '../ui/runners.js';
 
-/** Without a word of the server: so long silent is odd. */
-const SILENT_MS = 15000;
 /** A clock that is off by so much makes log lines hard to follow. */
 const SKEW_MS = 1000;
 const MAX_WORKERS = 128;
 const PAGE = 50;
 
-const standing = (runner) => {
-  if (runner.stopped_at) return 'stopped';
-  if (runner.state === 'silent' || runner.heartbeat_age_ms > (runner.lease_ms ?? SILENT_MS)) return 'silent';
-  return runner.draining ? 'draining' : 'working';
-};
 const BADGES = { working: 'good', draining: 'paused', silent: 'bad', stopped: 'cancelled' };
 
 export default function Runners() {

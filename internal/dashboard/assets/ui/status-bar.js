@@ -10,6 +10,7 @@ import { go } from '../core/route.js';
 import { Icon } from './base.js';
 import { menuOpen } from './menu.js';
 import { isSilent } from './outage.js';
+import { standing } from './runners.js';
 import { behindOf } from './verdict.js';
 
 const Dot = ({ is }) => html`<span class=${cls('dot', is)} aria-hidden="true"></span>`;
@@ -23,7 +24,7 @@ const LATE = 5000;
 export function StatusBar({ ready, stats, runners, index }) {
   const state = useObservable(live);
   const alive = runners.data?.data.filter((runner) => !runner.stopped_at);
-  const silent = alive?.filter((runner) => runner.heartbeat_age_ms > 15000).length ?? 0;
+  const silent = alive?.filter((runner) => standing(runner) === 'silent').length ?? 0;
   const health = ready.data?.index ?? stats.data?.index?.health;
   const out = isSilent(ready, stats);
   const running = alive?.length === 0 ? 'bad' : silent ? 'warn' : 'good';

@@ -5,13 +5,12 @@ import { cls, html } from '../core/dom.js';
 import { count, plural, span } from '../core/format.js';
 import { Time } from './base.js';
 import { waiting } from './queues.js';
+import { standing } from './runners.js';
 
 /** Parts of each sort that are named; the rest is counted. */
 const MANY = 3;
 /** A queue without a runner is no problem for the moment that a runner takes to start. */
 const PATIENCE = 10000;
-/** A runner without a heartbeat for so long is silent. */
-const SILENT = 15000;
 /** The server names no more open breakers. */
 const MOST_BREAKERS = 100;
 /** A tick that no runner has handled for so long is late. */
@@ -97,7 +96,7 @@ export function partsOf({ stats, queues, groups, runners, ready, ...sources }) {
   if (alive?.length === 0) parts.push({ key: 'runners', bad: true, to: '/runners', text: 'no runner is alive' });
   if (ready?.mysql && ready.index === 'degraded')
     parts.push({ key: 'redis', to: '/index', text: 'Redis does not answer: jobs start a little later' });
-  const silent = (alive ?? []).filter((runner) => runner.heartbeat_age_ms > SILENT);
+  const silent = (alive ?? []).filter((runner) => standing(runner) === 'silent');
   parts.push(
     ...named(
       silent.map((runner) => ({
