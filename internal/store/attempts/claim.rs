@@ -17,6 +17,7 @@ use crate::rows::owed::{DueJob, SKIP_LOCKED, SUSPECT_FROM, due_job, unreadable};
 use crate::sql::batch::Batch;
 use crate::sql::batches::placeholders;
 use crate::sql::connection::{DbFuture, PriorRun};
+use crate::sql::datetimes::Datetime;
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
 use crate::sql::session::Session;
@@ -541,9 +542,10 @@ impl Claims {
         rows: impl Iterator<Item = &'r MySqlRow>,
         token: AttemptToken,
     ) -> Result<HashMap<JobId, Claim>, sqlx::Error> {
+        let mut queue = None;
         rows.map(|row| {
             let (id, number) = (JobId::from_uuid(row.try_get("id")?), row.try_get("attempt")?);
-            let claim = match self.claimed(row, token) {
+            let claim = match self.claimed(row, token, &mut queue) {
                 Ok(claimed) => Claim::Won(Box::new(claimed)),
                 Err(e) => {
                     let name = |column: &str| row.try_get::<&str, _>(column).ok().and_then(|name| name.parse().ok());
@@ -662,7 +664,8 @@ pub(super) fn read_step(script: &mut Script<'_>, ids: &[Uuid], token: AttemptTok
 }
 
 impl Claims {
-    fn claimed(&self, row: &MySqlRow, token: AttemptToken) -> Result<Claimed, sqlx::Error> {
+    /// Read a row of [`read_step`]. `queue` is that of the row before, and becomes that of this one.
+    fn claimed(&self, row: &MySqlRow, token: AttemptToken, queue: &mut Option<Name>) -> Result<Claimed, sqlx::Error> {
         let number: u32 = row.try_get("attempt")?;
         let spared: u32 = row.try_get("spared")?;
         let options: Option<&str> = row.try_get("options")?;
@@ -675,7 +678,7 @@ impl Claims {
             id: JobId::from_uuid(row.try_get("id")?),
             token,
             kind,
-            queue: row.try_get::<&str, _>("queue")?.parse().map_err(|_| corrupt("queue"))?,
+            queue: queue_of(row, queue)?,
             number,
             attempt: number - spared,
             max_attempts: row.try_get("max_attempts")?,
@@ -685,14 +688,25 @@ impl Claims {
                 Some(text) => serde_json::from_str(text).map_err(|e| corrupt(format!("options: {e}")))?,
                 None => JobOptions::default(),
             },
-            created_at: row.try_get("created_at")?,
-            execute_at: row.try_get("execute_at")?,
-            started_at: row.try_get("started_at")?,
-            expires_at: row.try_get("expires_at")?,
+            created_at: row.try_get::<Datetime, _>("created_at")?.0,
+            execute_at: row.try_get::<Datetime, _>("execute_at")?.0,
+            started_at: row.try_get::<Datetime, _>("started_at")?.0,
+            expires_at: row.try_get::<Option<Datetime>, _>("expires_at")?.map(|at| at.0),
             runner: Arc::clone(&self.runner),
             keyed: row.try_get("keyed")?,
             links: row.try_get("links")?,
             slots: Arc::default(),
         })
     }
+}
+
+/// Return the queue of a row. Most rows have that of the row before, and share its text.
+fn queue_of(row: &MySqlRow, last: &mut Option<Name>) -> Result<Name, sqlx::Error> {
+    let text: &str = row.try_get("queue")?;
+    if let Some(name) = last.as_ref().filter(|name| name.as_str() == text) {
+        return Ok(name.clone());
+    }
+    let name: Name = text.parse().map_err(|_| corrupt("queue"))?;
+    *last = Some(name.clone());
+    Ok(name)
 }
