@@ -21,7 +21,7 @@ use crate::sql::datetimes::Datetime;
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
 use crate::sql::session::Session;
-use tickr_job::{AttemptToken, BatchId, JobId, JobOptions, Name, RunnerId, Timestamp};
+use tickr_job::{AttemptToken, BatchId, IdHashes, JobId, JobOptions, Name, RunnerId, Timestamp};
 
 /// A successful claim. The attempt is committed, and the handler may start.
 #[derive(Clone, Debug)]
@@ -156,6 +156,9 @@ pub enum Claim {
     Gone,
 }
 
+/// Outcomes of the claims of a batch.
+pub(crate) type ClaimsById = HashMap<JobId, Claim, IdHashes>;
+
 /// Condition on a row of `owed`: the next attempt is the last one.
 const LAST_ATTEMPT: &str = "(attempt + 1 >= spared + max_attempts)";
 
@@ -257,16 +260,16 @@ impl Batch for Claims {
             let batches = [Uuid::now_v7(), Uuid::now_v7()];
             let sure: Vec<Uuid> = items.iter().filter(|item| !item.ahead).map(|item| item.id.uuid()).collect();
             self.limits.catch_up(conn).await?;
-            // The limits may have changed since the runner chose this group commit for the jobs.
-            let may_apply = self.limited || items.iter().any(|item| self.limits.concern(item.queue.as_ref()));
             let limits = LimitsOfClaim::now(&self.limits);
+            // The limits may have changed since the runner chose this group commit for the jobs.
+            let may_apply = self.limited || items.iter().any(|item| limits.concern(item.queue.as_ref()));
             let (free, limited, ours) = if may_apply && !limits.followed.is_empty() {
                 let divided = self.divide(conn, &ids, &limits.followed, token).await?;
                 (divided.free, divided.limited, divided.ours)
             } else {
                 (ids.clone(), Vec::new(), Vec::new())
             };
-            let mut claims = HashMap::new();
+            let mut claims = ClaimsById::default();
             let skips_locked = self.skips_locked(earlier);
             // One transaction of the caller ends with one claim. The other jobs come back in a moment.
             let limited = if self.is_in_transaction() && !free.is_empty() { Vec::new() } else { limited };
@@ -346,7 +349,7 @@ impl Claims {
         (ids, sure): (&[Uuid], &[Uuid]),
         (token, batch): (AttemptToken, Uuid),
         limits: &LimitsOfClaim,
-    ) -> Result<HashMap<JobId, Claim>, sqlx::Error> {
+    ) -> Result<ClaimsById, sqlx::Error> {
         // BEGIN and UPDATE go in one request when there are few jobs: another round trip costs more than parsing the
         // text.
         let mut script = Script::about(ids.len(), 0);
@@ -390,7 +393,7 @@ impl Claims {
         (ids, sure): (&[Uuid], &[Uuid]),
         (token, batch): (AttemptToken, Uuid),
         limits: &LimitsOfClaim,
-    ) -> Result<HashMap<JobId, Claim>, sqlx::Error> {
+    ) -> Result<ClaimsById, sqlx::Error> {
         let mut script = Script::about(ids.len(), 0);
         if !self.is_in_transaction() {
             script.push("BEGIN", Vec::new());
@@ -401,7 +404,7 @@ impl Claims {
         if limits.have_changed(conn, &self.limits).await? {
             // The claim has waited for the row of the worker. The jobs are claimed again in a moment.
             sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
-            return Ok(HashMap::new());
+            return Ok(ClaimsById::default());
         }
         let (mut claims, mut ready) = (gone(ids), Vec::with_capacity(locked.len()));
         for row in &locked {
@@ -541,7 +544,7 @@ impl Claims {
         &self,
         rows: impl Iterator<Item = &'r MySqlRow>,
         token: AttemptToken,
-    ) -> Result<HashMap<JobId, Claim>, sqlx::Error> {
+    ) -> Result<ClaimsById, sqlx::Error> {
         let mut queue = None;
         rows.map(|row| {
             let (id, number) = (JobId::from_uuid(row.try_get("id")?), row.try_get("attempt")?);
@@ -641,7 +644,7 @@ fn last_attempts<'s>(script: &Script<'s>, (ids, sure): (&[Uuid], &[Uuid])) -> (S
 
 /// Return the answer for jobs whose rows another session locks. That session decides about them. If they still wait
 /// afterwards, the reconciler brings them back.
-pub(super) fn gone(ids: &[Uuid]) -> HashMap<JobId, Claim> {
+pub(super) fn gone(ids: &[Uuid]) -> ClaimsById {
     ids.iter().map(|id| (JobId::from_uuid(*id), Claim::Gone)).collect()
 }
 
@@ -707,6 +710,7 @@ fn queue_of(row: &MySqlRow, last: &mut Option<Name>) -> Result<Name, sqlx::Error
         return Ok(name.clone());
     }
     let name: Name = text.parse().map_err(|_| corrupt("queue"))?;
+    let name = name.fixed_if_known();
     *last = Some(name.clone());
     Ok(name)
 }

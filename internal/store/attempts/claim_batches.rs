@@ -21,7 +21,7 @@ use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
 use crate::sql::session::Session;
 use crate::{Store, StoreError};
-use tickr_job::{AttemptToken, JobId, RunnerId, Timestamp};
+use tickr_job::{AttemptToken, IdHashes, JobId, RunnerId, Timestamp};
 
 /// Batches in one page.
 const PAGE: u32 = 64;
@@ -43,9 +43,9 @@ pub(crate) struct OpenClaims(Mutex<Open>);
 #[derive(Default)]
 struct Open {
     /// The attempts that were handed out. The UUID is the row of their batch.
-    attempts: HashMap<JobId, (AttemptToken, Uuid)>,
+    attempts: HashMap<JobId, (AttemptToken, Uuid), IdHashes>,
     /// Number of open attempts of each row.
-    rows: HashMap<Uuid, usize>,
+    rows: HashMap<Uuid, usize, IdHashes>,
     /// Rows whose attempts have all ended.
     closed: Vec<Uuid>,
     /// Claims that were never answered, by token.
@@ -62,9 +62,9 @@ impl OpenClaims {
     /// Record that a claim of these jobs was answered; `row` is its row in `claim_batches`. Returns the jobs that are
     /// to be handed out now. A job that was handed out before under the same token is not among them, because it would
     /// start twice.
-    pub(crate) fn won(&self, row: Uuid, token: AttemptToken, ids: &[JobId]) -> HashSet<JobId> {
+    pub(crate) fn won(&self, row: Uuid, token: AttemptToken, ids: &[JobId]) -> HashSet<JobId, IdHashes> {
         let mut open = self.lock();
-        let mut fresh = HashSet::with_capacity(ids.len());
+        let mut fresh = HashSet::with_capacity_and_hasher(ids.len(), IdHashes::default());
         for id in ids {
             match open.attempts.get(id) {
                 Some((held, _)) if *held == token => {}

@@ -93,7 +93,7 @@ impl Batch for Settles {
                 if are_completed && Success::from_request(item).is_some() {
                     answers[place] = Settled::completed(std::mem::take(&mut released));
                 } else {
-                    rest.push((place, &item.settlement));
+                    rest.push((place, item.settlement.as_ref()));
                 }
             }
             if !rest.is_empty() {
