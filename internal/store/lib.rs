@@ -385,7 +385,7 @@ impl Store {
         let idempotent_inserts = IdempotentInserts { clock: shared.clock.clone() };
         let idempotent_inserts =
             GroupCommit::start(idempotent_inserts, options, settings.flushers, WAITING_INSERTS, tasks);
-        let settles = Settles::new(shared.clock.clone(), shared.lanes);
+        let settles = Settles::new(shared.clock.clone(), shared.lanes, Arc::clone(&shared.open_claims));
         let settles = GroupCommit::start(settles, options, settings.flushers, WAITING_WORKERS, tasks);
         let freed = FreedSlots { limits: Arc::clone(&shared.limits) };
         let freed = Arc::new(GroupCommit::start(freed, options, settings.flushers, WAITING_WORKERS, tasks));
@@ -536,7 +536,6 @@ impl Store {
         let call = settlement.call.filter(|_| !slots.is_empty());
         let call = call.map(|outcome| EndedCall { token, outcome, error: settlement.error.clone() });
         let mut reply = self.settles.submit(request).await?;
-        self.shared.open_claims.ended(id, token);
         self.shared.links_ended(reply.linked);
         if let Settled::Done { released, .. } = &mut reply.settled
             && !slots.is_empty()

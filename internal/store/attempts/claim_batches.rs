@@ -88,11 +88,18 @@ impl OpenClaims {
 
     /// Record that the attempt is settled, by its holder or by another process.
     pub(crate) fn ended(&self, id: JobId, token: AttemptToken) {
+        self.all_ended([(id, token)]);
+    }
+
+    /// Record that these attempts are settled, as [`ended`](Self::ended) does.
+    pub(crate) fn all_ended(&self, attempts: impl IntoIterator<Item = (JobId, AttemptToken)>) {
         let mut open = self.lock();
-        if open.attempts.get(&id).is_some_and(|(held, _)| *held == token)
-            && let Some((_, row)) = open.attempts.remove(&id)
-        {
-            open.one_less(row);
+        for (id, token) in attempts {
+            if open.attempts.get(&id).is_some_and(|(held, _)| *held == token)
+                && let Some((_, row)) = open.attempts.remove(&id)
+            {
+                open.one_less(row);
+            }
         }
     }
 
@@ -400,8 +407,7 @@ mod tests {
         assert!(open.won(other, token, &ids).is_empty());
         assert_eq!(open.lock().closed, [other]);
         open.ended(ids[0], token);
-        open.ended(ids[0], token);
-        open.ended(ids[1], AttemptToken::new());
+        open.all_ended([(ids[0], token), (ids[1], AttemptToken::new())]);
         let runs = |ids: &[JobId]| open.rows_that_run(&ids.iter().copied().collect());
         assert!(runs(&ids[1..]).contains(&row) && open.contains(ids[1], token));
         assert!(runs(&[]).is_empty(), "its attempt does not run");
