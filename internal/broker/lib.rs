@@ -442,6 +442,10 @@ impl Broker {
     /// Publish committed jobs to the listeners of events and to the index. A job that is held is not hinted: it is
     /// hinted when it is released.
     pub fn announce(&self, accepted: &[Accepted]) {
+        // Most ends of attempts bring no jobs.
+        if accepted.is_empty() {
+            return;
+        }
         for receipt in accepted {
             self.events.emit(Event::Accepted { id: receipt.id });
             if !receipt.held {

@@ -28,7 +28,7 @@ use tickr_broker::{Draft, Invalid};
 use tickr_event::Event;
 use tickr_handlers::{
     CallSlot, CheckpointSlot, Context, ContextParts, ExchangeSlot, Failure, FinishLater, FinishSlot, FollowUp,
-    KindDefaults, Outcome, ProgressSlot, Ran, RemoteVerdict, panic_message,
+    KindDefaults, KnownKind, Outcome, ProgressSlot, Ran, RemoteVerdict, panic_message,
 };
 use tickr_job::{CallOutcome, Name, NewJob, TraceContext, Verdict, limits};
 use tickr_store::{Again, CheckpointUse, Claim, Claimant, Claimed, Settled, Settlement, Unreadable};
@@ -158,17 +158,15 @@ async fn attempt(
     shared.broker.meters().record_started(&claimed.queue, lateness);
     shared.broker.events().emit(Event::Started { id: claimed.id, number: claimed.number });
 
-    let defaults = shared
-        .registry
-        .runnable(claimed.kind.as_str())
-        .map_or_else(KindDefaults::default, |kind| kind.defaults().clone());
+    let kind = shared.registry.runnable(claimed.kind.as_str());
+    let defaults = kind.as_ref().map_or_else(KindDefaults::default, |kind| kind.defaults().clone());
     let trace = AttemptTrace::begin(&shared.settings.tracer, &claimed);
     let began = Instant::now();
     let exchange = ExchangeSlot::default();
     let call = CallSlot::default();
     let slots = (progress, checkpoint.clone(), exchange.clone(), call.clone(), finish.clone(), log.clone());
     let payload = std::mem::replace(&mut claimed.payload, RawValue::NULL.to_owned());
-    let ended = run(shared, &claimed, payload, &stop, slots, &defaults, &trace, scope).await;
+    let ended = run(shared, &claimed, (kind, payload), &stop, slots, &defaults, &trace, scope).await;
     let ran = began.elapsed();
     shared.attempt_metrics.record_ran(&claimed.kind, ran);
     shared.workers.record_run(ran);
@@ -415,14 +413,14 @@ type Slots = (ProgressSlot, CheckpointSlot, ExchangeSlot, CallSlot, FinishSlot, 
 async fn run(
     shared: &EngineState,
     claimed: &Claimed,
-    payload: Box<RawValue>,
+    (kind, payload): (Option<KnownKind<'_>>, Box<RawValue>),
     stop: &StopSwitch,
     (progress, checkpoint, exchange, call, finish, log): Slots,
     defaults: &KindDefaults,
     trace: &AttemptTrace,
     scope: LogScope,
 ) -> HandlerEnd {
-    let Some(kind) = shared.registry.runnable(claimed.kind.as_str()) else {
+    let Some(kind) = kind else {
         // The claim takes only jobs of these kinds, and the claim of a kind that was removed since is undone.
         return HandlerEnd::Returned(Err(Failure::retry(format!("no handler for kind {}", claimed.kind))));
     };
@@ -652,11 +650,9 @@ struct SettleEnd {
 /// Write the verdict. The work is done, so keep trying while the process lives, until the verdict is written, another
 /// attempt holds the job, or MySQL refuses this row for good. With a claimant, the next job of the order key is claimed if
 /// it is in this queue.
-async fn settle(
-    shared: &EngineState,
-    mut settlement: Settlement,
-    mut claimant: Option<(&Claimant, &Name)>,
-) -> SettleEnd {
+async fn settle(shared: &EngineState, settlement: Settlement, mut claimant: Option<(&Claimant, &Name)>) -> SettleEnd {
+    // Most are written at once, so the store gets this one and no copy.
+    let mut settlement = Arc::new(settlement);
     let mut pause = Duration::from_millis(100);
     let mut said: Option<Instant> = None;
     let mut bare = false;
@@ -664,9 +660,9 @@ async fn settle(
         let asked = std::time::Instant::now();
         let written = match claimant {
             Some((claimant, queue)) if may_start(shared, queue) => {
-                shared.store.settle_and_claim_next(settlement.clone(), claimant).await
+                shared.store.settle_and_claim_next(Arc::clone(&settlement), claimant).await
             }
-            _ => shared.store.settle(settlement.clone()).await.map(|settled| (settled, None)),
+            _ => shared.store.settle(Arc::clone(&settlement)).await.map(|settled| (settled, None)),
         };
         let unsettled = |verdict| SettleEnd { verdict, settled: None, next: None };
         match written {
@@ -683,12 +679,12 @@ async fn settle(
             // Work that was done must not be lost for its log.
             Err(error) if error.is_about_the_row() && settlement.log.is_some() => {
                 tracing::error!(job = %settlement.id, %error, "mysql refuses the outcome of an attempt, settling it without its log");
-                settlement.log = None;
+                Arc::make_mut(&mut settlement).log = None;
                 continue;
             }
             Err(error) if error.is_about_the_row() && !bare => {
                 tracing::error!(job = %settlement.id, %error, "mysql refuses the outcome of an attempt, settling it without");
-                (settlement, bare) = (without_outcome(&settlement), true);
+                (settlement, bare) = (Arc::new(without_outcome(&settlement)), true);
                 continue;
             }
             Err(error) if error.is_about_the_row() => {

@@ -4,7 +4,7 @@
 //! After a change the runner claims with the new kinds and says so in its row. Jobs of a kind that is new here may have
 //! been hidden from the index meanwhile, because no runner had their kind: the runner hints them again.
 
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -18,19 +18,19 @@ const PAGE: usize = 1_000;
 const HINTED_AT_ONCE: usize = 100;
 
 /// The entrance for the claims of this runner, with the kinds that it runs now.
-pub(super) struct CurrentClaimant(RwLock<Claimant>);
+pub(super) struct CurrentClaimant(RwLock<Arc<Claimant>>);
 
 impl CurrentClaimant {
-    pub(super) const fn new(claimant: Claimant) -> Self {
-        Self(RwLock::new(claimant))
+    pub(super) fn new(claimant: Claimant) -> Self {
+        Self(RwLock::new(Arc::new(claimant)))
     }
 
-    pub(super) fn now(&self) -> Claimant {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(super) fn now(&self) -> Arc<Claimant> {
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn replace(&self, claimant: Claimant) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = claimant;
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(claimant);
     }
 }
 

@@ -271,8 +271,9 @@ impl Engine {
         index: Index,
         operator_settings: OperatorSettingsCopy,
         registry: Arc<Registry>,
-        settings: EngineSettings,
+        mut settings: EngineSettings,
     ) -> std::io::Result<Self> {
+        settings.queues = settings.queues.into_iter().map(Name::fixed).collect();
         let store = broker.store().clone();
         let runner = settings.runner.clone();
         log_as(&runner);

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::EngineState;
 use tickr_handlers::{CheckpointSlot, FinishSlot, ProgressSlot};
-use tickr_job::{AttemptToken, JobId};
+use tickr_job::{AttemptToken, IdHashes, JobId};
 use tickr_store::{LiveAttempt, NewCheckpoint};
 
 /// Reason for which an attempt is told to stop. The first reason counts.
@@ -94,14 +94,14 @@ impl Drop for LiveGuard<'_> {
 /// well.
 #[derive(Default)]
 pub(super) struct LiveAttempts {
-    attempts: Mutex<HashMap<JobId, Running>>,
+    attempts: Mutex<HashMap<JobId, Running, IdHashes>>,
     /// The grace period of the runner is over. Read and written under the lock, so that no attempt starts unnoticed in
     /// between.
     closed: AtomicBool,
 }
 
 impl LiveAttempts {
-    fn lock(&self) -> MutexGuard<'_, HashMap<JobId, Running>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<JobId, Running, IdHashes>> {
         self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

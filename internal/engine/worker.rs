@@ -47,7 +47,7 @@ pub(super) struct Successor {
 }
 
 /// Claim a job and act on the result of the claim.
-pub(super) async fn work(shared: Arc<EngineState>, claimant: Claimant, job: FetchedJob) {
+pub(super) async fn work(shared: Arc<EngineState>, claimant: Arc<Claimant>, job: FetchedJob) {
     let FetchedJob { id, seat, permit } = job;
     let work = std::pin::pin!(claim(&shared, &claimant, id, seat, &permit));
     if panics(id, work).await {

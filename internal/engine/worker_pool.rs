@@ -16,6 +16,7 @@
 //!
 //! No seat is added for few workers: a runner with one worker starts jobs in their order.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -60,6 +61,9 @@ pub(super) struct WorkerPool {
     settling: Semaphore,
     most_settling: usize,
     ahead: Mutex<Ahead>,
+    /// The numbers of `ahead`, to be read without its lock: each job needs them.
+    extra: AtomicUsize,
+    excess: AtomicUsize,
     /// Metric of busy workers; it includes those of other runners in this process.
     busy: Gauge,
 }
@@ -105,6 +109,8 @@ impl WorkerPool {
             settling: Semaphore::new(most_settling),
             most_settling,
             ahead: Mutex::default(),
+            extra: AtomicUsize::default(),
+            excess: AtomicUsize::default(),
             busy,
         }
     }
@@ -135,12 +141,16 @@ impl WorkerPool {
 
     /// Remove this seat if it is one too many, otherwise return it.
     fn unless_excess(&self, seat: Seat) -> Option<Seat> {
+        if self.excess.load(Ordering::Acquire) == 0 {
+            return Some(seat);
+        }
         let mut ahead = self.ahead();
         if ahead.excess == 0 {
             return Some(seat);
         }
         ahead.excess -= 1;
         ahead.seats -= 1;
+        self.publish(&ahead);
         seat.forget();
         None
     }
@@ -153,7 +163,7 @@ impl WorkerPool {
 
     /// Return whether a job may have to wait for a worker after its claim.
     pub(super) fn is_ahead(&self) -> bool {
-        self.ahead().seats > 0
+        self.extra.load(Ordering::Acquire) > 0
     }
 
     /// Wait for a free worker.
@@ -237,9 +247,17 @@ impl WorkerPool {
 
     /// Add seats, or remove some. Those that are taken now go when they are free.
     fn set_ahead(&self, ahead: &mut Ahead, wanted: usize) {
-        self.seats.add_permits(wanted.saturating_sub(ahead.seats));
+        let added = wanted.saturating_sub(ahead.seats);
         ahead.seats = ahead.seats.max(wanted);
         ahead.excess = ahead.seats - wanted;
+        // Before the seats can be taken: a job on an extra seat is not claimed for its last attempt.
+        self.publish(ahead);
+        self.seats.add_permits(added);
+    }
+
+    fn publish(&self, ahead: &Ahead) {
+        self.extra.store(ahead.seats, Ordering::Release);
+        self.excess.store(ahead.excess, Ordering::Release);
     }
 }
 
@@ -315,10 +333,13 @@ mod tests {
         assert_eq!(pool.seats(), 40);
         let mut taken: Vec<Seat> = std::iter::from_fn(|| pool.another_seat()).collect();
         assert_eq!(taken.len(), 40);
+        assert!(pool.is_ahead());
         pool.record_waited_too_long();
         assert_eq!(pool.seats(), 8);
+        assert!(pool.is_ahead(), "they are taken still");
         taken.truncate(5);
         let free: Vec<Seat> = std::iter::from_fn(|| pool.another_seat()).collect();
         assert_eq!(free.len(), 3);
+        assert!(!pool.is_ahead());
     }
 }

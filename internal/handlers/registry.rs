@@ -233,6 +233,7 @@ impl Registered {
     #[expect(clippy::expect_used, reason = "both are mistakes in the program, found at its first start")]
     fn new<H: Handler>(handler: H) -> Self {
         let name: Name = H::Payload::NAME.parse().expect("a kind's NAME is a legal name");
+        let name = name.fixed();
         let schema = SchemaSettings::draft2020_12().into_generator().into_root_schema_for::<H::Payload>().to_value();
         let validator = jsonschema::validator_for(&schema).expect("a derived schema is a valid schema");
         let defaults = handler.defaults();

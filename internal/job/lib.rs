@@ -13,6 +13,7 @@
 //! - `history`: [`Tally`], [`SlotWidth`] and [`Span`], counts per time slot for charts
 //! - `hours`: [`Hours`], a part of the day in UTC
 //! - `id`: [`JobId`], [`BatchId`], [`AttemptToken`] and [`RunnerId`]
+//! - `id_hashes`: [`IdHashes`], the hash of maps whose keys are ids
 //! - `limit`: [`Limit`], the bounds of jobs with the same limit key
 //! - `declared_kind`: [`DeclaredKind`], a kind that programs in other languages execute
 //! - `dead_letter`: [`DeadLetter`], the data of a job that failed for good
@@ -56,6 +57,7 @@ mod histogram;
 mod history;
 mod hours;
 mod id;
+mod id_hashes;
 pub mod limit;
 mod mark;
 mod name;
@@ -93,6 +95,7 @@ pub use histogram::{Histogram, InvalidHistogram};
 pub use history::{Point, Series, SlotWidth, Span, Tally, Window};
 pub use hours::Hours;
 pub use id::{AttemptToken, BatchId, JobId, RunnerId, first_id_of, moment_of_id};
+pub use id_hashes::{IdHasher, IdHashes};
 pub use limit::{Bounds, Breaker, CallOutcome, CountedBy, Limit, Rate, SharedBy};
 pub use mark::{IndexChange, Mark, MarkedEvent, RunnerStart, marks_of_index_changes, marks_of_starts};
 pub use name::{InvalidName, Name};

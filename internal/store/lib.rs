@@ -385,7 +385,7 @@ impl Store {
         let idempotent_inserts = IdempotentInserts { clock: shared.clock.clone() };
         let idempotent_inserts =
             GroupCommit::start(idempotent_inserts, options, settings.flushers, WAITING_INSERTS, tasks);
-        let settles = Settles::new(shared.clock.clone(), shared.lanes);
+        let settles = Settles::new(shared.clock.clone(), shared.lanes, Arc::clone(&shared.open_claims));
         let settles = GroupCommit::start(settles, options, settings.flushers, WAITING_WORKERS, tasks);
         let freed = FreedSlots { limits: Arc::clone(&shared.limits) };
         let freed = Arc::new(GroupCommit::start(freed, options, settings.flushers, WAITING_WORKERS, tasks));
@@ -491,8 +491,9 @@ impl Store {
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement. The lease then still holds, and the caller
     /// may try again.
-    pub async fn settle(&self, settlement: Settlement) -> Result<Settled, StoreError> {
-        Ok(self.settle_request(SettleRequest { settlement, successor_for: None }, None).await?.settled)
+    pub async fn settle(&self, settlement: impl Into<Arc<Settlement>>) -> Result<Settled, StoreError> {
+        let request = SettleRequest { settlement: settlement.into(), successor_for: None };
+        Ok(self.settle_request(request, None).await?.settled)
     }
 
     /// Settle an attempt as [`settle`](Self::settle) does, and free these slots of limits, for a caller that did not
@@ -501,7 +502,8 @@ impl Store {
     /// # Errors
     /// The errors of [`settle`](Self::settle).
     pub async fn settle_and_free(&self, settlement: Settlement, slots: Arc<[LimitKey]>) -> Result<Settled, StoreError> {
-        Ok(self.settle_request(SettleRequest { settlement, successor_for: None }, Some(slots)).await?.settled)
+        let request = SettleRequest { settlement: Arc::new(settlement), successor_for: None };
+        Ok(self.settle_request(request, Some(slots)).await?.settled)
     }
 
     /// Settle an attempt as [`settle`](Self::settle) does, and claim the next job of its order key in the same
@@ -513,12 +515,12 @@ impl Store {
     /// The errors of [`settle`](Self::settle). If the next job was claimed nevertheless, it is given back.
     pub async fn settle_and_claim_next(
         &self,
-        settlement: Settlement,
+        settlement: impl Into<Arc<Settlement>>,
         claimant: &Claimant,
     ) -> Result<(Settled, Option<Claim>), StoreError> {
         let successor_for = Some(Arc::clone(&claimant.successors));
-        let SettleReply { settled, next, .. } =
-            self.settle_request(SettleRequest { settlement, successor_for }, None).await?;
+        let request = SettleRequest { settlement: settlement.into(), successor_for };
+        let SettleReply { settled, next, .. } = self.settle_request(request, None).await?;
         Ok((settled, next))
     }
 
@@ -534,7 +536,6 @@ impl Store {
         let call = settlement.call.filter(|_| !slots.is_empty());
         let call = call.map(|outcome| EndedCall { token, outcome, error: settlement.error.clone() });
         let mut reply = self.settles.submit(request).await?;
-        self.shared.open_claims.ended(id, token);
         self.shared.links_ended(reply.linked);
         if let Settled::Done { released, .. } = &mut reply.settled
             && !slots.is_empty()

@@ -17,10 +17,11 @@ use crate::rows::owed::{DueJob, SKIP_LOCKED, SUSPECT_FROM, due_job, unreadable};
 use crate::sql::batch::Batch;
 use crate::sql::batches::placeholders;
 use crate::sql::connection::{DbFuture, PriorRun};
+use crate::sql::datetimes::Datetime;
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
 use crate::sql::session::Session;
-use tickr_job::{AttemptToken, BatchId, JobId, JobOptions, Name, RunnerId, Timestamp};
+use tickr_job::{AttemptToken, BatchId, IdHashes, JobId, JobOptions, Name, RunnerId, Timestamp};
 
 /// A successful claim. The attempt is committed, and the handler may start.
 #[derive(Clone, Debug)]
@@ -155,6 +156,9 @@ pub enum Claim {
     Gone,
 }
 
+/// Outcomes of the claims of a batch.
+pub(crate) type ClaimsById = HashMap<JobId, Claim, IdHashes>;
+
 /// Condition on a row of `owed`: the next attempt is the last one.
 const LAST_ATTEMPT: &str = "(attempt + 1 >= spared + max_attempts)";
 
@@ -256,16 +260,16 @@ impl Batch for Claims {
             let batches = [Uuid::now_v7(), Uuid::now_v7()];
             let sure: Vec<Uuid> = items.iter().filter(|item| !item.ahead).map(|item| item.id.uuid()).collect();
             self.limits.catch_up(conn).await?;
-            // The limits may have changed since the runner chose this group commit for the jobs.
-            let may_apply = self.limited || items.iter().any(|item| self.limits.concern(item.queue.as_ref()));
             let limits = LimitsOfClaim::now(&self.limits);
+            // The limits may have changed since the runner chose this group commit for the jobs.
+            let may_apply = self.limited || items.iter().any(|item| limits.concern(item.queue.as_ref()));
             let (free, limited, ours) = if may_apply && !limits.followed.is_empty() {
                 let divided = self.divide(conn, &ids, &limits.followed, token).await?;
                 (divided.free, divided.limited, divided.ours)
             } else {
                 (ids.clone(), Vec::new(), Vec::new())
             };
-            let mut claims = HashMap::new();
+            let mut claims = ClaimsById::default();
             let skips_locked = self.skips_locked(earlier);
             // One transaction of the caller ends with one claim. The other jobs come back in a moment.
             let limited = if self.is_in_transaction() && !free.is_empty() { Vec::new() } else { limited };
@@ -345,7 +349,7 @@ impl Claims {
         (ids, sure): (&[Uuid], &[Uuid]),
         (token, batch): (AttemptToken, Uuid),
         limits: &LimitsOfClaim,
-    ) -> Result<HashMap<JobId, Claim>, sqlx::Error> {
+    ) -> Result<ClaimsById, sqlx::Error> {
         // BEGIN and UPDATE go in one request when there are few jobs: another round trip costs more than parsing the
         // text.
         let mut script = Script::about(ids.len(), 0);
@@ -389,7 +393,7 @@ impl Claims {
         (ids, sure): (&[Uuid], &[Uuid]),
         (token, batch): (AttemptToken, Uuid),
         limits: &LimitsOfClaim,
-    ) -> Result<HashMap<JobId, Claim>, sqlx::Error> {
+    ) -> Result<ClaimsById, sqlx::Error> {
         let mut script = Script::about(ids.len(), 0);
         if !self.is_in_transaction() {
             script.push("BEGIN", Vec::new());
@@ -400,7 +404,7 @@ impl Claims {
         if limits.have_changed(conn, &self.limits).await? {
             // The claim has waited for the row of the worker. The jobs are claimed again in a moment.
             sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
-            return Ok(HashMap::new());
+            return Ok(ClaimsById::default());
         }
         let (mut claims, mut ready) = (gone(ids), Vec::with_capacity(locked.len()));
         for row in &locked {
@@ -540,10 +544,11 @@ impl Claims {
         &self,
         rows: impl Iterator<Item = &'r MySqlRow>,
         token: AttemptToken,
-    ) -> Result<HashMap<JobId, Claim>, sqlx::Error> {
+    ) -> Result<ClaimsById, sqlx::Error> {
+        let mut queue = None;
         rows.map(|row| {
             let (id, number) = (JobId::from_uuid(row.try_get("id")?), row.try_get("attempt")?);
-            let claim = match self.claimed(row, token) {
+            let claim = match self.claimed(row, token, &mut queue) {
                 Ok(claimed) => Claim::Won(Box::new(claimed)),
                 Err(e) => {
                     let name = |column: &str| row.try_get::<&str, _>(column).ok().and_then(|name| name.parse().ok());
@@ -639,7 +644,7 @@ fn last_attempts<'s>(script: &Script<'s>, (ids, sure): (&[Uuid], &[Uuid])) -> (S
 
 /// Return the answer for jobs whose rows another session locks. That session decides about them. If they still wait
 /// afterwards, the reconciler brings them back.
-pub(super) fn gone(ids: &[Uuid]) -> HashMap<JobId, Claim> {
+pub(super) fn gone(ids: &[Uuid]) -> ClaimsById {
     ids.iter().map(|id| (JobId::from_uuid(*id), Claim::Gone)).collect()
 }
 
@@ -662,7 +667,8 @@ pub(super) fn read_step(script: &mut Script<'_>, ids: &[Uuid], token: AttemptTok
 }
 
 impl Claims {
-    fn claimed(&self, row: &MySqlRow, token: AttemptToken) -> Result<Claimed, sqlx::Error> {
+    /// Read a row of [`read_step`]. `queue` is that of the row before, and becomes that of this one.
+    fn claimed(&self, row: &MySqlRow, token: AttemptToken, queue: &mut Option<Name>) -> Result<Claimed, sqlx::Error> {
         let number: u32 = row.try_get("attempt")?;
         let spared: u32 = row.try_get("spared")?;
         let options: Option<&str> = row.try_get("options")?;
@@ -675,7 +681,7 @@ impl Claims {
             id: JobId::from_uuid(row.try_get("id")?),
             token,
             kind,
-            queue: row.try_get::<&str, _>("queue")?.parse().map_err(|_| corrupt("queue"))?,
+            queue: queue_of(row, queue)?,
             number,
             attempt: number - spared,
             max_attempts: row.try_get("max_attempts")?,
@@ -685,14 +691,26 @@ impl Claims {
                 Some(text) => serde_json::from_str(text).map_err(|e| corrupt(format!("options: {e}")))?,
                 None => JobOptions::default(),
             },
-            created_at: row.try_get("created_at")?,
-            execute_at: row.try_get("execute_at")?,
-            started_at: row.try_get("started_at")?,
-            expires_at: row.try_get("expires_at")?,
+            created_at: row.try_get::<Datetime, _>("created_at")?.0,
+            execute_at: row.try_get::<Datetime, _>("execute_at")?.0,
+            started_at: row.try_get::<Datetime, _>("started_at")?.0,
+            expires_at: row.try_get::<Option<Datetime>, _>("expires_at")?.map(|at| at.0),
             runner: Arc::clone(&self.runner),
             keyed: row.try_get("keyed")?,
             links: row.try_get("links")?,
             slots: Arc::default(),
         })
     }
+}
+
+/// Return the queue of a row. Most rows have that of the row before, and share its text.
+fn queue_of(row: &MySqlRow, last: &mut Option<Name>) -> Result<Name, sqlx::Error> {
+    let text: &str = row.try_get("queue")?;
+    if let Some(name) = last.as_ref().filter(|name| name.as_str() == text) {
+        return Ok(name.clone());
+    }
+    let name: Name = text.parse().map_err(|_| corrupt("queue"))?;
+    let name = name.fixed_if_known();
+    *last = Some(name.clone());
+    Ok(name)
 }

@@ -21,7 +21,7 @@ use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
 use crate::sql::session::Session;
 use crate::{Store, StoreError};
-use tickr_job::{AttemptToken, JobId, RunnerId, Timestamp};
+use tickr_job::{AttemptToken, IdHashes, JobId, RunnerId, Timestamp};
 
 /// Batches in one page.
 const PAGE: u32 = 64;
@@ -43,9 +43,9 @@ pub(crate) struct OpenClaims(Mutex<Open>);
 #[derive(Default)]
 struct Open {
     /// The attempts that were handed out. The UUID is the row of their batch.
-    attempts: HashMap<JobId, (AttemptToken, Uuid)>,
+    attempts: HashMap<JobId, (AttemptToken, Uuid), IdHashes>,
     /// Number of open attempts of each row.
-    rows: HashMap<Uuid, usize>,
+    rows: HashMap<Uuid, usize, IdHashes>,
     /// Rows whose attempts have all ended.
     closed: Vec<Uuid>,
     /// Claims that were never answered, by token.
@@ -62,9 +62,9 @@ impl OpenClaims {
     /// Record that a claim of these jobs was answered; `row` is its row in `claim_batches`. Returns the jobs that are
     /// to be handed out now. A job that was handed out before under the same token is not among them, because it would
     /// start twice.
-    pub(crate) fn won(&self, row: Uuid, token: AttemptToken, ids: &[JobId]) -> HashSet<JobId> {
+    pub(crate) fn won(&self, row: Uuid, token: AttemptToken, ids: &[JobId]) -> HashSet<JobId, IdHashes> {
         let mut open = self.lock();
-        let mut fresh = HashSet::with_capacity(ids.len());
+        let mut fresh = HashSet::with_capacity_and_hasher(ids.len(), IdHashes::default());
         for id in ids {
             match open.attempts.get(id) {
                 Some((held, _)) if *held == token => {}
@@ -88,11 +88,18 @@ impl OpenClaims {
 
     /// Record that the attempt is settled, by its holder or by another process.
     pub(crate) fn ended(&self, id: JobId, token: AttemptToken) {
+        self.all_ended([(id, token)]);
+    }
+
+    /// Record that these attempts are settled, as [`ended`](Self::ended) does.
+    pub(crate) fn all_ended(&self, attempts: impl IntoIterator<Item = (JobId, AttemptToken)>) {
         let mut open = self.lock();
-        if open.attempts.get(&id).is_some_and(|(held, _)| *held == token)
-            && let Some((_, row)) = open.attempts.remove(&id)
-        {
-            open.one_less(row);
+        for (id, token) in attempts {
+            if open.attempts.get(&id).is_some_and(|(held, _)| *held == token)
+                && let Some((_, row)) = open.attempts.remove(&id)
+            {
+                open.one_less(row);
+            }
         }
     }
 
@@ -400,8 +407,7 @@ mod tests {
         assert!(open.won(other, token, &ids).is_empty());
         assert_eq!(open.lock().closed, [other]);
         open.ended(ids[0], token);
-        open.ended(ids[0], token);
-        open.ended(ids[1], AttemptToken::new());
+        open.all_ended([(ids[0], token), (ids[1], AttemptToken::new())]);
         let runs = |ids: &[JobId]| open.rows_that_run(&ids.iter().copied().collect());
         assert!(runs(&ids[1..]).contains(&row) && open.contains(ids[1], token));
         assert!(runs(&[]).is_empty(), "its attempt does not run");

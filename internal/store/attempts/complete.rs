@@ -14,7 +14,7 @@ use std::sync::Arc;
 use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
-use crate::attempts::claim::{Claim, Claims, Opened, read_step};
+use crate::attempts::claim::{Claims, ClaimsById, Opened, read_step};
 use crate::attempts::settlement::{CheckpointUse, SettleRequest, Settlement};
 use crate::rows::attempt_logs::{AttemptLogRow, insert_logs_step};
 use crate::rows::checkpoints::HAS_CHECKPOINT;
@@ -47,7 +47,7 @@ pub(crate) struct Completed<'a> {
 impl<'a> Success<'a> {
     /// Return the success if the attempt can be settled without reading its row.
     pub(crate) fn from_request(request: &'a SettleRequest) -> Option<Self> {
-        let item = &request.settlement;
+        let item: &Settlement = &request.settlement;
         let opened = item.opened.as_ref()?;
         let plain = item.verdict == Verdict::Succeeded && item.follow_ups.is_empty() && !opened.keyed;
         let in_batch = opened.links & IN_BATCH != 0;
@@ -215,7 +215,7 @@ pub(crate) struct SuccessorClaim<'a> {
     /// The jobs that are claimed, in order. Empty when they are handed out.
     ids: Vec<Uuid>,
     /// The claims that were answered.
-    won: HashMap<JobId, Claim>,
+    won: ClaimsById,
     /// When they are due.
     execute_at: Timestamp,
     bytes: Vec<u8>,
@@ -250,7 +250,7 @@ impl<'a> SuccessorClaim<'a> {
             batch,
             front_of,
             ids,
-            won: HashMap::new(),
+            won: ClaimsById::default(),
             execute_at,
             bytes,
         })
@@ -283,7 +283,7 @@ impl<'a> SuccessorClaim<'a> {
     }
 
     /// Return the claims, by the job in front, when the whole batch is written.
-    pub(crate) fn hand_out(mut self) -> HashMap<JobId, Claim> {
+    pub(crate) fn hand_out(mut self) -> ClaimsById {
         let won: Vec<JobId> = self.won.keys().copied().collect();
         self.claims.open.won(self.batch, self.token, &won);
         self.ids.clear();

@@ -5,7 +5,7 @@
 //! settlement locks no key, and a slot is never free too early. If a runner dies in between, another one frees the slot
 //! within a second or two ([`Store::sweep_limits`]).
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
 use crate::attempts::breakers::{EndedCall, Turned, count_calls, counted, mark_counted};
-use crate::attempts::claim::{Claim, Claims, NOT_EXPIRED, among, gone, read_step};
+use crate::attempts::claim::{Claim, Claims, ClaimsById, NOT_EXPIRED, among, gone, read_step};
 use crate::rows::limits::{
     FairShare, KEPT_AT_MOST_S, KeyBounds, KeyState, KnownLimits, LimitKey, LimitSetting, LimitsOfClaim, MAX_SLOTS,
     ToPark, begin_with, begin_with_free, begin_within_a_second, count_parked, free_slots_kept_in_vain, free_slots_of,
@@ -54,7 +54,7 @@ pub(super) struct Divided {
 /// Outcome of claims with limits.
 #[derive(Default)]
 pub(super) struct TakenLimited {
-    pub(super) claims: HashMap<JobId, Claim>,
+    pub(super) claims: ClaimsById,
     /// Jobs with a key that another session locks at this moment. They are to be claimed again, in claims that wait.
     pub(super) busy: HashSet<JobId>,
     /// Parked jobs that have a due time now.
@@ -116,7 +116,7 @@ impl Claims {
         conn: &mut Session<'_>,
         ours: &[Limited],
         token: AttemptToken,
-    ) -> Result<HashMap<JobId, Claim>, sqlx::Error> {
+    ) -> Result<ClaimsById, sqlx::Error> {
         let ids: Vec<Uuid> = ours.iter().map(|job| job.id).collect();
         let mut script = Script::as_text();
         read_step(&mut script, &ids, token);
@@ -175,7 +175,7 @@ impl Claims {
         let kept = done.pop().unwrap_or_default().rows;
         let mut states = states_in(&done.pop().unwrap_or_default().rows)?;
         let kept_for = KeptFor::in_rows(&kept)?;
-        let mut others = HashMap::new();
+        let mut others = ClaimsById::default();
         if skips_locked {
             others = gone(&ids);
             for row in &done.pop().unwrap_or_default().rows {
@@ -224,7 +224,7 @@ impl Claims {
         let still_due = done.pop().unwrap_or_default().rows;
         let mut claims = match done.pop() {
             Some(read) => self.claims_in(read.rows.iter(), token)?,
-            None => HashMap::new(),
+            None => ClaimsById::default(),
         };
 
         let won: Vec<&Limited> =
@@ -495,7 +495,7 @@ fn admit<'j>(
 }
 
 /// Note in the claims of these jobs the slots that they have.
-fn name_slots<'j>(jobs: impl IntoIterator<Item = &'j Limited>, claims: &mut HashMap<JobId, Claim>) {
+fn name_slots<'j>(jobs: impl IntoIterator<Item = &'j Limited>, claims: &mut ClaimsById) {
     for job in jobs {
         if let Some(Claim::Won(claimed)) = claims.get_mut(&JobId::from_uuid(job.id)) {
             claimed.slots = slots_of(job).cloned().collect();

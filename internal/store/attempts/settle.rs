@@ -18,6 +18,7 @@ use serde_json::value::RawValue;
 use sqlx::Row;
 use uuid::Uuid;
 
+use crate::attempts::claim_batches::OpenClaims;
 use crate::attempts::complete::{Success, SuccessorClaim, complete};
 use crate::attempts::settlement::{Again, CheckpointUse, SettleReply, SettleRequest, Settled, Settlement};
 use crate::rows::attempt_logs::{AttemptLogRow, insert_logs_step};
@@ -44,11 +45,13 @@ pub(crate) struct Settles {
     clock: Arc<StoreClock>,
     lanes: Lanes,
     batches: AtomicU8,
+    /// The attempts that this process has claimed and not yet settled.
+    open: Arc<OpenClaims>,
 }
 
 impl Settles {
-    pub(crate) fn new(clock: Arc<StoreClock>, lanes: Lanes) -> Self {
-        Self { clock, lanes, batches: AtomicU8::new(0) }
+    pub(crate) fn new(clock: Arc<StoreClock>, lanes: Lanes, open: Arc<OpenClaims>) -> Self {
+        Self { clock, lanes, batches: AtomicU8::new(0), open }
     }
 }
 
@@ -93,12 +96,14 @@ impl Batch for Settles {
                 if are_completed && Success::from_request(item).is_some() {
                     answers[place] = Settled::completed(std::mem::take(&mut released));
                 } else {
-                    rest.push((place, &item.settlement));
+                    rest.push((place, item.settlement.as_ref()));
                 }
             }
             if !rest.is_empty() {
                 linked |= self.settle_held(conn, &rest, lane, &mut answers).await?;
             }
+            // All of it is committed. Callers that have gone away need not do this, and the others do not take turns.
+            self.open.all_ended(items.iter().map(|item| (item.settlement.id, item.settlement.token)));
             let mut next = claim.map(SuccessorClaim::hand_out).unwrap_or_default();
             let answers = items.iter().zip(answers);
             let reply = |(item, settled): (&SettleRequest, Settled)| SettleReply {

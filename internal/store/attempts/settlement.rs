@@ -67,7 +67,7 @@ impl std::fmt::Debug for CheckpointUse {
 
 /// A settlement on its way to the store.
 pub(crate) struct SettleRequest {
-    pub(crate) settlement: Settlement,
+    pub(crate) settlement: Arc<Settlement>,
     /// Claims the next job of the order key in the same transaction, if it may.
     pub(crate) successor_for: Option<Arc<Claims>>,
 }

@@ -14,6 +14,7 @@ use crate::rows::order::{Newcomer, held_until, lock_or_make, take_places};
 use crate::sql::batches::{bind_padded, padded_len, placeholders, statement};
 use crate::sql::clock::{StoreClock, begin, read_clock};
 use crate::sql::connection::PriorRun;
+use crate::sql::datetimes::Datetime;
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
 use crate::sql::session::Session;
@@ -178,7 +179,7 @@ pub(crate) async fn commit_jobs(
         let sent = Instant::now();
         let done = script.run(conn).await?;
         let row = done.iter().flat_map(|step| &step.rows).next().ok_or_else(|| corrupt("no time of the server"))?;
-        let now = row.try_get(0)?;
+        let now = row.try_get::<Datetime, _>(0)?.0;
         clock.sample(sent, Instant::now(), now);
         return Ok(receipts_at(now));
     }

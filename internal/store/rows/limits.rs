@@ -12,6 +12,7 @@
 //! each key and no counters that would have to be reset.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -173,7 +174,12 @@ impl FairShare {
 /// The limits of this process, as they were last read. Claims, inserts and settlements follow them. Beside them, the
 /// keys that another session keeps locked.
 #[derive(Debug, Default)]
-pub(crate) struct KnownLimits(RwLock<Followed>, LockedKeys<LimitKey>);
+pub(crate) struct KnownLimits {
+    followed: RwLock<Followed>,
+    /// True if there is a limit. Each claim asks, and most processes follow none.
+    any: AtomicBool,
+    locked_keys: LockedKeys<LimitKey>,
+}
 
 #[derive(Debug, Default)]
 struct Followed {
@@ -189,22 +195,23 @@ type Change = (Name, u32, Timestamp);
 
 impl KnownLimits {
     pub(crate) fn now(&self) -> Arc<Vec<LimitSetting>> {
-        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner).limits)
+        Arc::clone(&self.followed.read().unwrap_or_else(PoisonError::into_inner).limits)
     }
 
     /// Return the keys that another session keeps locked.
     pub(crate) const fn locked_keys(&self) -> &LockedKeys<LimitKey> {
-        &self.1
+        &self.locked_keys
     }
 
     /// Follow these limits, which were read after the moment `asked`. Fair ones keep their shares. An answer that comes
     /// after the one to a later question is not followed: a runner that was suspended while it read may hold one.
     pub(crate) fn follow(&self, limits: &Arc<Vec<LimitSetting>>, asked: Instant) {
-        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.followed.write().unwrap_or_else(PoisonError::into_inner);
         if known.asked > Some(asked) {
             return;
         }
         known.asked = Some(asked);
+        self.any.store(!limits.is_empty(), Ordering::Release);
         let uncounted = limits.iter().filter(|set| !set.counted).map(LimitSetting::change);
         let since = |change: Change| {
             let since = known.uncounted.get(&change).copied().unwrap_or_else(Instant::now);
@@ -223,14 +230,14 @@ impl KnownLimits {
 
     /// Return the limits whose attempts are not counted, of those that this process has followed for this time.
     pub(crate) fn uncounted_for(&self, time: Duration) -> Vec<LimitSetting> {
-        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.followed.read().unwrap_or_else(PoisonError::into_inner);
         let since = |set: &&LimitSetting| known.uncounted.get(&set.change()).filter(|_| !set.counted);
         known.limits.iter().filter(|set| since(set).is_some_and(|since| since.elapsed() >= time)).cloned().collect()
     }
 
     /// Return whether the limits of this process are due to be read again.
     pub(crate) fn are_old(&self) -> bool {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).asked.is_some_and(|asked| asked.elapsed() >= OLD)
+        self.followed.read().unwrap_or_else(PoisonError::into_inner).asked.is_some_and(|asked| asked.elapsed() >= OLD)
     }
 
     /// Read the limits again if those of this process are old: it was suspended, or its reads fail. Otherwise it would
@@ -257,7 +264,7 @@ impl KnownLimits {
 
     /// Set what the keys of fair limits share.
     pub(crate) fn share(&self, shares: &BTreeMap<Name, FairShare>) {
-        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.followed.write().unwrap_or_else(PoisonError::into_inner);
         let share = |set: &LimitSetting| shares.get(&set.limit.name).copied().or(set.share);
         let limits = known.limits.iter().map(|set| LimitSetting { share: share(set), ..set.clone() });
         let limits = Arc::new(limits.collect());
@@ -266,8 +273,13 @@ impl KnownLimits {
 
     /// Return whether a limit may apply to jobs of this queue, or of any queue.
     pub(crate) fn concern(&self, queue: Option<&Name>) -> bool {
-        self.now().iter().any(|set| queue.is_none_or(|queue| set.limit.concerns_queue(queue)))
+        self.any.load(Ordering::Acquire) && concern(&self.now(), queue)
     }
+}
+
+/// Return whether one of these limits may apply to jobs of this queue, or of any queue.
+fn concern(limits: &[LimitSetting], queue: Option<&Name>) -> bool {
+    limits.iter().any(|set| queue.is_none_or(|queue| set.limit.concerns_queue(queue)))
 }
 
 /// The limits that a claim follows.
@@ -285,6 +297,11 @@ impl LimitsOfClaim {
 
     pub(crate) fn now(known: &KnownLimits) -> Self {
         Self { began: Instant::now(), followed: known.now() }
+    }
+
+    /// Return whether a limit may apply to jobs of this queue, or of any queue.
+    pub(crate) fn concern(&self, queue: Option<&Name>) -> bool {
+        concern(&self.followed, queue)
     }
 
     /// Return whether the claim took so long that attempts may have been counted without it, and a limit has changed.

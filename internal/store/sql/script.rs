@@ -14,7 +14,7 @@
 //! Literals cannot be broken out of. A text is put between quotes only if all of it is printable ASCII without quotes
 //! and backslashes, whatever the server's SQL mode. Any other text is written in hexadecimal digits.
 
-use std::fmt::Write as _;
+use std::io::Write as _;
 
 use futures_util::TryStreamExt;
 use sqlx::mysql::{MySqlQueryResult, MySqlRow};
@@ -23,6 +23,7 @@ use uuid::Uuid;
 
 use crate::sql::batches::{groups_by_bytes, padded, padded_len, placeholders, statement, tuples};
 use crate::sql::connection::{has_room_for_statements, is_in_cluster, statement_bytes};
+use crate::sql::datetimes::write_datetime;
 use crate::sql::error::corrupt;
 use crate::sql::session::Session;
 use tickr_job::Timestamp;
@@ -224,25 +225,25 @@ impl<'a> Script<'a> {
 
 /// Return these statements as one text.
 fn to_text(statements: &[Statement<'_>]) -> Result<String, sqlx::Error> {
-    let size = statements.iter().map(|pending| pending.sql.len() + 24 * pending.values.len()).sum();
-    let mut text = String::with_capacity(size);
+    let size = statements.iter().map(|pending| pending.sql.len() + 32 * pending.values.len()).sum();
+    let mut text = Vec::with_capacity(size);
     for pending in statements {
         if !text.is_empty() {
-            text.push(';');
+            text.push(b';');
         }
         let mut pieces = pending.sql.split('?');
-        text.push_str(pieces.next().unwrap_or_default());
+        text.extend_from_slice(pieces.next().unwrap_or_default().as_bytes());
         let mut values = pending.values.iter();
         for piece in pieces {
             let value = values.next().ok_or_else(|| corrupt("a placeholder without a value"))?;
             value.write_literal(&mut text);
-            text.push_str(piece);
+            text.extend_from_slice(piece.as_bytes());
         }
         if values.next().is_some() {
             return Err(corrupt("a value without a placeholder"));
         }
     }
-    Ok(text)
+    String::from_utf8(text).map_err(|error| corrupt(error.to_string()))
 }
 
 /// Run one statement as text and return its rows. A loop whose failure would stop a runner reads like this, because a
@@ -274,32 +275,56 @@ impl StepResult {
 }
 
 impl Value<'_> {
-    /// Append the value as a literal.
-    fn write_literal(&self, text: &mut String) {
-        // Writing to a string does not fail.
-        let _ = match self {
-            Self::Null => text.write_str("NULL"),
-            Self::Expression(sql) => text.write_str(sql),
-            Self::Number(number) => write!(text, "{number}"),
-            Self::Id(id) => hex(text, id.as_bytes()),
-            Self::Bytes(bytes) => hex(text, bytes),
-            Self::Text(plain) if plain.bytes().all(|b| matches!(b, b' '..=b'~') && b != b'\'' && b != b'\\') => {
-                write!(text, "'{plain}'")
+    /// Append the value as a literal. A batch of small jobs has a dozen of them for each job, so ids and moments are
+    /// written without a formatter.
+    fn write_literal(&self, text: &mut Vec<u8>) {
+        match self {
+            Self::Null => text.extend_from_slice(b"NULL"),
+            Self::Expression(sql) => text.extend_from_slice(sql.as_bytes()),
+            Self::Number(number) => {
+                // Writing to a vector does not fail.
+                let _ = write!(text, "{number}");
             }
-            Self::Text(other) => text.write_str("_utf8mb4 ").and_then(|()| hex(text, other.as_bytes())),
-            Self::Moment(moment) => write!(text, "'{}'", moment.format("%Y-%m-%d %H:%M:%S%.6f")),
-        };
+            Self::Id(id) => write_hex(text, id.as_bytes()),
+            Self::Bytes(bytes) => write_hex(text, bytes),
+            Self::Text(plain) if plain.bytes().all(|b| matches!(b, b' '..=b'~') && b != b'\'' && b != b'\\') => {
+                text.push(b'\'');
+                text.extend_from_slice(plain.as_bytes());
+                text.push(b'\'');
+            }
+            Self::Text(other) => {
+                text.extend_from_slice(b"_utf8mb4 ");
+                write_hex(text, other.as_bytes());
+            }
+            Self::Moment(moment) => {
+                text.push(b'\'');
+                write_datetime(text, *moment);
+                text.push(b'\'');
+            }
+        }
     }
 }
 
-fn hex(text: &mut String, bytes: &[u8]) -> std::fmt::Result {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    text.push_str("x'");
-    for byte in bytes {
-        text.push(DIGITS[usize::from(byte >> 4)].into());
-        text.push(DIGITS[usize::from(byte & 15)].into());
+/// The two hexadecimal digits of each byte.
+static HEX: [[u8; 2]; 256] = {
+    let digits = b"0123456789abcdef";
+    let mut pairs = [[0; 2]; 256];
+    let mut byte = 0;
+    while byte < pairs.len() {
+        pairs[byte] = [digits[byte >> 4], digits[byte & 15]];
+        byte += 1;
     }
-    text.write_char('\'')
+    pairs
+};
+
+fn write_hex(text: &mut Vec<u8>, bytes: &[u8]) {
+    text.extend_from_slice(b"x'");
+    let start = text.len();
+    text.resize(start + 2 * bytes.len(), 0);
+    for (pair, byte) in text[start..].chunks_exact_mut(2).zip(bytes) {
+        pair.copy_from_slice(&HEX[usize::from(*byte)]);
+    }
+    text.push(b'\'');
 }
 
 #[cfg(test)]
@@ -327,6 +352,14 @@ mod tests {
         ];
         let text = "SELECT (NULL,-3,1,x'000000000000000000000000000000ab','2023-11-14 22:13:20.000007','{\"a\": 1}')";
         assert_eq!(said(values), text);
+    }
+
+    #[test]
+    fn every_byte_has_its_two_digits() {
+        for byte in 0..=u8::MAX {
+            assert_eq!(said(vec![Value::Bytes(&[byte])]), format!("SELECT (x'{byte:02x}')"));
+        }
+        assert_eq!(said(vec![Value::Bytes(&[])]), "SELECT (x'')");
     }
 
     #[test]
@@ -358,6 +391,12 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn bytes_are_written_in_hexadecimal_digits(bytes in any::<Vec<u8>>()) {
+            let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            prop_assert_eq!(said(vec![Value::Bytes(&bytes)]), format!("SELECT (x'{digits}')"));
+        }
+
         #[test]
         fn no_text_ends_its_literal(text in any::<String>()) {
             let as_text = said(vec![Value::Text(&text)]);
