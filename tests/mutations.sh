@@ -1185,6 +1185,7 @@ mutants() {
         key_limits::a_key_without_room_leaves_the_slots_of_a_shared_limit_to_the_keys_behind_it
     mutant 'due time that was put off' internal/store/rows/limits.rs \
         'WHERE s.kept_until = o.execute_at + INTERVAL {} SECOND' 'WHERE s.kept_until > UTC_TIMESTAMP(6) + INTERVAL {} SECOND' \
+        internal/store/rows/limits.rs '(o.id IS NULL OR s.kept_until < o.execute_at' '(FALSE AND s.kept_until < o.execute_at' \
         key_limits::a_job_whose_due_time_a_client_puts_off_does_not_start_with_a_faster_rate
     mutant 'slots that are kept in vain' internal/store/rows/limits.rs \
         '(o.id IS NULL OR s.kept_until < o.execute_at' '(FALSE AND s.kept_until < o.execute_at' \

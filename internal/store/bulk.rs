@@ -221,7 +221,8 @@ impl Store {
         on_pool(&self.shared.pools.reads, "count jobs of an operation", move |conn, _| {
             let filter = filter.clone();
             Box::pin(async move {
-                break_down(conn, &Search::among(&filter, Order::OldestFirst, action.among()), due).await
+                let search = Search::among(&filter, Order::OldestFirst, action.among());
+                break_down(conn, &search, due).await
             })
         })
         .await
@@ -235,7 +236,8 @@ impl Store {
         on_pool(&self.shared.pools.reads, "count the jobs of an operation", move |conn, _| {
             let filter = Filter { operation: Some(id), ..Filter::default() };
             Box::pin(async move {
-                break_down(conn, &Search::among(&filter, Order::OldestFirst, Among::All), None).await
+                let search = Search::among(&filter, Order::OldestFirst, Among::All);
+                break_down(conn, &search, None).await
             })
         })
         .await

@@ -36,11 +36,13 @@ pub struct JobPage {
     pub looked_at: u64,
 }
 
+/// The columns of a job. `limit_waits` has the due time of a parked job, and no other job needs that table. The date is
+/// that of `parked_until`.
 const COLUMNS: &str = "j.id, j.kind, j.queue, COALESCE(o.priority, j.priority) AS priority, j.max_attempts, \
      j.unique_key, j.host, j.options, j.execute_at, j.created_at, o.state, o.execute_at AS owed_execute_at, o.attempt, \
      o.expires_at AS owed_expires_at, \
-     (SELECT q.due_at FROM limit_waits q FORCE INDEX (PRIMARY) WHERE q.job_id = o.id) AS due_in_line, \
-     o.spared, o.runner, o.started_at, o.cancel_requested_at, o.progress, \
+     IF(o.execute_at = '9999-12-30', (SELECT q.due_at FROM limit_waits q FORCE INDEX (PRIMARY) WHERE q.job_id = o.id), \
+     NULL) AS due_in_line, o.spared, o.runner, o.started_at, o.cancel_requested_at, o.progress, \
      d.fingerprint, d.failed_at, d.standing, d.since, d.replayed_as, d.actor, d.reason";
 
 impl Store {

@@ -1292,9 +1292,9 @@ pub(crate) async fn free_slots_of(conn: &mut Session<'_>, ids: &[Uuid]) -> Resul
     Ok(())
 }
 
-/// Build the condition that a slot of `limit_slots s` is kept in vain: its job, `owed o` if it is unfinished, has ended,
-/// or a client has put it off. A job that was let go is due five seconds before the end of the time for which its slot
-/// is kept, or earlier.
+/// Build the condition that a slot of `limit_slots s` is kept in vain: its job, which is `owed o` if it is unfinished,
+/// has ended, or a client has put it off. A job that was let go is due five seconds before the end of the time for
+/// which its slot is kept, or earlier.
 pub(crate) fn kept_in_vain() -> String {
     format!("(o.id IS NULL OR s.kept_until < o.execute_at + INTERVAL {} SECOND)", KEPT_FOR.num_seconds())
 }
