@@ -464,6 +464,9 @@ mutants() {
     mutant 'small looks of the scheduler' internal/index/partition.rs \
         ' && first == next)' ')' \
         change_summary::a_delayed_job_of_another_process_begins_within_three_seconds_of_its_due_time
+    mutant 'jobs due soon of a process without a runner' internal/client/connect.rs \
+        '*soon = wake.take_soon();' 'let _ = wake.take_soon();' \
+        change_summary::a_job_due_soon_of_a_process_without_a_runner_begins_at_its_due_time
     mutant 'end of a connection whose work was dropped' internal/store/sql/connection.rs \
         'self.conn.close_on_drop();' '' \
         driver::a_dropped_begin_makes_a_later_acknowledged_write_vanish_unless_its_connection_is_closed
