@@ -131,6 +131,29 @@ async fn the_summary_shows_an_operation_that_no_runner_carries_out() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_summary_shows_blocked_jobs_and_remote_workers() {
+    let tickr = TestApp::start().await;
+    let first = summary(&tickr).await;
+    assert_eq!((first.jobs_blocked, first.remote_workers), (false, false));
+
+    let parent = tickr.enqueue(json!({"kind": "noop", "payload": {}, "delay_ms": 600_000})).await;
+    let child = tickr.enqueue(json!({"kind": "noop", "payload": {}, "after": [parent.to_string()]})).await;
+    assert!(summary(&tickr).await.jobs_blocked);
+    assert_eq!(tickr.post(&format!("/v1/jobs/{parent}/cancel"), json!({})).await.status, 200);
+    tickr.until(child, State::Cancelled).await;
+    assert!(!summary(&tickr).await.jobs_blocked);
+
+    let declared = tickr.put("/v1/kinds/resize", json!({"queue": "pictures"})).await;
+    assert_eq!(declared.status, 201, "{:#}", declared.body);
+    let made = tickr.post("/v1/workers", json!({"name": "test", "kinds": ["resize"], "slots": 1})).await;
+    assert_eq!(made.status, 201, "{:#}", made.body);
+    assert!(summary(&tickr).await.remote_workers);
+    tickr.sql("UPDATE runners SET stopped_at = UTC_TIMESTAMP(6) WHERE via = 'http'").await;
+    assert!(!summary(&tickr).await.remote_workers);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn settings_are_followed_while_a_table_of_the_summary_is_locked() {
     let tickr = TestApp::start().await;
     let other = tickr.another_with(|_| (), Registry::new()).await;
