@@ -483,6 +483,20 @@ mutants() {
     mutant 'small looks of the scheduler' internal/index/partition.rs \
         ' && first == next)' ')' \
         change_summary::a_delayed_job_of_another_process_begins_within_three_seconds_of_its_due_time
+    mutant 'epoch in small looks' internal/index/partition.rs \
+        '(marks >= 2, marks % 2 == 1)' '(marks >= 1, marks % 2 == 1)' \
+        index::a_small_look_sees_a_lost_epoch_also_while_a_client_listens
+    mutant 'jobs due soon of a process without a runner' internal/client/connect.rs \
+        '*soon = wake.take_soon();' 'let _ = wake.take_soon();' \
+        change_summary::a_job_due_soon_of_a_process_without_a_runner_begins_at_its_due_time
+    mutant 'blocked jobs in a summary' internal/store/change_summary.rs \
+        'EXISTS (SELECT 1 FROM blocked_jobs)' '(SELECT 0)' \
+        change_summary::the_summary_shows_blocked_jobs_and_remote_workers \
+        dependencies::a_child_whose_parent_was_ended_by_an_older_version_is_found
+    mutant 'remote workers in a summary' internal/store/change_summary.rs \
+        'EXISTS (SELECT 1 FROM runners FORCE INDEX (runners_stopped)' \
+        'FALSE AND EXISTS (SELECT 1 FROM runners FORCE INDEX (runners_stopped)' \
+        change_summary::the_summary_shows_blocked_jobs_and_remote_workers
     mutant 'end of a connection whose work was dropped' internal/store/sql/connection.rs \
         'self.conn.close_on_drop();' '' \
         driver::a_dropped_begin_makes_a_later_acknowledged_write_vanish_unless_its_connection_is_closed

@@ -55,8 +55,8 @@ impl IdleSamples {
             lines.push(line(self.dequeues, "idle, statements that take work", "", &[Target::at_most(0.0)]));
             lines.push(line(self.looks, "idle, reads of unfinished jobs", "/s", &[]));
         }
-        lines.push(line(self.mysql, "idle, statements to MySQL", "/s", &[]));
-        lines.push(line(self.redis, "idle, commands to Redis", "/s", &[]));
+        lines.push(line(self.mysql, "idle, statements to MySQL", "/s", &[Target::at_most(4.0)]));
+        lines.push(line(self.redis, "idle, commands to Redis", "/s", &[Target::at_most(5.0)]));
         lines
     }
 }

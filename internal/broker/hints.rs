@@ -4,18 +4,22 @@
 //! them to Redis in one script call. So an enqueue takes only as long as its commit, even while Redis hangs, and many
 //! enqueues cost Redis few round trips.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use chrono::TimeDelta;
 use tokio::sync::{Notify, mpsc};
 use tokio_util::task::TaskTracker;
 
 use tickr_index::{Entry, Health, HintResult, Index, IndexError};
+use tickr_job::Timestamp;
 
 /// Most hints that may queue up. Further hints are dropped; the reconciler finds their jobs.
 const CAPACITY: usize = 100_000;
 /// Most hints in one call.
 const MAX_AT_ONCE: usize = 1_000;
+/// Time within which the schedulers of all runners look at the index. Each sleeps for a second at most.
+const NEXT_LOOK: TimeDelta = TimeDelta::milliseconds(1_200);
 
 /// The signals that wake sleeping loops when work arrives.
 #[derive(Clone, Debug, Default)]
@@ -28,6 +32,8 @@ struct WakeInner {
     scheduler: Notify,
     /// Time until which the scheduler sleeps, in unix milliseconds.
     asleep_until_ms: AtomicI64,
+    /// Due times of the first and the last hinted job that other processes may not know before it is due.
+    soon: Mutex<Option<(Timestamp, Timestamp)>>,
     fetcher: Notify,
     ticker: Notify,
 }
@@ -37,6 +43,7 @@ impl Default for WakeInner {
         Self {
             scheduler: Notify::new(),
             asleep_until_ms: AtomicI64::new(i64::MAX),
+            soon: Mutex::new(None),
             fetcher: Notify::new(),
             ticker: Notify::new(),
         }
@@ -53,6 +60,13 @@ impl Wake {
     /// Wait until a job is due earlier than the scheduler knew.
     pub async fn scheduler(&self) {
         self.inner.scheduler.notified().await;
+    }
+
+    /// Take the due times of the first and the last job hinted since the last call that the schedulers of other
+    /// processes may not know before it is due. A process without a scheduler moves these jobs itself.
+    #[must_use]
+    pub fn take_soon(&self) -> Option<(Timestamp, Timestamp)> {
+        self.inner.soon.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Wait until work arrives, in a fetcher that works without the index.
@@ -72,6 +86,14 @@ impl Wake {
 
     pub(super) fn schedules_changed(&self) {
         self.inner.ticker.notify_one();
+    }
+
+    fn note_soon(&self, due: impl Iterator<Item = Timestamp>, now: Timestamp) {
+        let mut soon = self.inner.soon.lock().unwrap_or_else(PoisonError::into_inner);
+        for due in due.filter(|due| *due <= now + NEXT_LOOK) {
+            let (first, last) = soon.unwrap_or((due, due));
+            *soon = Some((first.min(due), last.max(due)));
+        }
     }
 
     fn earlier(&self, due_ms: i64) {
@@ -97,10 +119,11 @@ struct Hint {
 }
 
 impl Hints {
-    pub(super) fn start(index: Index, tasks: &TaskTracker) -> Self {
+    /// Start the task. `now` returns the estimated time of MySQL.
+    pub(super) fn start(index: Index, now: impl Fn() -> Timestamp + Send + 'static, tasks: &TaskTracker) -> Self {
         let (entrance, queue) = mpsc::channel(CAPACITY);
         let wake = Wake::default();
-        tasks.spawn(send_until_closed(index, queue, wake.clone()));
+        tasks.spawn(send_until_closed(index, now, queue, wake.clone()));
         Self { entrance, wake }
     }
 
@@ -124,7 +147,7 @@ impl Hints {
     }
 }
 
-async fn send_until_closed(index: Index, mut queue: mpsc::Receiver<Hint>, wake: Wake) {
+async fn send_until_closed(index: Index, now: impl Fn() -> Timestamp, mut queue: mpsc::Receiver<Hint>, wake: Wake) {
     let mut hints = Vec::with_capacity(MAX_AT_ONCE);
     let (mut entries, mut first) = (Vec::new(), Vec::new());
     while queue.recv_many(&mut hints, MAX_AT_ONCE).await > 0 {
@@ -141,6 +164,7 @@ async fn send_until_closed(index: Index, mut queue: mpsc::Receiver<Hint>, wake: 
         };
         match told {
             Ok(hinted) if hinted.waiting > 0 => {
+                wake.note_soon(entries.iter().map(|entry| entry.execute_at), now());
                 if let Some(first) = entries.iter().map(|entry| entry.execute_at.timestamp_millis()).min() {
                     wake.earlier(first);
                 }

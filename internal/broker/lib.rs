@@ -106,7 +106,8 @@ impl Broker {
     /// Create a broker over both servers. `tasks` joins its hint task, which ends when the last clone is dropped.
     #[must_use]
     pub fn new(store: Store, index: Index, registry: Arc<Registry>, events: Events, tasks: &TaskTracker) -> Self {
-        let hints = Hints::start(index, tasks);
+        let clock = store.shared_clock();
+        let hints = Hints::start(index, move || clock.now(), tasks);
         let counter = |kind: Name| {
             let counter = metrics::counter!("tickr_jobs_accepted_total", "kind" => kind.to_string());
             (kind, counter)

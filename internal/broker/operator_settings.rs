@@ -31,6 +31,8 @@ const SUMMARY_LIMIT: Duration = Duration::from_millis(500);
 /// Time without a summary after which the loops that depend on it look by themselves. One locked table, or the deleted rows
 /// that a long read of another session keeps, hold up the summary and nothing else.
 const ASSUME_AFTER: Duration = Duration::from_secs(2);
+/// Time for which a summary shows that there is nothing to look at. It is longer than the time between two summaries.
+const SUMMARY_HOLDS: Duration = Duration::from_secs(3);
 /// Time for which API keys stay valid after the last successful read. API tokens of the configuration do not expire.
 pub const API_KEYS_HOLD: Duration = Duration::from_secs(10);
 /// Time between two log lines that the copy cannot be read.
@@ -181,6 +183,13 @@ impl OperatorSettingsCopy {
         self.summary.subscribe()
     }
 
+    /// Return whether MySQL may have what a summary shows in this way. It may, unless a summary of the last seconds
+    /// shows that it has none.
+    #[must_use]
+    pub fn may_have(&self, shows: impl FnOnce(&ChangeSummary) -> bool) -> bool {
+        may_have(self.summary.borrow().as_deref(), shows)
+    }
+
     /// Compare the copy with MySQL, and read it again if it has changed.
     ///
     /// # Errors
@@ -292,6 +301,10 @@ async fn read(store: &Store, runner: &RunnerId) -> Result<OperatorSettings, Stor
     Ok(OperatorSettings { api_keys, queues, limits, kinds, wanting, drained, checksum: None })
 }
 
+fn may_have(last: Option<&ChangeSummary>, shows: impl FnOnce(&ChangeSummary) -> bool) -> bool {
+    last.is_none_or(|summary| summary.asked.elapsed() >= SUMMARY_HOLDS || shows(summary))
+}
+
 /// Make the registry follow the declared kinds.
 fn follow_kinds(registry: &Registry, settings: &OperatorSettings) {
     registry.follow_declared(settings.kinds.iter().map(|set| (&set.kind, (set.version, set.changed.0))));
@@ -303,4 +316,24 @@ async fn wanting(
     mut queues: impl Iterator<Item = &QueueSetting>,
 ) -> Result<BTreeSet<(Name, String)>, StoreError> {
     if queues.any(|queue| queue.concurrency.is_some()) { store.wanting_permits().await } else { Ok(BTreeSet::new()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_summary_of_the_last_seconds_shows_that_there_is_nothing() {
+        let blocked = |summary: &ChangeSummary| summary.jobs_blocked;
+        let now = Instant::now();
+        let mut summary = ChangeSummary { jobs_blocked: false, ..ChangeSummary::assumed(None, now) };
+        assert!(may_have(None, blocked), "before the first summary");
+        assert!(!may_have(Some(&summary), blocked));
+        assert!(may_have(Some(&ChangeSummary::assumed(Some(&summary), now)), blocked), "no summary in time");
+        summary.jobs_blocked = true;
+        assert!(may_have(Some(&summary), blocked));
+        let before = now.checked_sub(SUMMARY_HOLDS).expect("the machine runs for some seconds");
+        let old = ChangeSummary { jobs_blocked: false, ..ChangeSummary::assumed(None, before) };
+        assert!(may_have(Some(&old), blocked), "MySQL has not answered since");
+    }
 }

@@ -10,11 +10,12 @@ use tokio_util::task::TaskTracker;
 
 use super::declared::Declared;
 use super::{Backend, Client, Error, parsed};
-use tickr_broker::Broker;
+use tickr_broker::{Broker, Wake};
 use tickr_config::{Config, Flags, ServerUrl};
 use tickr_event::{Events, Health};
 use tickr_handlers::Registry;
 use tickr_index::{Index, IndexSettings, IndexTls};
+use tickr_job::Timestamp;
 use tickr_store::{PoolSizes, Store, StoreSettings};
 
 const ATTEMPTED: &str = "connect a client";
@@ -26,6 +27,9 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 const MEASURE_AGAIN: Duration = Duration::from_secs(60);
 /// Time between two looks whether another Redis server holds the index.
 const FOLLOW_AGAIN: Duration = Duration::from_secs(3);
+/// Most jobs of which one call tells Redis that they are due, and the shortest time between two such calls.
+const MOVED_AT_ONCE: usize = 500;
+const BREATH: Duration = Duration::from_millis(1);
 /// Longest time for the hints that are still to be sent when a client closes.
 const LAST_HINTS: Duration = Duration::from_secs(3);
 
@@ -152,7 +156,9 @@ impl Connection {
         let store = Store::connect(&settings, PATIENCE).await.map_err(|error| Error::from_store(ATTEMPTED, &error))?;
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let broker = Broker::new(store.clone(), index.clone(), Arc::new(kinds), Events::default(), &tasks);
-        tasks.spawn(stop.clone().run_until_cancelled_owned(follow(index, store.clone())));
+        // The wake-ups, and not the broker: hints are sent until its last clone is dropped.
+        let wake = broker.wake().clone();
+        tasks.spawn(stop.clone().run_until_cancelled_owned(follow(index, store.clone(), wake)));
         Ok(Self { broker, declared: Declared::with(config.kinds.clone()), store, tasks, stop: stop.drop_guard() })
     }
 
@@ -168,9 +174,10 @@ impl Connection {
     }
 }
 
-/// Measure the clocks of both servers, and find out when a Redis that was out is back. In a runner, the scheduler does
-/// both.
-async fn follow(index: Index, store: Store) {
+/// Measure the clocks of both servers, find out when a Redis that was out is back, and move the jobs of this client
+/// that are due soon. In a runner, the scheduler does all of it.
+async fn follow(index: Index, store: Store, wake: Wake) {
+    let mut soon = None;
     loop {
         // Nothing is moved. A failure is recorded in the health of the index.
         let _ = index.move_due(0, |moment| store.clock().at(moment)).await;
@@ -188,7 +195,36 @@ async fn follow(index: Index, store: Store) {
         };
         tokio::select! {
             () = still => {}
+            // It never ends.
+            () = move_soon(&index, &store, &wake, &mut soon) => {}
             () = index.health().out_since(seen) => tokio::time::sleep(LOOK_AGAIN).await,
         }
+    }
+}
+
+/// Move the jobs of this client to their ready lists when they are due, if that is before the schedulers of the runners
+/// look next. These sleep for up to a second, and no hint of another process wakes them. `soon` has the next due time
+/// and the last one of such jobs. It outlives this call, which the caller may drop.
+async fn move_soon(index: &Index, store: &Store, wake: &Wake, soon: &mut Option<(Timestamp, Timestamp)>) {
+    loop {
+        let Some((next, last)) = *soon else {
+            wake.scheduler().await;
+            *soon = wake.take_soon();
+            continue;
+        };
+        let rest = (next - store.clock().now()).to_std().unwrap_or_default();
+        tokio::select! {
+            () = tokio::time::sleep(rest.max(BREATH)) => {}
+            () = wake.scheduler() => {
+                if let Some((first, later)) = wake.take_soon() {
+                    *soon = Some((next.min(first), last.max(later)));
+                }
+                continue;
+            }
+        }
+        let moved = index.move_due(MOVED_AT_ONCE, |moment| store.clock().at(moment)).await;
+        // When Redis fails, the runners find the jobs in MySQL.
+        let next = moved.ok().and_then(|report| report.next).filter(|next| *next <= last);
+        *soon = next.map(|next| (next, last));
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! The transaction that ends a parent leaves a row for its children. A process that ends one looks at once; the summary
 //! of changes tells the others, about once a second, so that the children go on when that process dies. From time to time
-//! a runner looks at all blocked jobs, because a runner of an older version ends parents without such a row.
+//! a runner looks at all blocked jobs, because a runner of an older version ends parents without such a row. It reads
+//! nothing for that while the summary shows that no job is blocked.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -60,9 +61,13 @@ struct Recheck {
 async fn look_and_recheck(shared: &EngineState, look: bool, recheck: &mut Recheck) -> Result<(), StoreError> {
     let told = if look { tell_all(shared).await } else { Ok(()) };
     if recheck.at.elapsed() >= RECHECK_EVERY {
-        let (told, next) = shared.store.recheck_blocked(recheck.after).await?;
-        follow(shared, told);
-        *recheck = Recheck { at: Instant::now(), after: next };
+        let mut after = None;
+        if shared.operator_settings.may_have(|summary| summary.jobs_blocked) {
+            let (told, next) = shared.store.recheck_blocked(recheck.after).await?;
+            follow(shared, told);
+            after = next;
+        }
+        *recheck = Recheck { at: Instant::now(), after };
     }
     told
 }

@@ -150,8 +150,8 @@ impl Fetcher {
             if now.queues != self.settings.queues {
                 self.queue_order.follow(&now);
                 self.skipped.clear();
+                self.nothing_came = false;
             }
-            self.nothing_came = false;
             self.settings = now;
         }
     }

@@ -165,9 +165,13 @@ async fn queues_to_rebuild(shared: &EngineState) -> Result<Vec<Name>, StoreError
     Ok(queues)
 }
 
-/// Return the queues of this runner, then those of remote workers, which repair nothing themselves.
+/// Return the queues of this runner, then those of remote workers, which repair nothing themselves. MySQL is not asked
+/// for the second ones while the summary of changes shows that there is no such worker.
 async fn served_queues(shared: &EngineState) -> Result<Vec<Name>, StoreError> {
     let mut queues = shared.settings.queues.clone();
+    if !shared.operator_settings.may_have(|summary| summary.remote_workers) {
+        return Ok(queues);
+    }
     let own: BTreeSet<Name> = queues.iter().cloned().collect();
     queues.extend(shared.store.remote_queues().await?.difference(&own).cloned());
     Ok(queues)
@@ -180,7 +184,13 @@ async fn pass(shared: &EngineState, memory: &mut PassState) -> Result<(), PassEr
     let lines = shared.store.lines_of(served_queues(shared).await?).await?;
 
     // The comparison is bounded, so it comes before the jobs that are due next: any number may be due at one moment.
-    let mut drift = compare_overdue(shared, memory, &lines, now - GRACE).await?;
+    // Without unfinished jobs there is nothing to compare, and Redis is not asked.
+    let mut drift = if lines.is_empty() {
+        memory.forget_all_lanes();
+        0
+    } else {
+        compare_overdue(shared, memory, &lines, now - GRACE).await?
+    };
     // Adding an entry to the sorted set twice does no harm.
     drift += feed(shared, &lines, now, now + LOOK_AHEAD).await?.unknown;
     metrics::gauge!("tickr_index_drift").set(drift as f64);
@@ -312,6 +322,12 @@ fn most_of_a_line(shared: &EngineState) -> usize {
 }
 
 impl PassState {
+    /// Forget the lanes of earlier passes: none of them has an unfinished job.
+    fn forget_all_lanes(&mut self) {
+        self.turns = Turns::default();
+        self.noted.clear();
+    }
+
     /// Forget lanes that are gone. If the note about jobs that a full list left out is lost, the way to the jobs behind
     /// the list is lost with it; then the walk through that lane starts again.
     fn forget_gone_lanes(&mut self, lines: &[DueLane], compare: &Comparison<'_>) {

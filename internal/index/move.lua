@@ -20,7 +20,12 @@ if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
 local time = redis.call('TIME')
 local clock = time[1] * 1000000 + time[2]
 local now = math.floor((clock + ARGV[1]) / 1000)
-local due = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'WITHSCORES', 'LIMIT', 0, ARGV[2])
+-- Most calls find nothing that is due, and read one entry only.
+local due = {}
+local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
+if first[2] and tonumber(first[2]) <= now then
+  due = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'WITHSCORES', 'LIMIT', 0, ARGV[2])
+end
 for at = 1, #due, 2 do
   -- A member is the lane, a colon and the 36 characters of an id.
   offer(string.sub(due[at], 1, -38), string.sub(due[at], -36), tonumber(due[at + 1]))
@@ -28,8 +33,8 @@ end
 push()
 if #due > 0 then
   redis.call('ZREMRANGEBYRANK', KEYS[2], 0, #due / 2 - 1)
+  first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
 end
-local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
 local listened = redis.call('EXISTS', KEYS[5])
 local answer =
   { #due / 2, first[2] or '', string.format('%d', clock), string.format('%d', sequence), string.format('%d', listened) }

@@ -213,19 +213,21 @@ impl Partition {
     /// Return whether the first entry of the sorted set is the one that the last move found, and nothing points to lost
     /// data.
     pub(super) async fn is_quiet(&self) -> Result<bool, IndexError> {
-        type Found = (Option<String>, Option<String>, Option<String>, Vec<(String, f64)>);
+        type Found = (u8, Option<String>, Vec<(String, f64)>);
         let keys = &self.shared.keys;
         let mut look = redis::pipe();
-        look.get(&keys.epoch).get(&keys.sequence).get(&keys.listeners);
+        // Redis counts a key as often as it is named. So the number shows which of the two keys are there.
+        look.cmd("EXISTS").arg(&keys.epoch).arg(&keys.epoch).arg(&keys.listeners);
+        look.get(&keys.sequence);
         look.cmd("ZRANGE").arg(&keys.waiting).arg(0).arg(0).arg("WITHSCORES");
         let call = |mut conn| async move { look.query_async::<Found>(&mut conn).await };
-        let (epoch, sequence, listeners, first) = self.call("look for the next entry", call).await?;
-        let listened = listeners.is_some();
+        let (marks, sequence, first) = self.call("look for the next entry", call).await?;
+        let (is_whole, listened) = (marks >= 2, marks % 2 == 1);
         self.shared.listened.send_if_modified(|known| std::mem::replace(known, listened) != listened);
         let sequence: u64 = sequence.and_then(|sequence| sequence.parse().ok()).unwrap_or(0);
         let first = first.first().and_then(|(_, ms)| DateTime::from_timestamp_millis(*ms as i64));
         let next = *self.shared.next.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(epoch.is_some() && sequence >= self.shared.sequence.load(Ordering::Relaxed) && first == next)
+        Ok(is_whole && sequence >= self.shared.sequence.load(Ordering::Relaxed) && first == next)
     }
 
     /// Mark the index as complete from now on. The caller must hint what was committed before this call; what is

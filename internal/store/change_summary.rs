@@ -32,12 +32,16 @@ pub struct ChangeSummary {
     pub outbox_waits: bool,
     /// Parents have ended whose children are not told yet.
     pub children_wait: bool,
+    /// A job waits for its parents.
+    pub jobs_blocked: bool,
     /// The time of a deferred attempt is up.
     pub deferred_overdue: bool,
     /// The counts of batches have changed, or the cancel of one is under way.
     pub batches_changed: bool,
     /// No runner carries out some bulk operation.
     pub operation_is_free: bool,
+    /// A remote worker has not stopped.
+    pub remote_workers: bool,
     /// Due time of the first tick among the schedules of the runner's kinds.
     pub next_tick: Option<Timestamp>,
 }
@@ -56,9 +60,11 @@ impl ChangeSummary {
             expired: true,
             outbox_waits: true,
             children_wait: true,
+            jobs_blocked: true,
             deferred_overdue: true,
             batches_changed: true,
             operation_is_free: true,
+            remote_workers: true,
         }
     }
 }
@@ -87,11 +93,14 @@ impl Store {
                      ORDER BY id LIMIT 100) w WHERE since < UTC_TIMESTAMP(6) - INTERVAL 3 SECOND), \
                      EXISTS (SELECT 1 FROM tickr_outbox)) AS outbox_waits, \
                      EXISTS (SELECT 1 FROM parent_ends) AS children_wait, \
+                     EXISTS (SELECT 1 FROM blocked_jobs) AS jobs_blocked, \
                      EXISTS (SELECT 1 FROM deferred_attempts FORCE INDEX (deferred_attempts_look) \
                      WHERE look_at <= UTC_TIMESTAMP(6)) AS deferred_overdue, \
                      EXISTS (SELECT 1 FROM batch_changes) OR EXISTS (SELECT 1 FROM batch_cancels) AS batches_changed, \
                      EXISTS (SELECT 1 FROM runners WHERE id = ? AND drained_at IS NOT NULL) AS drained, \
                      EXISTS (SELECT 1 FROM operations FORCE INDEX (operations_state) WHERE {}) AS operation_is_free, \
+                     EXISTS (SELECT 1 FROM runners FORCE INDEX (runners_stopped) \
+                     WHERE stopped_at IS NULL AND via = 'http') AS remote_workers, \
                      (SELECT next_at FROM schedules FORCE INDEX (schedules_next) WHERE next_at IS NOT NULL \
                      AND kind IN {places} ORDER BY next_at LIMIT 1) AS next_tick",
                     checksum("api_keys", api_keys::COLUMNS),
@@ -115,9 +124,11 @@ impl Store {
                     expired: row.try_get::<i64, _>("expired")? != 0,
                     outbox_waits: row.try_get::<i64, _>("outbox_waits")? != 0,
                     children_wait: row.try_get::<i64, _>("children_wait")? != 0,
+                    jobs_blocked: row.try_get::<i64, _>("jobs_blocked")? != 0,
                     deferred_overdue: row.try_get::<i64, _>("deferred_overdue")? != 0,
                     batches_changed: row.try_get::<i64, _>("batches_changed")? != 0,
                     operation_is_free: row.try_get::<i64, _>("operation_is_free")? != 0,
+                    remote_workers: row.try_get::<i64, _>("remote_workers")? != 0,
                     next_tick: row.try_get("next_tick")?,
                 })
             })

@@ -436,6 +436,12 @@ impl Store {
         &self.shared.clock
     }
 
+    /// The same clock, for a task that may end after the store.
+    #[must_use]
+    pub fn shared_clock(&self) -> Arc<StoreClock> {
+        Arc::clone(&self.shared.clock)
+    }
+
     /// Accept jobs without unique keys, parents and batches, all or none. They are durable when this returns. The commit
     /// is shared with other callers that insert at the same time.
     ///

@@ -265,18 +265,43 @@ async fn first_list_served(
     list
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn of_two_jobs_that_become_ready_together_the_more_urgent_one_goes_to_the_waiting_fetcher() {
-    let prefix = unique_name();
-    let settings = IndexSettings {
+/// Return the settings of an index that no runner uses.
+fn settings_of(prefix: &str) -> IndexSettings {
+    IndexSettings {
         url: servers().redis_url(),
         tls: IndexTls::default(),
-        prefix: prefix.clone(),
+        prefix: prefix.to_owned(),
         partitions: 1,
         horizon: Duration::from_secs(60),
         high_water: 1_000,
         low_water: 10,
-    };
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_small_look_sees_a_lost_epoch_also_while_a_client_listens() {
+    let prefix = unique_name();
+    let settings = settings_of(&prefix);
+    let (url, index) = (settings.url.clone(), Index::new(settings).unwrap());
+    let client = redis::Client::open(url).unwrap();
+    let mut redis = client.get_multiplexed_async_connection().await.unwrap();
+    let key = |name: &str| format!("{{{prefix}}}:{name}");
+    index.begin_epoch().await.unwrap();
+    index.move_due(0, |_| chrono::Utc::now()).await.unwrap();
+    assert!(index.is_quiet().await.unwrap());
+    redis.set(key("listeners"), "1").await.unwrap();
+    assert!(index.is_quiet().await.unwrap(), "a client listens");
+    redis.del(key("epoch")).await.unwrap();
+    assert!(!index.is_quiet().await.unwrap(), "a client listens, and the epoch is gone");
+    redis.del(key("listeners")).await.unwrap();
+    assert!(!index.is_quiet().await.unwrap(), "the epoch is gone");
+    index.forget().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_jobs_that_become_ready_together_the_more_urgent_one_goes_to_the_waiting_fetcher() {
+    let prefix = unique_name();
+    let settings = settings_of(&prefix);
     let (url, index) = (settings.url.clone(), Index::new(settings).unwrap());
     index.begin_epoch().await.unwrap();
     let key = |lane: &Lane| format!("{{{prefix}}}:ready:{}", lane.as_str());
