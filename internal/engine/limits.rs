@@ -23,7 +23,8 @@ pub(super) async fn sweep_until_stopped(shared: &EngineState) {
         // The limits of this process are read after the summary that shows a change, so the next sweep is sure to know
         // them.
         let changes = std::mem::replace(&mut settings, summary.settings.clone()) != summary.settings;
-        let changed = changes || std::mem::replace(&mut changed_before, changes);
+        let before = std::mem::replace(&mut changed_before, changes);
+        let changed = changes || before;
         let uncounted = shared.operator_settings.now().limits.iter().any(|set| !set.counted);
         if (!in_use && !uncounted) || shared.store_trouble.is_known() {
             continue;
