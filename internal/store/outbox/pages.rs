@@ -245,8 +245,7 @@ impl Store {
                 if let IdempotentOutcome::First { done: Some(receipts), .. } = &moved
                     && let [EnqueuedJob::Existing(holder)] = receipts.jobs[..]
                 {
-                    let now = read_clock(conn, &shared.clock).await?;
-                    keep_answer(conn, request.jobs[0].id, holder, now).await?;
+                    keep_answer(conn, request.jobs[0].id, holder).await?;
                 }
                 Ok(Moved::Now(moved, answers))
             })
