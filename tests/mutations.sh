@@ -1666,6 +1666,14 @@ mutants() {
     mutant 'row that is its own parent' internal/broker/outbox.rs \
         'if options.after.contains(&JobId::from_uuid(row.id)) {' 'if options.after.contains(&JobId::from_uuid(Uuid::nil())) {' \
         outbox::a_row_that_names_itself_as_a_parent_is_rejected
+    mutant 'row of a removed job that keeps its unique key' internal/store/outbox/pages.rs \
+        ' AND job_id = ? AND held_until > UTC_TIMESTAMP(3)' \
+        ' AND job_id = ? AND held_until IS NULL' \
+        outbox::a_repeated_row_whose_removed_job_keeps_its_unique_key_holds_up_no_other_row
+    mutant 'answer that is the job itself' internal/store/rows/links.rs \
+        ' && *parent != job.id;' \
+        ';' \
+        outbox::a_row_is_rejected_whose_parent_was_answered_with_the_removed_job_of_the_row_itself
     mutant 'rows of a dead leader' internal/store/change_summary.rs \
         '- INTERVAL 3 SECOND' '- INTERVAL 3 HOUR' \
         internal/store/change_summary.rs \

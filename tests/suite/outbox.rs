@@ -619,6 +619,54 @@ async fn a_row_is_rejected_with_the_answer_to_the_row_of_its_parent_when_that_jo
     tickr.stop().await;
 }
 
+/// An application repeats its transaction after an operator has removed the job.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repeated_row_whose_removed_job_keeps_its_unique_key_holds_up_no_other_row() {
+    let tickr = TestApp::start().await;
+    let mut app = tickr.mysql().await;
+    let ids = [Uuid::now_v7(), Uuid::now_v7()];
+    let unique = |key: &str| json!({"unique_key": key, "unique_for_ms": 3_600_000});
+    insert_with(&mut app, ids[0], "noop", unique("u")).await;
+    until(&tickr, JobId::from_uuid(ids[0]), State::Completed).await;
+    delete(&tickr, JobId::from_uuid(ids[0])).await;
+    let mut tx = app.begin().await.unwrap();
+    insert_with(&mut tx, ids[0], "noop", unique("u")).await;
+    insert_with(&mut tx, ids[1], "noop", unique("v")).await;
+    tx.commit().await.unwrap();
+    until(&tickr, JobId::from_uuid(ids[1]), State::Completed).await;
+    tickr.until_count(WAITING, 0).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM outbox_rejected").await, 0, "nothing is wrong with the row");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 1);
+    tickr.stop().await;
+}
+
+/// An application repeats its transaction after both of its jobs were removed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_is_rejected_whose_parent_was_answered_with_the_removed_job_of_the_row_itself() {
+    let tickr = TestApp::start().await;
+    let mut app = tickr.mysql().await;
+    let (parent, child) = (Uuid::now_v7(), Uuid::now_v7());
+    let waits = json!({"unique_key": "u", "delay_ms": 3_600_000});
+    let replaces = json!({"unique_key": "u", "unique_for_ms": 3_600_000, "on_conflict": "replace", "after": [parent],
+        "on_parent_failure": "run"});
+    insert_with(&mut app, parent, "noop", waits.clone()).await;
+    insert_with(&mut app, child, "noop", replaces.clone()).await;
+    until(&tickr, JobId::from_uuid(child), State::Completed).await;
+    for id in [child, parent] {
+        delete(&tickr, JobId::from_uuid(id)).await;
+    }
+    insert_with(&mut app, parent, "noop", waits).await;
+    tickr.until_count(WAITING, 0).await;
+    app.execute("UPDATE unique_keys SET held_until = UTC_TIMESTAMP(3) - INTERVAL 1 SECOND").await.unwrap();
+    insert_with(&mut app, child, "noop", replaces).await;
+    tickr.until_count("SELECT COUNT(*) FROM outbox_rejected", 1).await;
+    let rejected = tickr.get("/v1/outbox/rejected").await.body;
+    let reason = rejected["data"][0]["reason"].as_str().unwrap();
+    assert!(reason.starts_with(&format!("there is no job {child}")), "{reason}");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 0);
+    tickr.stop().await;
+}
+
 /// Delete a job by a bulk operation.
 async fn delete(tickr: &TestApp, id: JobId) {
     tickr.until_count("SELECT COUNT(*) FROM parent_ends", 0).await;

@@ -17,7 +17,7 @@ use crate::jobs::key_holders::KeyHolder;
 use crate::sql::batches::in_list;
 use crate::sql::error::corrupt;
 use crate::sql::session::Session;
-use tickr_job::{JobId, State, Timestamp};
+use tickr_job::{JobId, State};
 
 /// The answer to a row.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -68,25 +68,19 @@ pub(super) async fn answers_to(
 
 /// Keep the answer to a row that this transaction removes. The row may have had another answer before: the application
 /// has inserted it again.
-pub(super) async fn keep_answer(
-    conn: &mut Session<'_>,
-    row: JobId,
-    holder: KeyHolder,
-    now: Timestamp,
-) -> Result<(), sqlx::Error> {
+pub(super) async fn keep_answer(conn: &mut Session<'_>, row: JobId, holder: KeyHolder) -> Result<(), sqlx::Error> {
     let answer = RowAnswer { job: holder.id, completed: holder.state == State::Completed };
     let body = serde_json::to_string(&answer).map_err(|error| corrupt(error.to_string()))?;
     let digest = digest_of(row).to_vec();
     sqlx::query(
         "INSERT INTO idempotency_keys (id, key_hash, request_hash, status, answer, created_at) \
-         VALUES (?, ?, ?, 200, ?, ?) \
+         VALUES (?, ?, ?, 200, ?, UTC_TIMESTAMP(6)) \
          ON DUPLICATE KEY UPDATE answer = VALUES(answer), created_at = VALUES(created_at)",
     )
     .bind(Uuid::now_v7())
     .bind(digest.clone())
     .bind(digest)
     .bind(body)
-    .bind(now)
     .execute(conn)
     .await
     .map(drop)

@@ -237,8 +237,7 @@ impl Store {
                 }
                 let delete = sqlx::query("DELETE FROM tickr_outbox WHERE id = ?").bind(row);
                 let gone = delete.execute(&mut *conn).await?.rows_affected() == 0;
-                let known = sqlx::query("SELECT 1 FROM jobs WHERE id = ?").bind(request.jobs[0].id.uuid());
-                if gone || known.fetch_optional(&mut *conn).await?.is_some() {
+                if gone || was_moved(conn, &request.jobs[0]).await? {
                     return Ok(Moved::Before);
                 }
                 // A refusal rolls the deletion of the row back as well.
@@ -246,8 +245,7 @@ impl Store {
                 if let IdempotentOutcome::First { done: Some(receipts), .. } = &moved
                     && let [EnqueuedJob::Existing(holder)] = receipts.jobs[..]
                 {
-                    let now = read_clock(conn, &shared.clock).await?;
-                    keep_answer(conn, request.jobs[0].id, holder, now).await?;
+                    keep_answer(conn, request.jobs[0].id, holder).await?;
                 }
                 Ok(Moved::Now(moved, answers))
             })
@@ -311,6 +309,21 @@ async fn parent_is_in_outbox(conn: &mut Session<'_>, row: Uuid, parents: &[JobId
     }
     let found = in_list("SELECT id FROM tickr_outbox FORCE INDEX (PRIMARY) WHERE id IN", &parents, " LIMIT 1");
     Ok(found.fetch_optional(conn).await?.is_some())
+}
+
+/// Return whether the row of this job was moved before: the job exists, or it completed, keeps its unique key for a
+/// time and was removed.
+async fn was_moved(conn: &mut Session<'_>, job: &NewJob) -> Result<bool, sqlx::Error> {
+    let id = job.id.uuid();
+    let known = match &job.unique_key {
+        None => sqlx::query("SELECT 1 FROM jobs WHERE id = ?").bind(id),
+        Some(key) => {
+            let sql = "SELECT 1 FROM jobs WHERE id = ? UNION ALL SELECT 1 FROM unique_keys WHERE kind = ? \
+                       AND unique_key = ? AND job_id = ? AND held_until > UTC_TIMESTAMP(3) LIMIT 1";
+            sqlx::query(sql).bind(id).bind(job.kind.as_str()).bind(key.as_bytes()).bind(id)
+        }
+    };
+    Ok(known.fetch_optional(conn).await?.is_some())
 }
 
 /// The rows that one transaction looks at.

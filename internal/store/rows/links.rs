@@ -137,7 +137,10 @@ pub(crate) async fn check_links(
         let mut waits = false;
         for parent in &job.options.after {
             let id = parent.uuid();
-            if here.contains(&id) || unfinished.contains(&id) {
+            // A job would wait for its own end for ever. The answer to the row of a parent may be a job that had the id
+            // of this one and was removed.
+            let is_other = here.contains(&id) && *parent != job.id;
+            if is_other || unfinished.contains(&id) {
                 waits = true;
             } else if let Some(end) = links.ended.get(&id) {
                 waits |= *end != State::Completed && job.options.on_parent_failure != OnParentFailure::Run;
