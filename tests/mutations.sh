@@ -236,7 +236,7 @@ mutants() {
         'new.filter.fingerprint.filter(|_| new.action == Action::Replay)' 'new.filter.fingerprint.filter(|_| false)' \
         dashboard_use::of_releases_of_a_group_that_begin_at_the_same_time_one_is_accepted
     mutant 'search among distant ids' internal/store/jobs/search.rs \
-        'distant: (near != span).then(' 'distant: (near == span).then(' \
+        'FROM distant_ids WHERE NOT' 'FROM distant_ids WHERE FALSE AND NOT' \
         outbox::a_job_is_found_by_the_time_of_its_acceptance_however_distant_its_id_is
     mutant 'record of a distant id' internal/store/rows/jobs.rs \
         'if !distant.is_empty() {' 'if distant.len() > 9_999 {' \
