@@ -238,6 +238,12 @@ mutants() {
     mutant 'search among distant ids' internal/store/jobs/search.rs \
         'FROM distant_ids WHERE NOT' 'FROM distant_ids WHERE FALSE AND NOT' \
         outbox::a_job_is_found_by_the_time_of_its_acceptance_however_distant_its_id_is
+    mutant 'bar of a job by its acceptance' internal/store/jobs/survey.rs \
+        'scale.place_of(job.created_at))' 'scale.place_of(moment(ms_of(job.id))))' \
+        outbox::a_job_is_found_by_the_time_of_its_acceptance_however_distant_its_id_is
+    mutant 'sample of distant ids' internal/store/jobs/survey.rs \
+        'job_of(row, each)' 'job_of(row, 1.0)' \
+        survey::many_jobs_with_distant_ids_are_estimated_in_the_bar_of_their_acceptance
     mutant 'record of a distant id' internal/store/rows/jobs.rs \
         'if !distant.is_empty() {' 'if distant.len() > 9_999 {' \
         outbox::a_job_is_found_by_the_time_of_its_acceptance_however_distant_its_id_is

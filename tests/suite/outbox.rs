@@ -191,6 +191,15 @@ async fn a_job_is_found_by_the_time_of_its_acceptance_however_distant_its_id_is(
         assert_eq!((&survey["jobs"], &survey["exact"]), (&json!(wanted.len()), &json!(true)), "{filter}: {survey:#}");
     }
 
+    // Each of them is in the bar of its acceptance.
+    let range = format!("created_after={}&created_before={until}", text(now - TimeDelta::hours(20)));
+    let survey = tickr.get(&format!("/v1/jobs/survey?{range}")).await.body;
+    assert_eq!((&survey["jobs"], &survey["step_ms"]), (&json!(3), &json!(1_800_000)), "{survey:#}");
+    for bar in survey["bars"].as_array().unwrap().iter().filter(|bar| bar["states"] != json!({})) {
+        let from: DateTime<Utc> = bar["from"].as_str().unwrap().parse().unwrap();
+        assert!(from + TimeDelta::minutes(30) > now, "{survey:#}");
+    }
+
     // An operation changes the jobs that were accepted before its start.
     let operate = async |body: Value| {
         let started = tickr.post("/v1/operations", body).await;
