@@ -247,6 +247,9 @@ mutants() {
     mutant 'record of a distant id' internal/store/rows/jobs.rs \
         'if !distant.is_empty() {' 'if distant.len() > 9_999 {' \
         outbox::a_job_is_found_by_the_time_of_its_acceptance_however_distant_its_id_is
+    mutant 'record of a distant id that an older binary left' internal/store/rows/jobs.rs \
+        '"ON DUPLICATE KEY UPDATE created_at = VALUES(created_at)"' '""' \
+        outbox::a_job_is_found_by_the_time_of_its_acceptance_however_distant_its_id_is
     mutant 'removal of records of distant ids' internal/store/retention/remove.rs \
         '("distant_ids", "job_id"),' '' \
         outbox::a_job_is_found_by_the_time_of_its_acceptance_however_distant_its_id_is
