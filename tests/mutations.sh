@@ -236,10 +236,19 @@ mutants() {
         'new.filter.fingerprint.filter(|_| new.action == Action::Replay)' 'new.filter.fingerprint.filter(|_| false)' \
         dashboard_use::of_releases_of_a_group_that_begin_at_the_same_time_one_is_accepted
     mutant 'search among distant ids' internal/store/jobs/search.rs \
-        'distant: (near != span).then(' 'distant: (near == span).then(' \
+        'FROM distant_ids WHERE NOT' 'FROM distant_ids WHERE FALSE AND NOT' \
         outbox::a_job_is_found_by_the_time_of_its_acceptance_however_distant_its_id_is
+    mutant 'bar of a job by its acceptance' internal/store/jobs/survey.rs \
+        'scale.place_of(job.created_at))' 'scale.place_of(moment(ms_of(job.id))))' \
+        outbox::a_job_is_found_by_the_time_of_its_acceptance_however_distant_its_id_is
+    mutant 'sample of distant ids' internal/store/jobs/survey.rs \
+        'job_of(row, each)' 'job_of(row, 1.0)' \
+        survey::many_jobs_with_distant_ids_are_estimated_in_the_bar_of_their_acceptance
     mutant 'record of a distant id' internal/store/rows/jobs.rs \
         'if !distant.is_empty() {' 'if distant.len() > 9_999 {' \
+        outbox::a_job_is_found_by_the_time_of_its_acceptance_however_distant_its_id_is
+    mutant 'record of a distant id that an older binary left' internal/store/rows/jobs.rs \
+        '"ON DUPLICATE KEY UPDATE created_at = VALUES(created_at)"' '""' \
         outbox::a_job_is_found_by_the_time_of_its_acceptance_however_distant_its_id_is
     mutant 'removal of records of distant ids' internal/store/retention/remove.rs \
         '("distant_ids", "job_id"),' '' \

@@ -123,11 +123,10 @@ async fn a_runner_counts_as_alive_until_its_own_lease_is_over() {
     };
     let tickr = TestApp::start_with(elsewhere, Registry::new()).await;
     assert_eq!(tickr.put("/v1/kinds/resize", json!({"queue": "pictures"})).await.status, 201);
-    let worker = |name: &str, queue: &str, lease_ms: u32| {
-        json!({"name": name, "kinds": ["resize"], "queues": [queue], "slots": 1, "lease_ms": lease_ms})
-    };
-    assert_eq!(tickr.post("/v1/workers", worker("long", "pictures", 300_000)).await.status, 201);
-    assert_eq!(tickr.post("/v1/workers", worker("short", "thumbs", 10_000)).await.status, 201);
+    for (name, queue, lease_ms) in [("long", "pictures", 300_000), ("short", "thumbs", 10_000)] {
+        let worker = json!({"name": name, "kinds": ["resize"], "queues": [queue], "slots": 1, "lease_ms": lease_ms});
+        assert_eq!(tickr.post("/v1/workers", worker).await.status, 201);
+    }
     let heard = |seconds: u32| {
         format!("UPDATE runners SET heartbeat_at = UTC_TIMESTAMP(6) - INTERVAL {seconds} SECOND WHERE via = 'http'")
     };

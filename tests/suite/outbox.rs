@@ -201,6 +201,9 @@ async fn a_job_is_found_by_the_time_of_its_acceptance_however_distant_its_id_is(
     let mut app = tickr.mysql().await;
     let now = Utc::now();
     let (old, ahead) = (id_of(now - TimeDelta::hours(1)), id_of(now + TimeDelta::hours(23)));
+    // An older binary has removed a job with this id, and has left the row.
+    let left = format!("INSERT INTO distant_ids VALUES (UNHEX(REPLACE('{old}', '-', '')), '2026-01-01')");
+    tickr.sql(left).await;
     for id in [old, ahead] {
         insert_with(&mut app, id, "noop", json!({"delay_ms": DAY_MS, "tags": ["late"]})).await;
     }
@@ -227,6 +230,15 @@ async fn a_job_is_found_by_the_time_of_its_acceptance_however_distant_its_id_is(
         assert_eq!(count, json!({"count": wanted.len(), "capped": false}), "{filter}");
         let survey = tickr.get(&format!("/v1/jobs/survey?{filter}")).await.body;
         assert_eq!((&survey["jobs"], &survey["exact"]), (&json!(wanted.len()), &json!(true)), "{filter}: {survey:#}");
+    }
+
+    // Each of them is in the bar of its acceptance.
+    let range = format!("created_after={}&created_before={until}", text(now - TimeDelta::hours(20)));
+    let survey = tickr.get(&format!("/v1/jobs/survey?{range}")).await.body;
+    assert_eq!((&survey["jobs"], &survey["step_ms"]), (&json!(3), &json!(1_800_000)), "{survey:#}");
+    for bar in survey["bars"].as_array().unwrap().iter().filter(|bar| bar["states"] != json!({})) {
+        let from: DateTime<Utc> = bar["from"].as_str().unwrap().parse().unwrap();
+        assert!(from + TimeDelta::minutes(30) > now, "{survey:#}");
     }
 
     // An operation changes the jobs that were accepted before its start.

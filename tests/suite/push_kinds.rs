@@ -707,8 +707,12 @@ async fn a_kind_gets_a_receiver_changes_it_and_loses_it_while_runners_live() {
     tickr.declare(&json!({})).await;
     // Nothing executes the kind yet.
     let id = tickr.resize().await;
-    let why = tickr.get(&format!("/v1/jobs/{id}/explain")).await.body;
-    assert!(why.to_string().contains("kind_unknown"), "{why:#}");
+    // The runner has a lease of two seconds, and a busy machine may make it silent for a moment.
+    eventually("the reason is that nothing executes the kind", || async {
+        let why = tickr.get(&format!("/v1/jobs/{id}/explain")).await.body;
+        why.to_string().contains("kind_unknown").then_some(())
+    })
+    .await;
     first.plan([verdict(&succeeded())]);
     tickr.declare(&first.kind(json!({}), json!({}))).await;
     tickr.until(id, State::Completed).await;

@@ -98,6 +98,28 @@ fn accepted_in(survey: &Value) -> u64 {
     jobs
 }
 
+/// The jobs of rows that waited in an outbox are accepted at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_jobs_with_distant_ids_are_estimated_in_the_bar_of_their_acceptance() {
+    let tickr = TestApp::start().await;
+    crate::dashboard_use::insert_waiting(&tickr, "noop", "bulk", 0, 20_000).await;
+    tickr
+        .sql(
+            "UPDATE jobs SET created_at = '2026-08-01 10:30:00'; \
+             INSERT INTO distant_ids (job_id, created_at) SELECT id, created_at FROM jobs",
+        )
+        .await;
+    let hour = "/v1/jobs/survey?created_after=2026-08-01T10:00:00Z&created_before=2026-08-01T11:00:00Z";
+    let survey = tickr.get(hour).await.body;
+    assert_eq!((&survey["exact"], &survey["looked_at"]), (&json!(false), &json!(20_000)), "{survey:#}");
+    let bars = survey["bars"].as_array().unwrap().iter().filter(|bar| bar["states"] != json!({}));
+    let begins: Vec<&str> = bars.map(|bar| bar["from"].as_str().unwrap()).collect();
+    assert_eq!(begins, ["2026-08-01T10:30:00.000Z"]);
+    let jobs = in_state(&survey, "waiting");
+    assert!(jobs.abs_diff(20_000) < 5_000, "{jobs}");
+    tickr.stop_broken("its jobs were written by hand").await;
+}
+
 /// A hundred thousand jobs, one each second. One in four has a payload of its own, and 37 of them are of another kind.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_jobs_are_estimated_from_a_bounded_number_of_rows_which_the_answer_says() {

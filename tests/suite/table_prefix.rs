@@ -399,7 +399,7 @@ async fn a_tickr_with_a_prefix_shares_the_database_of_laravel_and_touches_only_i
     let all = tables(&url).await;
     let foreign: Vec<&str> = all.iter().map(String::as_str).filter(|name| !name.starts_with("tickr_")).collect();
     assert_eq!(foreign, OF_LARAVEL);
-    assert_eq!(all.len() - foreign.len(), 51, "{all:?}");
+    assert_eq!(all.len() - foreign.len(), 52, "{all:?}");
     assert_eq!(laravel(&url).await, before);
     // MySQL has the constraints of a database in one list.
     let named = "SELECT CAST(constraint_name AS CHAR) FROM information_schema.table_constraints \
@@ -514,7 +514,7 @@ async fn tickrs_with_two_prefixes_in_one_database_and_one_redis_do_not_see_one_a
     one.stop(CancellationToken::new()).await;
     two.stop(CancellationToken::new()).await;
     let all = tables(&url).await;
-    assert_eq!(all.len(), 102, "{all:?}");
+    assert_eq!(all.len(), 104, "{all:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,8 +6,8 @@
 //! number of rows whatever the size of the tables is, and says which of its figures are estimates. A narrower range of
 //! time has narrower bars, and its figures become exact.
 //!
-//! The bar of a job follows from its id. If the filter has a range of creation times, the jobs whose ids are of another
-//! time than their acceptance are read by themselves, and the time of the acceptance says which bar they are in.
+//! A window is a range of ids, and each job is in the bar of its acceptance. If the filter has a range of creation
+//! times, the jobs whose ids are of another time than that range are read by themselves, and of many of them a sample.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -205,8 +205,8 @@ impl Store {
     }
 }
 
-const COLUMNS: &str = "j.id, j.kind, j.queue, j.unique_key, j.host, j.options, o.state, o.attempt, o.spared, o.runner, \
-                       d.fingerprint, d.error";
+const COLUMNS: &str = "j.id, j.kind, j.queue, j.unique_key, j.host, j.options, j.created_at, o.state, o.attempt, \
+                       o.spared, o.runner, d.fingerprint, d.error";
 
 /// A job that was looked at.
 struct Seen {
@@ -220,8 +220,7 @@ struct Seen {
     attempt: Option<u32>,
     runner: Option<String>,
     group: Option<(Fingerprint, String)>,
-    /// Position of the bar.
-    bar: usize,
+    created_at: Timestamp,
     /// Number of jobs that it stands for.
     weight: f64,
 }
@@ -240,7 +239,7 @@ async fn survey(conn: &mut Session<'_>, filter: &Filter, most_bars: u32) -> Resu
         None => all.oldest,
         Some(_) => search.oldest(conn, span).await?,
     };
-    let first_far = far.jobs.iter().map(|(created_at, _)| *created_at).min();
+    let first_far = far.jobs.iter().map(|job| job.created_at).min();
     let Some(oldest) = oldest.or_else(|| filter.created_after.or(first_far).map(first_id_of)) else {
         return Ok(nothing(filter, now));
     };
@@ -248,12 +247,11 @@ async fn survey(conn: &mut Session<'_>, filter: &Filter, most_bars: u32) -> Resu
     let scale = Scale::new(filter, first_far.map_or(first, |at| at.min(first)), now, most_bars);
     let mut bars: Vec<Bar> =
         (0..scale.bars).map(|at| Bar { from: scale.begin_of(at), exact: true, ..Bar::default() }).collect();
-    let mut seen = Vec::new();
+    let mut seen = far.jobs;
     let mut looked_at = far.rows;
     if all.rest.is_none() {
         for row in &search.matching(COLUMNS, &all, FEW).fetch_all(&mut *conn).await? {
-            let id = row.try_get("id")?;
-            seen.push(job_of(row, id, scale.place_of(id))?);
+            seen.push(job_of(row, 1.0)?);
         }
         looked_at += all.rows;
         bars.iter_mut().for_each(|bar| bar.looked = true);
@@ -276,8 +274,8 @@ async fn survey(conn: &mut Session<'_>, filter: &Filter, most_bars: u32) -> Resu
             let mut found: Vec<Vec<Seen>> = places.iter().map(|_| Vec::new()).collect();
             for row in &rows {
                 let at = usize::try_from(row.try_get::<i64, _>("place")?).unwrap_or(usize::MAX);
-                let Some(place) = places.get(at) else { continue };
-                found[at].push(job_of(row, row.try_get("id")?, *place)?);
+                let Some(jobs) = found.get_mut(at) else { continue };
+                jobs.push(job_of(row, 1.0)?);
             }
             for ((place, chunk), jobs) in places.iter().zip(&chunks).zip(found) {
                 looked_at += chunk.rows;
@@ -294,11 +292,12 @@ async fn survey(conn: &mut Session<'_>, filter: &Filter, most_bars: u32) -> Resu
             }
         }
     }
-    for (created_at, row) in &far.jobs {
-        seen.push(job_of(row, row.try_get("id")?, scale.place_at(created_at.timestamp_millis()))?);
-    }
-    if far.has_more {
+    if far.is_estimate {
         bars.iter_mut().for_each(|bar| bar.exact = false);
+    }
+    // A job may be in another bar than its window.
+    for job in seen.iter().filter(|job| job.weight > 1.0) {
+        bars[scale.place_of(job.created_at)].exact = false;
     }
     add_ledgers(conn, &mut seen).await?;
     // A job may have changed its state between the reads, and a job that is purged has none any more.
@@ -306,26 +305,28 @@ async fn survey(conn: &mut Session<'_>, filter: &Filter, most_bars: u32) -> Resu
     Ok(sum(&seen, bars, &scale, looked_at.unsigned_abs()))
 }
 
-/// Jobs of the filter whose ids are of another time than their acceptance, the newest ids first.
+/// Jobs of the filter whose ids are of another time than its range.
 #[derive(Default)]
 struct Far {
-    /// Their rows, with the times of their acceptance.
-    jobs: Vec<(Timestamp, MySqlRow)>,
+    jobs: Vec<Seen>,
     /// Number of rows that were looked at.
     rows: i64,
-    /// True if there may be more.
-    has_more: bool,
+    /// True if the jobs are a sample.
+    is_estimate: bool,
 }
 
+/// Read these jobs. After an outage of an outbox there may be many. Then read a sample of the newest ids, as many as a
+/// survey looks at otherwise.
 async fn read_distant(conn: &mut Session<'_>, mut search: Search) -> Result<Far, sqlx::Error> {
     let Some(span) = search.span(None) else { return Ok(Far::default()) };
-    search.set_chunk(FEW);
+    search.set_chunk(WINDOWS);
     let chunk = search.chunk(conn, span).await?;
-    let mut far = Far { jobs: Vec::new(), rows: chunk.rows, has_more: chunk.rest.is_some() };
+    let part = (ALL_OF_THEM * FEW / chunk.rows.max(1)).clamp(1, ALL_OF_THEM);
+    let each = ratio(ALL_OF_THEM, usize::try_from(part).unwrap_or(1));
+    let mut far = Far { jobs: Vec::new(), rows: chunk.rows, is_estimate: part < ALL_OF_THEM };
     if chunk.rows > 0 {
-        let columns = format!("{COLUMNS}, j.created_at");
-        for row in search.matching(&columns, &chunk, FEW).fetch_all(&mut *conn).await? {
-            far.jobs.push((row.try_get("created_at")?, row));
+        for row in &search.thinned(part).matching(COLUMNS, &chunk, 2 * FEW).fetch_all(&mut *conn).await? {
+            far.jobs.push(job_of(row, each)?);
         }
     }
     Ok(far)
@@ -365,13 +366,10 @@ impl Scale {
         moment(self.begin_ms(place))
     }
 
-    /// Return the bar of a job. Hosts with wrong clocks make ids outside of the range.
-    fn place_of(&self, id: Uuid) -> usize {
-        self.place_at(ms_of(id))
-    }
-
-    fn place_at(&self, ms: i64) -> usize {
-        let place = (ms - self.from_ms).div_euclid(self.step_ms);
+    /// Return the bar of a job by its acceptance. Without a range in the filter, the first bar begins at the oldest id,
+    /// which a host with a wrong clock may have made of a later time.
+    fn place_of(&self, created_at: Timestamp) -> usize {
+        let place = (created_at.timestamp_millis() - self.from_ms).div_euclid(self.step_ms);
         usize::try_from(place).unwrap_or(0).min(self.bars - 1)
     }
 
@@ -413,12 +411,12 @@ fn ratio(all: i64, some: usize) -> f64 {
     all as f64 / some as f64
 }
 
-/// Read a job that counts as one.
-fn job_of(row: &MySqlRow, id: Uuid, bar: usize) -> Result<Seen, sqlx::Error> {
+/// Read a job that stands for so many.
+fn job_of(row: &MySqlRow, weight: f64) -> Result<Seen, sqlx::Error> {
     let (begun, spared): (Option<u32>, Option<u32>) = (row.try_get("attempt")?, row.try_get("spared")?);
     let fingerprint = row.try_get::<Option<&[u8]>, _>("fingerprint")?.map(group).transpose()?;
     Ok(Seen {
-        id,
+        id: row.try_get("id")?,
         kind: row.try_get("kind")?,
         queue: row.try_get("queue")?,
         unique_key: row.try_get("unique_key")?,
@@ -428,8 +426,8 @@ fn job_of(row: &MySqlRow, id: Uuid, bar: usize) -> Result<Seen, sqlx::Error> {
         attempt: begun.zip(spared).map(|(begun, spared)| begun.saturating_sub(spared)),
         runner: row.try_get::<Option<String>, _>("runner")?.filter(|runner| !runner.is_empty()),
         group: fingerprint.zip(row.try_get("error")?),
-        bar,
-        weight: 1.0,
+        created_at: row.try_get("created_at")?,
+        weight,
     })
 }
 
@@ -474,7 +472,7 @@ fn sum(seen: &[Seen], mut bars: Vec<Bar>, scale: &Scale, looked_at: u64) -> Surv
     let mut values: HashMap<(FacetField, String), Sum> = HashMap::new();
     for job in seen {
         let Some(state) = job.state else { continue };
-        if let Some(of_bar) = states.get_mut(job.bar) {
+        if let Some(of_bar) = states.get_mut(scale.place_of(job.created_at)) {
             *of_bar.entry(state).or_default() += job.weight;
         }
         let mut add = |field: FacetField, value: String, text: Option<&str>| {
@@ -571,8 +569,9 @@ mod tests {
             let ends: Vec<Span> = (0..scale.bars).map(|place| scale.span_of(place, all)).collect();
             assert!(ends.windows(2).all(|two| two[0].to == two[1].from), "no id is between two bars");
             assert_eq!((ends[0].from, ends[scale.bars - 1].to), (all.from, all.to));
-            assert_eq!(scale.place_of(first_id_of(at(0))), 0);
-            assert_eq!(scale.place_of(Uuid::max()), scale.bars - 1);
+            for (ms, place) in [(-range_ms, 0), (0, 0), (range_ms - 1, scale.bars - 1), (range_ms, scale.bars - 1)] {
+                assert_eq!(scale.place_of(at(ms)), place, "{range_ms}");
+            }
         }
     }
 

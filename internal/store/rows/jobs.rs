@@ -352,7 +352,9 @@ fn insert_into<'a>(script: &mut Script<'a>, rows: &[JobRow<'a>], options: &'a [O
     let distant: Vec<(Uuid, Value<'a>)> =
         rows.iter().filter(|row| row.is_distant).map(|row| (row.job.id.uuid(), row.created_at)).collect();
     if !distant.is_empty() {
-        let insert = ["INSERT INTO distant_ids (job_id, created_at) VALUES", "(?,?)", ""];
+        // An older binary that removed a former job with this id has left the row.
+        let again = "ON DUPLICATE KEY UPDATE created_at = VALUES(created_at)";
+        let insert = ["INSERT INTO distant_ids (job_id, created_at) VALUES", "(?,?)", again];
         script.insert(insert, &distant, |_| 60, |&(id, at), values| values.extend([Value::from(id), at]));
     }
     let limited: Vec<(Uuid, &str)> =

@@ -1,8 +1,9 @@
 //! An estimate of the database's clock that needs no query.
 //!
-//! One clock decides when work is due: that of the database (G7). This estimate is only used for the length of a sleep
-//! and to measure the error of the index's clock; the claim itself compares the times on the server. Between two
-//! samples the estimate follows the monotonic clock, so it does not move when the wall clock of this host is set.
+//! One clock decides when work is due: that of the database (G7). This estimate is only used for the length of a sleep,
+//! to measure the error of the index's clock, and to tell which new jobs have distant ids (`rows/jobs.rs`). The claim
+//! itself compares the times on the server. Between two samples the estimate follows the monotonic clock, so it does
+//! not move when the wall clock of this host is set.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
