@@ -2092,6 +2092,9 @@ mutants() {
         'of_kind: job.options.of_kind, ..original' \
         '..original' \
         remote_workers::a_job_keeps_the_time_limit_and_the_backoff_of_a_declaration_that_is_changed_or_deleted
+    mutant 'former declaration in a replay' internal/broker/lib.rs \
+        'job.options.of_kind = None;' 'job.options.of_kind = job.options.of_kind.take();' \
+        operations::a_replay_of_a_kind_that_only_another_runner_has_leaves_no_dead_letter
     mutant 'steps ahead in the age of a remote attempt' internal/engine/heartbeat_history.rs \
         'moment <= step.until' \
         'moment > step.until' \

@@ -339,14 +339,17 @@ impl Broker {
     }
 
     /// Return the function that does what [`remake`](Self::remake) does, for a bulk operation. A job of a kind that only
-    /// other runners have is made again as it was accepted: the runner that starts it checks its payload. `living_kinds`
-    /// are the kinds of all living runners.
+    /// other runners have is made again as it was accepted, with the defaults of these runners: the runner that starts
+    /// it checks its payload. `living_kinds` are the kinds of all living runners.
     #[must_use]
     pub fn remaker(&self, living_kinds: HashSet<Name>) -> Remake {
         let (registry, store) = (Arc::clone(&self.registry), self.store.clone());
         Arc::new(move |original| {
             if registry.find(original.kind.as_str()).is_none() && living_kinds.contains(&original.kind) {
-                return Ok(original.unchanged());
+                let mut job = original.unchanged();
+                // A former declaration may have given it these. The runners that have a handler have their own.
+                job.options.of_kind = None;
+                return Ok(job);
             }
             remake(&registry, original, None, store.clock().now()).map_err(|invalid| {
                 let first = match &invalid {

@@ -501,7 +501,9 @@ async fn a_replay_of_a_kind_that_only_another_runner_has_leaves_no_dead_letter()
     open.cancel();
     let tickr = TestApp::start().await;
     tickr.sql(dead_letters(200).replace("'noop'", "'gate'").replace("'parked'", "'default'")).await;
-    tickr.sql("UPDATE jobs SET host = 'mail.example'").await;
+    // An operator had declared the kind when the jobs were accepted.
+    let of_kind = r#"{"of_kind":{"timeout_ms":60000,"retry":{}}}"#;
+    tickr.sql(format!("UPDATE jobs SET host = 'mail.example', options = '{of_kind}'")).await;
     let replay = |id: &Uuid| json!({"action": "replay", "filter": {"ids": [id]}});
     let failed: Vec<Uuid> =
         sqlx::query_scalar("SELECT id FROM jobs ORDER BY id").fetch_all(&mut tickr.mysql().await).await.unwrap();
@@ -523,6 +525,7 @@ async fn a_replay_of_a_kind_that_only_another_runner_has_leaves_no_dead_letter()
     tickr.until_count(&format!("{REPLAYS} AND id NOT IN (SELECT id FROM owed)"), replayed).await;
     // A runner without the kind cannot ask it for the host of the call.
     assert_eq!(tickr.count(format!("{REPLAYS} AND host = 'mail.example'")).await, 3);
+    assert_eq!(tickr.count(format!("{REPLAYS} AND options LIKE '%of_kind%'")).await, 0);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM dead_letters WHERE standing = 'open'").await, 200 - replayed);
     newer.stop(CancellationToken::new()).await;
     tickr.stop().await;

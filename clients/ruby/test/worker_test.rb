@@ -143,14 +143,22 @@ class WorkerTest < Minitest::Test
 
   def test_a_lost_attempt_whose_handler_goes_on_is_listed_no_more
     blocked = Thread::Queue.new
+    told = Thread::Queue.new
+    lost = false
     serve(
       beat_ms: 200,
       fetch: lambda { |n, _|
-        # The second answer comes when the first attempt is lost.
-        sleep 0.8 if n == 2
+        # The second answer comes when the worker knows that the first attempt is lost.
+        told.pop if n == 2
         [nil, jobs("t1"), jobs("t2")][n] || :hang
       },
-      beat: ->(_, body) { [200, {cancel: [], lost: body["holding"].map { |one| one["token"] } & ["t1"], drain: false}] }
+      beat: lambda { |_, body|
+        # A beat after the one that said so.
+        told << true if lost
+        reported = body["holding"].select { |one| one.key?("percent") }.map { |one| one["token"] }
+        lost ||= reported.any?
+        [200, {cancel: [], lost: reported, drain: false}]
+      }
     )
     work(slots: 2) do |_, context|
       next "done" unless context.attempt.id == "job-t1"
@@ -158,11 +166,13 @@ class WorkerTest < Minitest::Test
       context.progress(10)
       blocked.pop
     end
-    beats = @server.await("/beat") { |all| all.size >= 8 }
-    assert_equal 1, beats.count { |one| one[:body]["holding"].any? { |entry| entry["token"] == "t1" } }
     fetches = @server.await("/fetch") { |all| all.size >= 3 }
     refute_includes fetches[2][:body]["holding"], "t1"
     assert_equal 1, fetches[2][:body]["slots"], "its slot is not free"
+    reports = ->(beat) { beat[:body]["holding"].any? { |one| one.key?("percent") } }
+    later = ->(beats) { beats.drop_while { |beat| !reports.call(beat) }.drop(1) }
+    beats = @server.await("/beat") { |all| later.call(all).size >= 4 }
+    assert_empty later.call(beats).flat_map { |beat| beat[:body]["holding"] }.select { |one| one["token"] == "t1" }
   ensure
     blocked << nil
   end

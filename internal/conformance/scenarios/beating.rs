@@ -1,6 +1,6 @@
 //! Heartbeats: their rhythm, what they carry, and what their answers ask for.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::Running;
@@ -9,9 +9,6 @@ use crate::json::Json;
 use crate::protocol::LATE_LISTING;
 use crate::stage::{Broken, Outcome, PATIENCE, SLACK, Stage, broken, expect_result, expect_verdict};
 use crate::world::{Attempt, LEASE_MS, State};
-
-/// Time after an answer from which all of its jobs execute. Some clients start them one by one.
-const STARTING: Duration = Duration::from_millis(100);
 
 fn beat(stage: &Stage) -> Duration {
     Duration::from_millis(stage.world.read(|state| state.setup.beat_ms))
@@ -65,7 +62,7 @@ pub(super) fn large(stage: &mut Stage) -> Running<'_> {
         let checkpoint = "x".repeat(60 << 10);
         let payload = serde_json::json!({ "percent": 1, "note": "x", "checkpoint": checkpoint, "ms": 1_500 });
         let payload = Json::from(payload);
-        // Twice, because the first beat may come before all jobs of the answer execute.
+        // Twice, because the first beats may come while few jobs have reported.
         for _ in 0..2 {
             // One answer has them all.
             let add = |state: &mut State| [(); 6].map(|()| state.add("conformance.progress", payload.clone()));
@@ -87,18 +84,19 @@ pub(super) fn large(stage: &mut Stage) -> Running<'_> {
     })
 }
 
-/// Return the least number of these attempts that a beat listed while all of them executed.
+/// Return the least number of these attempts that a beat listed while it left another one out: one that an earlier beat
+/// had listed, and that had no verdict yet. A client makes each beat after the answer to the one before, and so it held
+/// that attempt.
 fn fewest_listed(state: &State, tokens: &[String]) -> Option<usize> {
     let attempts: Vec<&Attempt> = tokens.iter().filter_map(|token| state.attempts.get(token)).collect();
-    let began = attempts.iter().filter_map(|attempt| attempt.delivered_at).max()? + STARTING;
-    let ended = attempts.iter().filter_map(|attempt| attempt.verdict_at).min()?;
-    let mut listed: BTreeMap<Instant, usize> = BTreeMap::new();
-    for (at, _) in attempts.iter().flat_map(|attempt| &attempt.beats) {
-        if (began..ended).contains(at) {
-            *listed.entry(*at).or_default() += 1;
-        }
-    }
-    listed.into_values().min()
+    let beats: BTreeSet<Instant> = attempts.iter().flat_map(|attempt| &attempt.beats).map(|(at, _)| *at).collect();
+    let lists = |attempt: &Attempt, beat: Instant| attempt.beats.iter().any(|(at, _)| *at == beat);
+    let leaves_out = |attempt: &Attempt, beat: Instant| {
+        let was_listed = attempt.beats.first().is_some_and(|(first, _)| *first < beat);
+        was_listed && attempt.verdict_at.is_none_or(|ended| beat < ended) && !lists(attempt, beat)
+    };
+    let partial = beats.into_iter().filter(|beat| attempts.iter().any(|attempt| leaves_out(attempt, *beat)));
+    partial.map(|beat| attempts.iter().filter(|attempt| lists(attempt, beat)).count()).min()
 }
 
 pub(super) fn errors(stage: &mut Stage) -> Running<'_> {
@@ -279,7 +277,8 @@ pub(super) fn lost_blocked(stage: &mut Stage) -> Running<'_> {
         stage.run("echo", serde_json::json!("beside it")).await?;
         let newest = |state: &State| {
             let mut fetches = state.workers.values().filter_map(|of| of.fetch.as_ref());
-            let new = fetches.find(|fetch| state.exchanges.get(fetch.exchange).is_some_and(|made| made.at > late))?;
+            // A repeated request has the list of its first try.
+            let new = fetches.find(|fetch| state.first_asked.get(&fetch.id).is_some_and(|made| *made > late))?;
             Some(new.body.tokens().contains(&token))
         };
         let is_fetched = stage.wait(PATIENCE, "another request for jobs", newest).await?;
