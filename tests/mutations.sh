@@ -763,6 +763,9 @@ mutants() {
     mutant 'memory of claims without an answer' internal/store/attempts/claim.rs \
         'self.open.gave_up(token, &ids);' 'self.open.gave_up(token, &ids[..0]);' \
         store::a_claim_that_was_given_up_is_rolled_back_or_given_back_and_burns_nothing
+    mutant 'memory of attempts that have ended' internal/store/attempts/settle.rs \
+        'self.open.all_ended(items.iter().map(' 'self.open.all_ended(items.iter().take(0).map(' \
+        store::the_row_of_a_claim_goes_also_if_the_caller_of_its_verdict_has_gone_away
     mutant 'memory of attempts that were handed out, and twins left out' internal/store/attempts/claim_batches.rs \
         'if *held == token => {}' 'if *held == token && ids.is_empty() => {}' \
         internal/store/sql/group_commit.rs \

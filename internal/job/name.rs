@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_the_same_whoever_keeps_its_text() {
+    fn a_name_with_a_text_that_stays_equals_one_without() {
         let parsed = || "the.name.of-a_test".parse::<Name>().unwrap();
         assert!(matches!(parsed().fixed_if_known().0, Text::Shared(_)));
         let (shared, fixed) = (parsed(), parsed().fixed());

@@ -846,6 +846,36 @@ async fn a_write_that_waits_for_a_row_does_not_hold_up_the_others() {
     test.stop().await;
 }
 
+/// The write of a verdict goes on when its caller goes away, and its claim is over in the memory of the process too.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_row_of_a_claim_goes_also_if_the_caller_of_its_verdict_has_gone_away() {
+    let test = TestStore::start().await;
+    let runner = RunnerId::new_for_host("test");
+    let claimant = test.store.claimant(runner.clone(), vec!["noop".parse().unwrap()], Duration::from_secs(30));
+    let accepted = test.store.insert(vec![job()]).await.unwrap();
+    let Claim::Won(claimed) = claimant.claim(accepted[0].id, default_queue()).await.unwrap() else {
+        panic!("the job is not claimed");
+    };
+    let mut other = test.mysql().await;
+    let held = hold(&mut other, claimed.id).await;
+    let caller = tokio::spawn({
+        let (store, end) = (test.store.clone(), settlement(&claimed, Verdict::Succeeded));
+        async move { store.settle(end).await }
+    });
+    test.until_said("DELETE FROM owed", 1).await;
+    caller.abort();
+    assert!(caller.await.unwrap_err().is_cancelled());
+    held.commit().await.unwrap();
+    eventually("the row of the claim is deleted", || async {
+        test.store.delete_closed_batches(&runner).await.unwrap();
+        (test.count("SELECT COUNT(*) FROM claim_batches").await == 0).then_some(())
+    })
+    .await;
+    assert_eq!(test.count("SELECT COUNT(*) FROM attempts WHERE end_state = 'completed'").await, 1);
+    drop(claimant);
+    test.stop().await;
+}
+
 /// Longer than one wait for a lock plus a second for a piece of the batch, and much shorter than two waits.
 const ONE_WAIT: Duration = Duration::from_millis(8_500);
 

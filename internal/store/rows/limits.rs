@@ -1497,11 +1497,12 @@ mod tests {
         let set = LimitSetting { limit, counted: true, changed, version: 1, breaker_since: None, share: None };
         let newer = Arc::new(vec![set]);
         let earlier = Instant::now();
+        assert!(!known.concern(None));
         known.follow(&newer, earlier + Duration::from_secs(1));
         known.follow(&Arc::default(), earlier);
-        assert_eq!(known.now().len(), 1);
+        assert!(known.now().len() == 1 && known.concern(None));
         known.follow(&Arc::default(), earlier + Duration::from_secs(2));
-        assert!(known.now().is_empty());
+        assert!(known.now().is_empty() && !known.concern(None));
     }
 
     #[test]

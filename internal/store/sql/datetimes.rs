@@ -29,7 +29,7 @@ impl Type<MySql> for Datetime {
 
 impl<'r> Decode<'r, MySql> for Datetime {
     fn decode(value: MySqlValueRef<'r>) -> Result<Self, BoxDynError> {
-        // A value in binary has at most 12 bytes, and a text at least 19. The driver reads whatever has another form.
+        // A value in binary has at most 12 bytes, and a text at least 19. The driver reads all other forms.
         let text = <&[u8] as Decode<'r, MySql>>::decode(value.clone())?;
         match read_datetime(text) {
             Some(moment) => Ok(Self(moment.and_utc())),
