@@ -1,15 +1,19 @@
 //! A client that calls the API of a runner.
 
 use std::fmt;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use reqwest::header;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::authorities::trusting;
 use super::direct::Receipt;
 use super::options::Body;
+use super::shared::{Shared, SharedRequests, WaitingJob};
 use super::status::JobStatus;
 use super::{Cancelled, Conflict, Enqueued, Error};
 use tickr_handlers::Problem;
@@ -25,6 +29,7 @@ pub(super) struct Remote {
     url: String,
     token: Option<secrecy::SecretString>,
     http: reqwest::Client,
+    shared: SharedRequests,
 }
 
 impl fmt::Debug for Remote {
@@ -38,7 +43,7 @@ impl fmt::Debug for Remote {
 }
 
 /// A problem document, as far as a client reads it.
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 struct Refusal {
     code: String,
     detail: String,
@@ -59,6 +64,44 @@ struct Batch {
 struct Answered {
     code: String,
     detail: String,
+}
+
+/// An answer that does not have a receipt for each job.
+#[derive(Debug, thiserror::Error)]
+#[error("the answer has {told} receipts for {sent} jobs")]
+struct WrongCount {
+    told: usize,
+    sent: usize,
+}
+
+/// The error of a request that several callers shared.
+#[derive(Clone, Debug)]
+struct SharedError(Arc<dyn std::error::Error + Send + Sync>);
+
+impl fmt::Display for SharedError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for SharedError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source()
+    }
+}
+
+/// Outcome of a request that carried the jobs of several callers.
+enum SharedOutcome {
+    /// Receipts, in the order of the jobs.
+    Accepted(Vec<Receipt>),
+    /// The server wrote nothing, or the request was not sent.
+    NothingWritten,
+    /// As [`NothingWritten`](Self::NothingWritten): the request was larger than the server accepts.
+    TooLarge,
+    /// The server could not carry the request out now.
+    Refused(Refusal),
+    /// The jobs may be written. Each caller gets this error.
+    Unknown(fn(SharedError) -> Error, SharedError),
 }
 
 /// A URL that is a list. A comma may stand in a host, so such a list would be read as one strange URL.
@@ -82,19 +125,115 @@ impl Remote {
         let url = reqwest::Url::parse(url).map_err(setup)?;
         let http = trusting(&url, || reqwest::Client::builder().timeout(PATIENCE)).map_err(setup)?;
         let url = url.as_str().trim_end_matches('/').to_owned();
-        Ok(Self { url, token: token.map(Into::into), http })
+        Ok(Self { url, token: token.map(Into::into), http, shared: SharedRequests::default() })
     }
 
+    /// Enqueue a job. `shares` says that it may share a request with the jobs of other callers.
     pub(super) async fn enqueue_one(
-        &self,
+        self: &Arc<Self>,
         body: &Body,
         key: Option<&str>,
         trace: Option<&TraceContext>,
+        shares: bool,
     ) -> Result<Enqueued, Error> {
-        let request = self.http.post(format!("{}/v1/jobs", self.url)).json(body);
+        let text = serde_json::to_vec(body).map_err(setup)?;
+        // A job that may conflict with others, or whose request has headers of its own, is sent alone.
+        let is_plain = key.is_none() && trace.is_none() && body.is_plain();
+        if !(shares && is_plain && self.shared.may_share(text.len())) {
+            return self.post_one(text, key, trace, PATIENCE).await;
+        }
+        let began = Instant::now();
+        let (permit, text) = match self.shared.permit_at_once() {
+            Some(permit) => (Some(permit), text),
+            None => match self.shared.wait(text, |jobs, permit| self.start_together(jobs, permit)).await {
+                Shared::Told(told) => return told,
+                Shared::Alone(permit) => (permit, serde_json::to_vec(body).map_err(setup)?),
+            },
+        };
+        let told = self.post_one(text, None, None, PATIENCE.saturating_sub(began.elapsed())).await;
+        drop(permit);
+        told
+    }
+
+    async fn post_one(
+        &self,
+        text: Vec<u8>,
+        key: Option<&str>,
+        trace: Option<&TraceContext>,
+        patience: Duration,
+    ) -> Result<Enqueued, Error> {
+        let request = self.post("/v1/jobs", text).timeout(patience);
         let (status, repeated, receipt) = self.send::<Receipt>(request, key, trace).await?;
         let told = receipt.into_enqueued(repeated);
         Ok(Enqueued { existing: status == 200, ..told })
+    }
+
+    /// Send jobs of several callers in a task of its own: a caller that goes away must not take the others with it. The
+    /// task ends with the answer, or with the time limit of a call.
+    fn start_together(self: &Arc<Self>, jobs: Vec<WaitingJob>, permit: Option<OwnedSemaphorePermit>) {
+        let remote = Arc::clone(self);
+        tokio::spawn(async move { remote.send_together(jobs, permit).await });
+    }
+
+    async fn send_together(&self, jobs: Vec<WaitingJob>, permit: Option<OwnedSemaphorePermit>) {
+        let text = body_of(&jobs);
+        let size_bytes = text.len();
+        let outcome = self.post_together(text, jobs.len()).await;
+        drop(permit);
+        if matches!(outcome, SharedOutcome::TooLarge) {
+            self.shared.is_too_large(size_bytes);
+        }
+        match outcome {
+            SharedOutcome::Accepted(receipts) => {
+                for (job, receipt) in jobs.into_iter().zip(receipts) {
+                    job.tell(Shared::Told(Ok(receipt.into_enqueued(false))));
+                }
+            }
+            // One wrong job fails all of a request. Alone, each gets its own answer.
+            SharedOutcome::NothingWritten | SharedOutcome::TooLarge => {
+                jobs.into_iter().for_each(|job| job.tell(Shared::Alone(None)));
+            }
+            SharedOutcome::Refused(refusal) => {
+                jobs.into_iter().for_each(|job| job.tell(Shared::Told(Err(refusal.clone().error()))));
+            }
+            SharedOutcome::Unknown(kind, error) => {
+                jobs.into_iter().for_each(|job| job.tell(Shared::Told(Err(kind(error.clone())))));
+            }
+        }
+    }
+
+    async fn post_together(&self, text: Vec<u8>, sent: usize) -> SharedOutcome {
+        let response = match self.authorized(self.post("/v1/jobs/batch", text)).send().await {
+            Ok(response) => response,
+            Err(error) if error.is_builder() || error.is_connect() => return SharedOutcome::NothingWritten,
+            Err(error) => return SharedOutcome::Unknown(unavailable, SharedError(Arc::new(error))),
+        };
+        let status = response.status();
+        if status == reqwest::StatusCode::PAYLOAD_TOO_LARGE {
+            return SharedOutcome::TooLarge;
+        }
+        if !status.is_success() && !status.is_server_error() {
+            return SharedOutcome::NothingWritten;
+        }
+        let bytes = match response.bytes().await {
+            Ok(bytes) => bytes,
+            Err(error) => return SharedOutcome::Unknown(unavailable, SharedError(Arc::new(error))),
+        };
+        if status.is_server_error() {
+            return match serde_json::from_slice::<Refusal>(&bytes) {
+                Ok(refusal) => SharedOutcome::Refused(refusal),
+                // Not an answer of tickr: of a proxy in front of it, for example.
+                Err(error) => SharedOutcome::Unknown(unavailable, SharedError(Arc::new(error))),
+            };
+        }
+        match serde_json::from_slice::<Batch>(&bytes) {
+            Ok(batch) if batch.jobs.len() == sent => SharedOutcome::Accepted(batch.jobs),
+            Ok(batch) => {
+                let wrong = WrongCount { told: batch.jobs.len(), sent };
+                SharedOutcome::Unknown(setup, SharedError(Arc::new(wrong)))
+            }
+            Err(error) => SharedOutcome::Unknown(setup, SharedError(Arc::new(error))),
+        }
     }
 
     pub(super) async fn enqueue_many(
@@ -152,23 +291,31 @@ impl Remote {
         self.call(request).await?.map_err(Refusal::error)
     }
 
+    fn post(&self, path: &str, text: Vec<u8>) -> reqwest::RequestBuilder {
+        let request = self.http.post(format!("{}{path}", self.url));
+        request.header(header::CONTENT_TYPE, "application/json").body(text)
+    }
+
+    fn authorized(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
+        use secrecy::ExposeSecret as _;
+        match &self.token {
+            Some(token) => request.bearer_auth(token.expose_secret()),
+            None => request,
+        }
+    }
+
     /// Send a request. Return the status, whether the answer belongs to an earlier request, and the body.
     async fn call<T: DeserializeOwned>(
         &self,
         request: reqwest::RequestBuilder,
     ) -> Result<Result<(u16, bool, T), Refusal>, Error> {
-        use secrecy::ExposeSecret as _;
-        let request = match &self.token {
-            Some(token) => request.bearer_auth(token.expose_secret()),
-            None => request,
-        };
-        let response = request.send().await.map_err(|error| {
+        let response = self.authorized(request).send().await.map_err(|error| {
             // A request that cannot even be built, for example because of a key with a line break, fails every time.
             if error.is_builder() { setup(error) } else { unavailable(error) }
         })?;
         let status = response.status();
         if status.is_redirection() {
-            let to = response.headers().get(reqwest::header::LOCATION).map(|to| to.as_bytes().to_vec());
+            let to = response.headers().get(header::LOCATION).map(|to| to.as_bytes().to_vec());
             let to = String::from_utf8_lossy(&to.unwrap_or_default()).into_owned();
             return Err(setup(Redirected { to }));
         }
@@ -208,7 +355,21 @@ impl Refusal {
     }
 }
 
-fn unavailable(error: impl std::error::Error + Send + Sync + 'static) -> Error {
+/// Make the body of a request with these jobs.
+fn body_of(jobs: &[WaitingJob]) -> Vec<u8> {
+    let mut text = Vec::with_capacity(16 + jobs.iter().map(|job| job.text.len() + 1).sum::<usize>());
+    text.extend_from_slice(b"{\"jobs\":[");
+    for (place, job) in jobs.iter().enumerate() {
+        if place > 0 {
+            text.push(b',');
+        }
+        text.extend_from_slice(&job.text);
+    }
+    text.extend_from_slice(b"]}");
+    text
+}
+
+pub(super) fn unavailable(error: impl std::error::Error + Send + Sync + 'static) -> Error {
     Error::Unavailable { attempted: ATTEMPTED, source: Box::new(error) }
 }
 
