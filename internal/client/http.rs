@@ -27,6 +27,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(super) struct Remote {
     /// It may have the user and the password of a proxy.
     url: String,
+    /// The URLs of enqueues, parsed once.
+    jobs_url: reqwest::Url,
+    batch_url: reqwest::Url,
     token: Option<secrecy::SecretString>,
     http: reqwest::Client,
     shared: SharedRequests,
@@ -125,7 +128,10 @@ impl Remote {
         let url = reqwest::Url::parse(url).map_err(setup)?;
         let http = trusting(&url, || reqwest::Client::builder().timeout(PATIENCE)).map_err(setup)?;
         let url = url.as_str().trim_end_matches('/').to_owned();
-        Ok(Self { url, token: token.map(Into::into), http, shared: SharedRequests::default() })
+        let parsed = |path: &str| reqwest::Url::parse(&format!("{url}{path}")).map_err(setup);
+        let (jobs_url, batch_url) = (parsed("/v1/jobs")?, parsed("/v1/jobs/batch")?);
+        let token = token.map(Into::into);
+        Ok(Self { url, jobs_url, batch_url, token, http, shared: SharedRequests::default() })
     }
 
     /// Enqueue a job. `shares` says that it may share a request with the jobs of other callers.
@@ -162,7 +168,7 @@ impl Remote {
         trace: Option<&TraceContext>,
         patience: Duration,
     ) -> Result<Enqueued, Error> {
-        let request = self.post("/v1/jobs", text).timeout(patience);
+        let request = self.post(&self.jobs_url, text).timeout(patience);
         let (status, repeated, receipt) = self.send::<Receipt>(request, key, trace).await?;
         let told = receipt.into_enqueued(repeated);
         Ok(Enqueued { existing: status == 200, ..told })
@@ -203,7 +209,7 @@ impl Remote {
     }
 
     async fn post_together(&self, text: Vec<u8>, sent: usize) -> SharedOutcome {
-        let response = match self.authorized(self.post("/v1/jobs/batch", text)).send().await {
+        let response = match self.authorized(self.post(&self.batch_url, text)).send().await {
             Ok(response) => response,
             Err(error) if error.is_builder() || error.is_connect() => return SharedOutcome::NothingWritten,
             Err(error) => return SharedOutcome::Unknown(unavailable, SharedError(Arc::new(error))),
@@ -242,7 +248,7 @@ impl Remote {
         key: Option<&str>,
         trace: Option<&TraceContext>,
     ) -> Result<Vec<Enqueued>, Error> {
-        let request = self.http.post(format!("{}/v1/jobs/batch", self.url)).json(&json!({"jobs": bodies}));
+        let request = self.http.post(self.batch_url.clone()).json(&json!({"jobs": bodies}));
         let (_, repeated, batch) = self.send::<Batch>(request, key, trace).await?;
         Ok(batch.jobs.into_iter().map(|receipt| receipt.into_enqueued(repeated)).collect())
     }
@@ -291,9 +297,8 @@ impl Remote {
         self.call(request).await?.map_err(Refusal::error)
     }
 
-    fn post(&self, path: &str, text: Vec<u8>) -> reqwest::RequestBuilder {
-        let request = self.http.post(format!("{}{path}", self.url));
-        request.header(header::CONTENT_TYPE, "application/json").body(text)
+    fn post(&self, url: &reqwest::Url, text: Vec<u8>) -> reqwest::RequestBuilder {
+        self.http.post(url.clone()).header(header::CONTENT_TYPE, "application/json").body(text)
     }
 
     fn authorized(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
