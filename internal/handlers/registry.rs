@@ -382,8 +382,8 @@ impl Registered {
     }
 }
 
-/// Parse a payload. Only one that is not a `T` is parsed again to find the place of the problem: the parser that knows the
-/// places costs memory for each field.
+/// Parse a payload. Only one that is not a `T` is parsed again to find the place of the problem: the parser that knows
+/// the places costs memory for each field.
 fn parse_located<T: DeserializeOwned>(payload: &RawValue) -> Result<T, Problem> {
     serde_json::from_str(payload.get()).or_else(|_| {
         let mut reader = serde_json::Deserializer::from_str(payload.get());
