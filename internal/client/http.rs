@@ -101,7 +101,8 @@ enum SharedOutcome {
     NothingWritten,
     /// As [`NothingWritten`](Self::NothingWritten): the request was larger than the server accepts.
     TooLarge,
-    /// The server could not carry the request out now.
+    /// The server could not carry the request out now. This does not depend on its jobs, and a request for each of them
+    /// would add to the load of a server that has too much.
     Refused(Refusal),
     /// The jobs may be written. Each caller gets this error.
     Unknown(fn(SharedError) -> Error, SharedError),
@@ -218,16 +219,18 @@ impl Remote {
         if status == reqwest::StatusCode::PAYLOAD_TOO_LARGE {
             return SharedOutcome::TooLarge;
         }
-        if !status.is_success() && !status.is_server_error() {
+        let is_busy = status == reqwest::StatusCode::TOO_MANY_REQUESTS;
+        if !status.is_success() && !status.is_server_error() && !is_busy {
             return SharedOutcome::NothingWritten;
         }
         let bytes = match response.bytes().await {
             Ok(bytes) => bytes,
             Err(error) => return SharedOutcome::Unknown(unavailable, SharedError(Arc::new(error))),
         };
-        if status.is_server_error() {
+        if status.is_server_error() || is_busy {
             return match serde_json::from_slice::<Refusal>(&bytes) {
                 Ok(refusal) => SharedOutcome::Refused(refusal),
+                Err(_) if is_busy => SharedOutcome::NothingWritten,
                 // Not an answer of tickr: of a proxy in front of it, for example.
                 Err(error) => SharedOutcome::Unknown(unavailable, SharedError(Arc::new(error))),
             };

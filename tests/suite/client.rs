@@ -376,8 +376,8 @@ async fn calls_of_the_api_share_requests_within_the_body_limit_of_the_server() {
     tickr.stop().await;
 }
 
-/// Answer one request. One that carries several jobs gets no answer, and the others wait for it.
-async fn answer_unless_shared(mut socket: TcpStream, lost: Arc<watch::Sender<bool>>) {
+/// Answer one request. One that carries several jobs gets `answer`, or none, and the others wait for it.
+async fn answer_apart(mut socket: TcpStream, answer: Option<&str>, shared: Arc<watch::Sender<bool>>) {
     let is_whole = |request: &str| {
         let Some((head, body)) = request.split_once("\r\n\r\n") else { return false };
         let size = head.lines().find_map(|line| line.strip_prefix("content-length: "));
@@ -391,36 +391,52 @@ async fn answer_unless_shared(mut socket: TcpStream, lost: Arc<watch::Sender<boo
         request.push_str(std::str::from_utf8(&chunk[..read]).unwrap());
     }
     if request.starts_with("POST /v1/jobs/batch ") {
-        lost.send_replace(true);
+        if let Some(answer) = answer {
+            socket.write_all(answer.as_bytes()).await.unwrap();
+        }
+        shared.send_replace(true);
         return;
     }
-    let mut lost = lost.subscribe();
-    lost.wait_for(|lost| *lost).await.unwrap();
+    let mut shared = shared.subscribe();
+    shared.wait_for(|shared| *shared).await.unwrap();
     let body = json!({"id": tickr::JobId::new()}).to_string();
     let head = format!("HTTP/1.1 201 Created\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
     socket.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_lost_answer_to_a_shared_request_leaves_its_callers_unsure_and_sends_nothing_again() {
+/// Make four calls of a server that answers their shared request so, and return the errors. Two calls are under way
+/// until the shared request has come, so the other two go without a permit. Each of the four is sent once.
+async fn errors_of_a_shared_request(answer: Option<&'static str>) -> Vec<Error> {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let client = Client::http(&format!("http://{}", listener.local_addr().unwrap()), None).unwrap();
     let requests = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&requests);
     let server = tokio::spawn(async move {
-        let lost = Arc::new(watch::Sender::new(false));
+        let shared = Arc::new(watch::Sender::new(false));
         loop {
             let (socket, _) = listener.accept().await.unwrap();
             counted.fetch_add(1, Ordering::Relaxed);
-            tokio::spawn(answer_unless_shared(socket, Arc::clone(&lost)));
+            tokio::spawn(answer_apart(socket, answer, Arc::clone(&shared)));
         }
     });
     let one = stamp("a");
-    // Two calls are under way until the answer to the shared request is lost, so the other two go without a permit.
     let answers = tokio::time::timeout(Duration::from_secs(30), at_once((0..4).map(|_| client.enqueue(&one)))).await;
-    let (sure, unsure): (Vec<_>, Vec<_>) = answers.unwrap().into_iter().partition(Result::is_ok);
-    assert_eq!((sure.len(), unsure.len()), (2, 2), "{unsure:?}");
-    assert!(unsure.iter().all(|answer| matches!(answer, Err(Error::Unavailable { .. }))), "{unsure:?}");
-    assert_eq!(requests.load(Ordering::Relaxed), 3);
     server.abort();
+    let errors: Vec<Error> = answers.unwrap().into_iter().filter_map(Result::err).collect();
+    assert_eq!((errors.len(), requests.load(Ordering::Relaxed)), (2, 3), "{errors:?}");
+    errors
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_answer_to_a_shared_request_leaves_its_callers_unsure_and_sends_nothing_again() {
+    let unsure = errors_of_a_shared_request(None).await;
+    assert!(unsure.iter().all(|error| matches!(error, Error::Unavailable { .. })), "{unsure:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shared_request_to_a_busy_runner_is_not_sent_again_for_each_caller() {
+    let answer = "HTTP/1.1 429 Too Many Requests\r\ncontent-length: 37\r\nconnection: close\r\n\r\n\
+                  {\"code\":\"overloaded\",\"detail\":\"busy\"}";
+    let refused = errors_of_a_shared_request(Some(answer)).await;
+    assert!(refused.iter().all(Error::is_transient), "{refused:?}");
 }
