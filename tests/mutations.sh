@@ -134,6 +134,18 @@ mutants() {
     mutant 'authorities where the system has none' internal/client/authorities.rs \
         'match public_authorities() {' 'match Err::<rustls::ClientConfig, ()>(()) {' \
         supervisor::commands_work_on_a_system_without_certificates
+    mutant 'neighbours of a wrong job in a shared request' internal/client/http.rs \
+        'if !status.is_success() && !status.is_server_error() && !is_busy {' 'if status.is_redirection() {' \
+        client::calls_of_the_api_that_share_a_request_have_their_own_answers
+    mutant 'jobs of a shared request that a busy runner refused' internal/client/http.rs \
+        'let is_busy = status == reqwest::StatusCode::TOO_MANY_REQUESTS;' 'let is_busy = false;' \
+        client::a_shared_request_to_a_busy_runner_is_not_sent_again_for_each_caller
+    mutant 'jobs of a shared request whose answer was lost' internal/client/http.rs \
+        'Err(error) if error.is_builder() || error.is_connect() => return' 'Err(error) if !error.is_status() => return' \
+        client::a_lost_answer_to_a_shared_request_leaves_its_callers_unsure_and_sends_nothing_again
+    mutant 'calls that share no request' internal/client/http.rs \
+        'if !(shares && is_plain && self' 'if !((shares || is_plain) && self' \
+        client::calls_of_the_api_that_depend_on_others_are_sent_alone
     mutant 'token in settle' internal/store/attempts/settle.rs \
         '.filter(|owed| owed.token == item.token)' \
         '.filter(|owed| owed.state == State::Executing || owed.token == item.token)' \

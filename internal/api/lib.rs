@@ -83,6 +83,7 @@ use utoipa::openapi::{Content, RefOr};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use compat::refusal::Interface;
 use http::answers::{json, operations, parse_wait};
 use http::problem::method_not_allowed;
 
@@ -347,15 +348,22 @@ pub fn router(parts: ApiParts) -> Router {
         .route("/docs/problems/{code}", get(system::docs::problem))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
-        .layer(middleware::from_fn_with_state(Arc::clone(&api), http::auth::check))
-        .layer(middleware::from_fn_with_state(Arc::clone(&api), compat::refusal::translate))
-        .layer(middleware::from_fn_with_state(Arc::clone(&api), set_default_headers));
+        .layer(middleware::from_fn_with_state(Arc::clone(&api), surround));
     http::observe::observed(routes).with_state(api)
 }
 
+/// Do for every request what its route need not do. This is one layer, because each layer copies the services below it
+/// for each request.
+async fn surround(State(api): State<Api>, request: Request, next: Next) -> Response {
+    let interface = Interface::of(&api.compat, request.uri().path());
+    let response = http::auth::check(&api, request, next).await;
+    let mut response = compat::refusal::translate(interface, response).await;
+    set_default_headers(&api, &mut response);
+    response
+}
+
 /// Set the headers that every response carries, and tell the readiness of requests that could not reach MySQL.
-async fn set_default_headers(State(api): State<Api>, request: Request, next: Next) -> Response {
-    let mut response = next.run(request).await;
+fn set_default_headers(api: &Api, response: &mut Response) {
     if response.extensions().get() == Some(&Code::StoreUnavailable) {
         api.readiness.note_failure();
     }
@@ -369,7 +377,6 @@ async fn set_default_headers(State(api): State<Api>, request: Request, next: Nex
         // The runner is stopping: tell a client that keeps the connection alive to send its next request elsewhere.
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
-    response
 }
 
 async fn not_found() -> Problem {

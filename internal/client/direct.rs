@@ -12,7 +12,8 @@ use tickr_broker::{Broker, IdempotencyKey};
 use tickr_handlers::Problem;
 use tickr_job::{JobId, NewJob, Producer, TraceContext, limits};
 use tickr_store::{
-    Answer, EnqueueReceipts, EnqueueRefusal, EnqueuedJob, IdempotentOutcome, IdempotentRequest, KeyHolder, LinkProblem,
+    Answer, EnqueueOutcome, EnqueueReceipts, EnqueueRefusal, EnqueuedJob, IdempotentOutcome, IdempotentRequest,
+    KeyHolder, LinkProblem,
 };
 
 /// The caller of every client in Rust, for idempotency keys. They are apart from those of the API.
@@ -54,16 +55,22 @@ pub(super) async fn enqueue(
         Err(refused) => return find_stored_answer(broker, idempotent, refused).await,
     };
     let producer = Producer::tickr();
+    let Some(idempotent) = idempotent else {
+        let outcome = broker.enqueue_unique(&producer, jobs).await;
+        return match outcome.map_err(|e| Error::from_store(ATTEMPTED, &e))? {
+            EnqueueOutcome::Accepted(receipts) => Ok(enqueued(answers(&receipts), false)),
+            EnqueueOutcome::Refused(refusal) => Err(refused_by_store(&refusal, shape)),
+        };
+    };
     let build = |receipts: &EnqueueReceipts| Answer {
         status: 201,
         body: serde_json::to_string(&answers(receipts)).unwrap_or_default(),
     };
-    let outcome = broker.enqueue_request(&producer, jobs, idempotent, Arc::new(build)).await;
+    let outcome = broker.enqueue_request(&producer, jobs, Some(idempotent), Arc::new(build)).await;
     match outcome.map_err(|e| Error::from_store(ATTEMPTED, &e))? {
         IdempotentOutcome::First { answer, .. } => read_stored_answer(&answer, false),
         IdempotentOutcome::Replayed(answer) => read_stored_answer(&answer, true),
-        IdempotentOutcome::Refused(EnqueueRefusal::KeysTaken(holders)) => Err(key_conflict(&holders)),
-        IdempotentOutcome::Refused(EnqueueRefusal::Links(problems)) => Err(links_refused(&problems, shape)),
+        IdempotentOutcome::Refused(refusal) => Err(refused_by_store(&refusal, shape)),
         IdempotentOutcome::Conflict => Err(Error::Conflict(Conflict::IdempotencyKey)),
         IdempotentOutcome::Busy => Err(Error::Conflict(Conflict::InProgress)),
     }
@@ -119,9 +126,10 @@ fn prepare(
         let prefix = shape.prefix(place);
         let draft = body.draft(trace);
         let checked = body.check_size(&prefix).and_then(|()| {
-            let kind = declared.get(broker, &draft.kind);
-            let job =
-                kind.map_or_else(|| broker.prepare(draft.clone()), |kind| broker.prepare_as(draft.clone(), &kind));
+            let job = match declared.get(broker, &draft.kind) {
+                Some(kind) => broker.prepare_as(draft, &kind),
+                None => broker.prepare(draft),
+            };
             job.map_err(|invalid| Error::invalid(&prefix, invalid))
         });
         match (checked, &mut refused) {
@@ -135,6 +143,13 @@ fn prepare(
         }
     }
     refused.map_or(Ok(jobs), Err)
+}
+
+fn refused_by_store(refusal: &EnqueueRefusal, shape: RequestShape) -> Error {
+    match refusal {
+        EnqueueRefusal::KeysTaken(holders) => key_conflict(holders),
+        EnqueueRefusal::Links(problems) => links_refused(problems, shape),
+    }
 }
 
 fn key_conflict(holders: &[(usize, KeyHolder)]) -> Error {
@@ -182,5 +197,9 @@ fn answers(receipts: &EnqueueReceipts) -> Vec<Receipt> {
 fn read_stored_answer(answer: &Answer, repeated: bool) -> Result<Vec<Enqueued>, Error> {
     let receipts: Vec<Receipt> = serde_json::from_str(&answer.body)
         .map_err(|error| Error::Setup { attempted: "read the stored answer", source: Box::new(error) })?;
-    Ok(receipts.into_iter().map(|it| it.into_enqueued(repeated)).collect())
+    Ok(enqueued(receipts, repeated))
+}
+
+fn enqueued(receipts: Vec<Receipt>, repeated: bool) -> Vec<Enqueued> {
+    receipts.into_iter().map(|it| it.into_enqueued(repeated)).collect()
 }

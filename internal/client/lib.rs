@@ -37,6 +37,7 @@
 //! - `error.rs`: [`Error`]
 //! - `http.rs`: enqueue through the API
 //! - `options.rs`: the options of a job
+//! - `shared.rs`: single enqueues that share a request to the API
 //! - `status.rs`: [`JobStatus`]
 
 mod authorities;
@@ -47,6 +48,7 @@ mod enqueue;
 mod error;
 mod http;
 mod options;
+mod shared;
 mod status;
 
 /// For the commands of tickr.
@@ -85,6 +87,8 @@ pub struct Client {
     trace: Option<TraceContext>,
     /// Prefix of the tables of tickr, as far as the backend does not know it.
     table_prefix: TablePrefix,
+    /// Single enqueues through the API may share requests.
+    shares_requests: bool,
 }
 
 /// The way to the servers.
@@ -131,7 +135,7 @@ struct NoRunner;
 
 impl Client {
     fn on(backend: Backend, trace: Option<TraceContext>) -> Self {
-        Self { backend, trace, table_prefix: TablePrefix::default() }
+        Self { backend, trace, table_prefix: TablePrefix::default(), shares_requests: true }
     }
 
     /// Connect to the MySQL and Redis of the runners. Takes [options](Connect), then `await`.
@@ -155,10 +159,23 @@ impl Client {
     /// Make a client of the API at this URL, with an API key or token if the API needs one. It connects at its first
     /// call. The URL names one server, or a load balancer in front of several.
     ///
+    /// Calls of [`enqueue`](Self::enqueue) that come while two others are under way share requests to `/v1/jobs/batch`:
+    /// their jobs wait for the end of one of these two, at most five milliseconds. Each call has the answer that a
+    /// request of its own would have. If the answer to a shared request is lost, all of its calls are unsure.
+    /// [`with_own_requests`](Self::with_own_requests) turns that off.
+    ///
     /// # Errors
     /// [`Error::Setup`] when the URL cannot be used.
     pub fn http(url: &str, token: Option<&str>) -> Result<Self, Error> {
         Ok(Self::on(Backend::Http(Arc::new(Remote::new(url, token)?)), None))
+    }
+
+    /// Send each job of [`enqueue`](Self::enqueue) in a request of its own. For clients of the API; the others make no
+    /// requests.
+    #[must_use]
+    pub fn with_own_requests(mut self) -> Self {
+        self.shares_requests = false;
+        self
     }
 
     /// Set the prefix of the tables of tickr for a client of the API that enqueues within transactions of yours: its
@@ -298,7 +315,7 @@ impl Client {
 
     async fn send_one(&self, body: Body, key: Option<&str>) -> Result<Enqueued, Error> {
         if let Backend::Http(remote) = &self.backend {
-            return remote.enqueue_one(&body, key, self.trace.as_ref()).await;
+            return remote.enqueue_one(&body, key, self.trace.as_ref(), self.shares_requests).await;
         }
         let enqueued = self.send(vec![body], RequestShape::One, key).await?;
         enqueued.into_iter().next().ok_or_else(|| no_runner("read the receipt of a job"))

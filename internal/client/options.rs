@@ -155,6 +155,16 @@ impl Options {
 }
 
 impl Body {
+    /// Return whether the acceptance of the job depends on no other job and waits for none: without a unique key, an
+    /// order key, parents and a batch.
+    pub(super) fn is_plain(&self) -> bool {
+        self.unique_key.is_none()
+            && self.unique_fields.is_empty()
+            && self.order_key.is_none()
+            && self.after.is_empty()
+            && self.batch.is_none()
+    }
+
     /// Make the draft that the broker checks.
     pub(super) fn draft(&self, trace: Option<&TraceContext>) -> Draft {
         let due = from_words(self.execute_at, self.delay_ms).unwrap_or(Due::Now);

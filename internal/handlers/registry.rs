@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use schemars::generate::SchemaSettings;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -132,14 +133,13 @@ impl<H: Handler> ErasedHandler for Erased<H> {
     fn check(&self, payload: &RawValue) -> Checked {
         // Parse the same text that the runner will parse later. A payload that passes here, for example one without
         // duplicate fields, passes there as well.
-        let mut reader = serde_json::Deserializer::from_str(payload.get());
-        match serde_path_to_error::deserialize::<_, H::Payload>(&mut reader) {
+        match parse_located::<H::Payload>(payload) {
             Ok(typed) => {
                 let problems = self.0.check(&typed);
                 let host = if problems.is_empty() { typed.host().and_then(within_key) } else { None };
                 Checked { problems, host }
             }
-            Err(error) => Checked { problems: vec![Problem::in_json(error)], host: None },
+            Err(problem) => Checked { problems: vec![problem], host: None },
         }
     }
 
@@ -355,10 +355,9 @@ impl Registered {
     }
 
     fn checked(&self, payload: &RawValue) -> Checked {
-        let mut reader = serde_json::Deserializer::from_str(payload.get());
-        let value: Value = match serde_path_to_error::deserialize(&mut reader) {
+        let value: Value = match parse_located(payload) {
             Ok(value) => value,
-            Err(error) => return Checked { problems: vec![Problem::in_json(error)], host: None },
+            Err(problem) => return Checked { problems: vec![problem], host: None },
         };
         let problems: Vec<Problem> = self
             .validator
@@ -394,6 +393,15 @@ impl Registered {
     pub fn run(&self, payload: Box<RawValue>, ctx: Context) -> RunFuture {
         Arc::clone(&self.handler).run(payload, ctx)
     }
+}
+
+/// Parse a payload. Only one that is not a `T` is parsed again to find the place of the problem: the parser that knows
+/// the places costs memory for each field.
+fn parse_located<T: DeserializeOwned>(payload: &RawValue) -> Result<T, Problem> {
+    serde_json::from_str(payload.get()).or_else(|_| {
+        let mut reader = serde_json::Deserializer::from_str(payload.get());
+        serde_path_to_error::deserialize(&mut reader).map_err(Problem::in_json)
+    })
 }
 
 /// Cut a host to the length of a key. No name in DNS is as long.

@@ -1,11 +1,18 @@
 //! The client in Rust: typed jobs, in a runner and from other processes, with the checks of the API.
 
+use std::collections::HashSet;
 use std::error::Error as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use serde_json::json;
 use tickr::prelude::*;
-use tickr::{Cancelled, Conflict, Enqueued, Error, OnConflict, Problem, State, UniqueUntil};
+use tickr::{Cancelled, Conflict, Enqueue, Enqueued, Error, OnConflict, Problem, State, UniqueUntil};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 
 use crate::support::{TestApp, eventually};
 
@@ -287,4 +294,149 @@ async fn the_errors_of_servers_and_settings_have_their_causes() {
     .await;
     client.close().await;
     tickr.stop_broken("the jobs of a kind without a handler wait").await;
+}
+
+/// Enqueue these jobs at the same time, and return the answers in their order.
+async fn at_once(calls: impl IntoIterator<Item = Enqueue>) -> Vec<Result<Enqueued, Error>> {
+    join_all(calls.into_iter().map(IntoFuture::into_future)).await
+}
+
+/// Return the number of jobs that came in a request with others.
+async fn shared(tickr: &TestApp) -> i64 {
+    tickr.count("SELECT COUNT(*) FROM jobs WHERE batch_size > 1").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_of_the_api_that_share_a_request_have_their_own_answers() {
+    let tickr = tickr().await;
+    let client = Client::http(&tickr.url(""), None).unwrap();
+    let mut stamps: Vec<Stamp> = (0..30).map(|place| stamp(&format!("w{place}"))).collect();
+    let answers = at_once(stamps.iter().map(|stamp| client.enqueue(stamp))).await;
+    let mut ids = HashSet::new();
+    for (stamp, answer) in stamps.iter().zip(answers) {
+        let Enqueued { id, existing, repeated, .. } = answer.unwrap();
+        assert!(!existing && !repeated && ids.insert(id));
+        assert_eq!(tickr.job(id).await["payload"]["word"], stamp.word);
+    }
+    assert!(shared(&tickr).await > 0, "some of the calls shared a request");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 30);
+
+    // A wrong job fails alone, and its problem is told as without company.
+    stamps[15].word = "much too long".to_owned();
+    stamps[20].word.clear();
+    let answers = at_once(stamps.iter().map(|stamp| client.enqueue(stamp))).await;
+    for (place, answer) in answers.into_iter().enumerate() {
+        if place == 15 || place == 20 {
+            assert_eq!(pointers(&answer.unwrap_err()), ["/payload/word"]);
+        } else {
+            assert!(ids.insert(answer.unwrap().id));
+        }
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 58);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_of_the_api_that_depend_on_others_are_sent_alone() {
+    let tickr = tickr().await;
+    let client = Client::http(&tickr.url(""), None).unwrap();
+    let (one, hour) = (stamp("a"), Duration::from_secs(3_600));
+    let unique = || -> Vec<Enqueue> { (0..6).map(|_| client.enqueue(&one).unique_key("one").delay(hour)).collect() };
+    let answers: Vec<Enqueued> = at_once(unique()).await.into_iter().map(Result::unwrap).collect();
+    assert!(answers.iter().all(|answer| answer.id == answers[0].id));
+    assert_eq!(answers.iter().filter(|answer| !answer.existing).count(), 1);
+    let rejected = at_once(unique().into_iter().map(|call| call.on_conflict(OnConflict::Reject))).await;
+    for answer in rejected {
+        assert!(matches!(answer, Err(Error::Conflict(Conflict::UniqueKey { holder, .. })) if holder == answers[0].id));
+    }
+    let keyed = (0..6).map(|place| client.enqueue(&one).idempotency_key(format!("key-{place}")).delay(hour));
+    assert!(at_once(keyed).await.into_iter().all(|answer| answer.is_ok()));
+    let ordered = (0..6).map(|_| client.enqueue(&one).order_key("one").delay(hour));
+    assert!(at_once(ordered).await.into_iter().all(|answer| answer.is_ok()));
+    let own = client.clone().with_own_requests();
+    let own = (0..6).map(|_| own.enqueue(&one).delay(hour));
+    assert!(at_once(own).await.into_iter().all(|answer| answer.is_ok()));
+    assert_eq!(shared(&tickr).await, 0);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 1 + 3 * 6);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_of_the_api_share_requests_within_the_body_limit_of_the_server() {
+    let tickr = TestApp::start_with(|config| config.body_limit_bytes = 1_024, kinds()).await;
+    let client = Client::http(&tickr.url(""), None).unwrap();
+    let one = stamp("a");
+    // The client halves its requests until the server takes them.
+    for _ in 0..4 {
+        let answers = at_once((0..40).map(|_| client.enqueue(&one))).await;
+        assert!(answers.into_iter().all(|answer| answer.is_ok()));
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 160);
+    assert!(shared(&tickr).await > 0);
+    tickr.stop().await;
+}
+
+/// Answer one request. One that carries several jobs gets `answer`, or none, and the others wait for it.
+async fn answer_apart(mut socket: TcpStream, answer: Option<&str>, shared: Arc<watch::Sender<bool>>) {
+    let is_whole = |request: &str| {
+        let Some((head, body)) = request.split_once("\r\n\r\n") else { return false };
+        let size = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+        size.is_some_and(|size| size.parse::<usize>().is_ok_and(|size| size == body.len()))
+    };
+    let mut request = String::new();
+    while !is_whole(&request) {
+        let mut chunk = [0; 1_024];
+        let read = socket.read(&mut chunk).await.unwrap();
+        assert!(read > 0, "the request ended early: {request}");
+        request.push_str(std::str::from_utf8(&chunk[..read]).unwrap());
+    }
+    if request.starts_with("POST /v1/jobs/batch ") {
+        if let Some(answer) = answer {
+            socket.write_all(answer.as_bytes()).await.unwrap();
+        }
+        shared.send_replace(true);
+        return;
+    }
+    let mut shared = shared.subscribe();
+    shared.wait_for(|shared| *shared).await.unwrap();
+    let body = json!({"id": tickr::JobId::new()}).to_string();
+    let head = format!("HTTP/1.1 201 Created\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
+    socket.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+}
+
+/// Make four calls of a server that answers their shared request so, and return the errors. Two calls are under way
+/// until the shared request has come, so the other two go without a permit. Each of the four is sent once.
+async fn errors_of_a_shared_request(answer: Option<&'static str>) -> Vec<Error> {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let client = Client::http(&format!("http://{}", listener.local_addr().unwrap()), None).unwrap();
+    let requests = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&requests);
+    let server = tokio::spawn(async move {
+        let shared = Arc::new(watch::Sender::new(false));
+        loop {
+            let (socket, _) = listener.accept().await.unwrap();
+            counted.fetch_add(1, Ordering::Relaxed);
+            tokio::spawn(answer_apart(socket, answer, Arc::clone(&shared)));
+        }
+    });
+    let one = stamp("a");
+    let answers = tokio::time::timeout(Duration::from_secs(30), at_once((0..4).map(|_| client.enqueue(&one)))).await;
+    server.abort();
+    let errors: Vec<Error> = answers.unwrap().into_iter().filter_map(Result::err).collect();
+    assert_eq!((errors.len(), requests.load(Ordering::Relaxed)), (2, 3), "{errors:?}");
+    errors
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_answer_to_a_shared_request_leaves_its_callers_unsure_and_sends_nothing_again() {
+    let unsure = errors_of_a_shared_request(None).await;
+    assert!(unsure.iter().all(|error| matches!(error, Error::Unavailable { .. })), "{unsure:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shared_request_to_a_busy_runner_is_not_sent_again_for_each_caller() {
+    let answer = "HTTP/1.1 429 Too Many Requests\r\ncontent-length: 37\r\nconnection: close\r\n\r\n\
+                  {\"code\":\"overloaded\",\"detail\":\"busy\"}";
+    let refused = errors_of_a_shared_request(Some(answer)).await;
+    assert!(refused.iter().all(Error::is_transient), "{refused:?}");
 }

@@ -1,14 +1,11 @@
 //! Refusals of requests, as clients of these interfaces know them. Some are made by the layers around the routes: a
-//! missing API key, an unknown method, a body that does not come. So this is a layer around all of them.
+//! missing API key, an unknown method, a body that does not come. So they are translated around all of them.
 
 use axum::body::{Body, to_bytes};
-use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
-use axum::middleware::Next;
 use axum::response::Response;
 use serde_json::{Map, Value};
 
-use crate::Api;
 use crate::compat::CompatRoutes;
 use crate::http::problem::Code;
 
@@ -17,14 +14,14 @@ const MAX_PROBLEM_BYTES: usize = 1 << 20;
 
 /// An interface of another service.
 #[derive(Clone, Copy)]
-enum Interface {
+pub(crate) enum Interface {
     Delayed,
     Later,
 }
 
 impl Interface {
     /// Return the interface that serves this path.
-    fn of(on: &CompatRoutes, path: &str) -> Option<Self> {
+    pub(crate) fn of(on: &CompatRoutes, path: &str) -> Option<Self> {
         let delayed = path == "/schedule" || path.starts_with("/cancel/");
         let later = matches!(path, "/create" | "/delete" | "/query");
         (delayed && on.delayed_url.is_some())
@@ -61,10 +58,8 @@ impl Interface {
     }
 }
 
-/// Let the clients of these interfaces understand the problem documents that answer them.
-pub(crate) async fn translate(State(api): State<Api>, request: Request, next: Next) -> Response {
-    let interface = Interface::of(&api.compat, request.uri().path());
-    let response = next.run(request).await;
+/// Let the clients of this interface understand the problem document that answers them.
+pub(crate) async fn translate(interface: Option<Interface>, response: Response) -> Response {
     // Every problem document has its code beside it.
     match interface.filter(|_| response.extensions().get::<Code>().is_some()) {
         Some(interface) => interface.translate(response).await,

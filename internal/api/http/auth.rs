@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{FromRequestParts, Request, State};
+use axum::extract::{FromRequestParts, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderName, Method, StatusCode, header};
 use axum::middleware::Next;
@@ -248,12 +248,12 @@ impl Need {
 }
 
 /// Let health checks pass, and refuse every other request whose caller lacks the rights for it.
-pub(crate) async fn check(State(api): State<Api>, mut request: Request, next: Next) -> Response {
+pub(crate) async fn check(api: &Api, mut request: Request, next: Next) -> Response {
     let settings = api.operator_settings.now();
     if OPEN.contains(&request.uri().path()) {
         return next.run(request).await;
     }
-    if is_open(&api, &settings) {
+    if is_open(api, &settings) {
         return match origin::check(request.method(), request.uri(), request.headers(), &api.hosts) {
             Ok(()) => {
                 request.extensions_mut().insert(AuthMethod::Open);

@@ -177,6 +177,10 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     if deeper_than(bytes, MAX_LEVELS) {
         return Err(Problem::new(Code::TooDeep, format!("the body is nested more than {MAX_LEVELS} levels deep")));
     }
+    // The parser that knows the places of errors costs memory for each field, so only a wrong body is given to it.
+    if let Ok(Object(parsed)) = serde_json::from_slice(bytes) {
+        return Ok(parsed);
+    }
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let parsed: Result<Object<T>, _> = serde_path_to_error::deserialize(&mut reader);
     let Object(parsed) = parsed.map_err(|error| match error.inner().classify() {
