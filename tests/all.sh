@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs every test, and the chaos after all others: beside six tests with long backlogs, jobs of the chaos do not recover in
+# Runs every test, and the chaos after all others: beside tests with long backlogs, jobs of the chaos do not recover in
 # the time that two cores allow. The last lines repeat why tests failed, because a log of CI is often cut in its middle.
 set -eu
 
