@@ -379,7 +379,7 @@ async fn a_page_reads_a_bounded_number_of_rows_whatever_it_looks_for() {
         ("state:cancelled", 180_000),
         ("state:waiting queue:nobody", 180_000),
         ("unique_key:nobody", 180_000),
-        ("unique_key:nobody kind:noop state:waiting", 180_000),
+        ("unique_key:unused kind:noop state:waiting", 180_000),
         ("tag:nobody", 2_000),
         ("error:needle", 180_000),
         ("due:<2h", 180_000),
