@@ -180,17 +180,7 @@ fn id_of(moment: DateTime<Utc>) -> Uuid {
 
 /// Return the jobs of a filter, read page by page.
 async fn listed(tickr: &TestApp, query: &str) -> Vec<Uuid> {
-    let (mut seen, mut cursor) = (Vec::new(), String::new());
-    loop {
-        let page = tickr.get(&format!("/v1/jobs?limit=1&{query}{cursor}")).await;
-        assert_eq!(page.status, 200, "{query}: {:#}", page.body);
-        let data = page.body["data"].as_array().unwrap();
-        seen.extend(data.iter().map(|job| job["id"].as_str().unwrap().parse::<Uuid>().unwrap()));
-        match page.body["next_cursor"].as_str() {
-            Some(next) => cursor = format!("&cursor={next}"),
-            None => return seen,
-        }
-    }
+    tickr.walk(query, 1).await.into_iter().map(|id| id.uuid()).collect()
 }
 
 /// An application makes ids before its INSERT, by its own clock, and goes on while no runner moves its rows.

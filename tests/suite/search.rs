@@ -17,17 +17,7 @@ pub(crate) fn encoded(text: &str) -> String {
 
 /// Return the jobs of a filter, read page by page, oldest first.
 async fn found(tickr: &TestApp, filter: &str) -> Vec<JobId> {
-    let (mut seen, mut cursor) = (Vec::new(), String::new());
-    loop {
-        let page = tickr.get(&format!("/v1/jobs?limit=3&{filter}{cursor}")).await;
-        assert_eq!(page.status, 200, "{filter}: {:#}", page.body);
-        let data = page.body["data"].as_array().unwrap();
-        seen.extend(data.iter().map(|job| job["id"].as_str().unwrap().parse::<JobId>().unwrap()));
-        match page.body["next_cursor"].as_str() {
-            Some(next) => cursor = format!("&cursor={next}"),
-            None => break,
-        }
-    }
+    let mut seen = tickr.walk(filter, 3).await;
     seen.reverse();
     let count = tickr.get(&format!("/v1/jobs/count?{filter}")).await;
     assert_eq!(count.body, json!({"count": seen.len(), "capped": false}), "{filter}");

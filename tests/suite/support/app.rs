@@ -268,6 +268,21 @@ impl TestApp {
         }
     }
 
+    /// Return the ids of all jobs of a filter, newest first, read by pages of this many.
+    pub(crate) async fn walk(&self, filter: &str, page: u32) -> Vec<JobId> {
+        let (mut seen, mut cursor) = (Vec::new(), String::new());
+        loop {
+            let page = self.get(&format!("/v1/jobs?limit={page}&{filter}{cursor}")).await;
+            assert_eq!(page.status, 200, "{filter}: {:#}", page.body);
+            let data = page.body["data"].as_array().unwrap();
+            seen.extend(data.iter().map(|job| job["id"].as_str().unwrap().parse::<JobId>().unwrap()));
+            match page.body["next_cursor"].as_str() {
+                Some(next) => cursor = format!("&cursor={next}"),
+                None => return seen,
+            }
+        }
+    }
+
     /// Read the job as the API shows it.
     pub(crate) async fn job(&self, id: JobId) -> Value {
         let answer = self.get(&format!("/v1/jobs/{id}")).await;
