@@ -180,7 +180,7 @@ fn id_of(moment: DateTime<Utc>) -> Uuid {
 
 /// Return the jobs of a filter, read page by page.
 async fn listed(tickr: &TestApp, query: &str) -> Vec<Uuid> {
-    tickr.walk(query, 1).await.into_iter().map(|id| id.uuid()).collect()
+    tickr.walk(query, 1).await.into_iter().map(tickr::JobId::uuid).collect()
 }
 
 /// An application makes ids before its INSERT, by its own clock, and goes on while no runner moves its rows.
