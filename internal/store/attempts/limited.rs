@@ -16,7 +16,7 @@ use uuid::Uuid;
 use crate::attempts::breakers::{EndedCall, Turned, count_calls, counted, mark_counted};
 use crate::attempts::claim::{Claim, Claims, ClaimsById, NOT_EXPIRED, among, gone, read_step};
 use crate::rows::limits::{
-    FairShare, KEPT_AT_MOST_S, KeyBounds, KeyState, KnownLimits, LimitKey, LimitSetting, LimitsOfClaim, MAX_SLOTS,
+    DELETE_SLOTS, FairShare, KEPT_AT_MOST_S, KeyBounds, KeyState, KnownLimits, LimitKey, LimitSetting, LimitsOfClaim,
     ToPark, begin_with, begin_with_free, begin_within_a_second, count_parked, free_slots_kept_in_vain, free_slots_of,
     kept_in_vain, key_in, keys_of, keys_with_parked_jobs, let_go, let_uncovered_go, lock_free_keys, lock_keys,
     lock_those_that_are_free, lock_within_a_second, not_among, park_owed, park_step, state_step, states_in, take_back,
@@ -252,9 +252,11 @@ impl Claims {
         if !won.is_empty() {
             self.batch_step(&mut script, &bytes, token, batch);
             // The slots that were kept for them become those of their attempts.
-            let (list, values) = script.list(&won_ids);
-            let sql = format!("DELETE FROM limit_slots WHERE job_id IN {list} ORDER BY job_id LIMIT {MAX_SLOTS}");
-            script.push(sql, values);
+            let kept: Vec<Uuid> = won_ids.iter().copied().filter(|id| kept_for.due.contains_key(id)).collect();
+            if !kept.is_empty() {
+                let (list, values) = script.list(&kept);
+                script.push(format!("{DELETE_SLOTS} {list}"), values);
+            }
             slots_step(&mut script, &won, token);
             write_rates(&mut script, &rates);
             for (key, id) in probes.iter().filter(|(_, id)| won_ids.contains(id)) {

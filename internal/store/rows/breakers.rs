@@ -36,9 +36,10 @@ pub(crate) struct OpenGate {
 impl OpenGate {
     /// The columns of a row `k` of `limit_keys` that [`in_row`](Self::in_row) reads. The attempt of the call that decides
     /// is under way as long as it has its slot. So a call whose runner died is over when its attempt is recorded as lost.
-    pub(crate) const COLUMNS: &str = "k.failed_at, k.probe_at, EXISTS (SELECT 1 FROM limit_slots s FORCE INDEX (PRIMARY) \
-         WHERE s.limit_name = k.limit_name AND s.limit_key = k.limit_key AND s.job_id = k.probe_job \
-         AND s.kept_until IS NULL) AS probing";
+    /// Most keys have no such job, and no slot is looked up for them.
+    pub(crate) const COLUMNS: &str = "k.failed_at, k.probe_at, IF(k.probe_job IS NULL, FALSE, \
+         EXISTS (SELECT 1 FROM limit_slots s FORCE INDEX (PRIMARY) WHERE s.limit_name = k.limit_name \
+         AND s.limit_key = k.limit_key AND s.job_id = k.probe_job AND s.kept_until IS NULL)) AS probing";
 
     /// Read the columns. Returns nothing for a closed breaker.
     pub(crate) fn in_row(row: &MySqlRow) -> Result<Option<Self>, sqlx::Error> {

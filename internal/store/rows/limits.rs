@@ -12,6 +12,7 @@
 //! each key and no counters that would have to be reset.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::iter;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -25,7 +26,7 @@ use crate::rows::breakers::{BreakerRule, OpenGate};
 use crate::rows::locked_keys::LockedKeys;
 use crate::rows::order::held_until;
 use crate::rows::owed::{DueJob, SKIP_LOCKED, due_job};
-use crate::sql::batches::MAX_ROWS;
+use crate::sql::batches::{MAX_ROWS, placeholders};
 use crate::sql::cluster::{Locked, lock_free_in_cluster, lock_in_cluster};
 use crate::sql::error::{corrupt, is_locked_elsewhere, waited_for_lock};
 use crate::sql::script::{Script, Value, rows_as_text};
@@ -41,8 +42,6 @@ pub(crate) const MAX_AT_ONCE: usize = 256;
 const MAX_PASSED_OVER: usize = 1_024;
 /// Parked jobs that are locked at once behind those that other sessions lock.
 const BEHIND: usize = 128;
-/// More slots than the jobs of one statement have. The order and the limit of a DELETE make MySQL take the index.
-pub(crate) const MAX_SLOTS: usize = 1_000_000;
 /// A rate lets jobs go this long before their turns, so that their way to a runner does not cost starts.
 const LET_GO_AHEAD: TimeDelta = TimeDelta::milliseconds(100);
 /// Most jobs of one key of a rate, or of a fair limit, that are let go and have not started.
@@ -589,10 +588,20 @@ impl KeyState {
 pub(crate) const NOT_PAUSED: &str = "queue NOT IN (SELECT name FROM queues WHERE paused_at IS NOT NULL)";
 
 /// Build the condition that a row belongs to one of these keys. The columns have the prefix `alias`.
+///
+/// The keys of each limit are one list of constants, which MySQL sorts once. It would compare each row with every key of
+/// a list of pairs.
 pub(crate) fn any_of<'a>(alias: &str, keys: &[&'a LimitKey]) -> (String, Vec<Value<'a>>) {
-    let one = format!("({alias}limit_name = ? AND {alias}limit_key = ?)");
-    let values = keys.iter().flat_map(|key| [Value::from(key.limit.as_str()), Value::from(key.key.as_bytes())]);
-    (vec![one; keys.len()].join(" OR "), values.collect())
+    let mut of_limits: BTreeMap<&'a str, Vec<Value<'a>>> = BTreeMap::new();
+    for key in keys {
+        of_limits.entry(key.limit.as_str()).or_default().push(Value::from(key.key.as_bytes()));
+    }
+    let one = |of_limit: &Vec<Value<'a>>| {
+        format!("({alias}limit_name = ? AND {alias}limit_key IN {})", placeholders(of_limit.len()))
+    };
+    let any: Vec<String> = of_limits.values().map(one).collect();
+    let values = of_limits.into_iter().flat_map(|(limit, keys)| iter::once(Value::from(limit)).chain(keys));
+    (any.join(" OR "), values.collect())
 }
 
 /// Read a key from the columns of a row.
@@ -608,7 +617,7 @@ pub(crate) fn key_in(row: &MySqlRow) -> Result<LimitKey, sqlx::Error> {
 ///
 /// An upsert would lock and make rows in one step, but two upserts of neighbouring keys may deadlock.
 async fn lock_those_that_exist(conn: &mut Session<'_>, keys: &[&LimitKey]) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
-    let found = locked_keys(conn, keys, "").await?;
+    let found = locked_keys(conn, keys, ("", false)).await?;
     lock_in_cluster(conn, Locked::LimitKey, found.iter().map(name_in_cluster)).await?;
     Ok(found)
 }
@@ -631,7 +640,16 @@ pub(crate) async fn lock_those_that_are_free(
     conn: &mut Session<'_>,
     keys: &[&LimitKey],
 ) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
-    let mut found = locked_keys(conn, keys, SKIP_LOCKED).await?;
+    free_ones(conn, keys, false).await
+}
+
+/// Do what [`lock_those_that_are_free`] does. With `begins`, the request begins a transaction as well.
+async fn free_ones(
+    conn: &mut Session<'_>,
+    keys: &[&LimitKey],
+    begins: bool,
+) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
+    let mut found = locked_keys(conn, keys, (SKIP_LOCKED, begins)).await?;
     // Only after their rows are locked: the session that has the lock of a key has written its row of the cluster, too.
     let names = found.iter().map(name_in_cluster).collect();
     let names = lock_free_in_cluster(conn, Locked::LimitKey, names, SKIP_LOCKED).await?;
@@ -645,9 +663,16 @@ fn name_in_cluster(key: &LimitKey) -> Vec<u8> {
 }
 
 /// Lock the rows of those of these keys that have rows, in their order. Return them. `how` says what to do about locked
-/// ones.
-async fn locked_keys(conn: &mut Session<'_>, keys: &[&LimitKey], how: &str) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
+/// ones. With `begins`, the request begins a transaction as well.
+async fn locked_keys(
+    conn: &mut Session<'_>,
+    keys: &[&LimitKey],
+    (how, begins): (&str, bool),
+) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
     let mut script = Script::as_text();
+    if begins {
+        script.push("BEGIN", Vec::new());
+    }
     let (any, values) = any_of("", keys);
     let sql = "SELECT limit_name, limit_key FROM limit_keys FORCE INDEX (PRIMARY) WHERE";
     script.push(format!("{sql} {any} ORDER BY limit_name, limit_key FOR UPDATE{how}"), values);
@@ -678,7 +703,7 @@ pub(crate) async fn keys_locked_elsewhere(
     conn: &mut Session<'_>,
     keys: &[&LimitKey],
 ) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
-    let free = locked_keys(conn, keys, SKIP_LOCKED).await?;
+    let free = locked_keys(conn, keys, (SKIP_LOCKED, false)).await?;
     if free.len() == keys.len() {
         return Ok(BTreeSet::new());
     }
@@ -726,7 +751,7 @@ async fn not_in_the_making<'k>(
 }
 
 async fn is_no_row_locked(conn: &mut Session<'_>, keys: &[&LimitKey]) -> Result<bool, sqlx::Error> {
-    match locked_keys(conn, keys, NOWAIT).await {
+    match locked_keys(conn, keys, (NOWAIT, false)).await {
         Ok(_) => Ok(true),
         Err(error) if is_locked_elsewhere(&error) => Ok(false),
         Err(error) => Err(error),
@@ -763,8 +788,7 @@ pub(crate) async fn begin_with_free(
     conn: &mut Session<'_>,
     keys: &[&LimitKey],
 ) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
-    sqlx::raw_sql("BEGIN").execute(&mut *conn).await?;
-    let locked = lock_those_that_are_free(conn, keys).await?;
+    let locked = free_ones(conn, keys, true).await?;
     if locked.len() == keys.len() {
         return Ok(locked);
     }
@@ -775,8 +799,7 @@ pub(crate) async fn begin_with_free(
     sqlx::raw_sql("COMMIT").execute(&mut *conn).await?;
     let missing = not_in_the_making(conn, missing).await?;
     make_rows(conn, &missing).await?;
-    sqlx::raw_sql("BEGIN").execute(&mut *conn).await?;
-    lock_those_that_are_free(conn, keys).await
+    free_ones(conn, keys, true).await
 }
 
 /// Do what [`begin_with`] does, but wait for a second at most, and not for keys that count as locked. Return the keys
@@ -880,21 +903,48 @@ pub(crate) async fn lock_keys(conn: &mut Session<'_>, keys: &[&LimitKey]) -> Res
     lock_those_that_exist(conn, &missing).await.map(drop)
 }
 
-/// Add the step that reads the states of these keys.
+/// Add the step that reads the states of these keys. Their slots are counted in one pass over the table.
 pub(crate) fn state_step<'a>(script: &mut Script<'a>, keys: &[&'a LimitKey]) {
-    let (any, values) = any_of("k.", keys);
-    let of_key = "limit_name = k.limit_name AND limit_key = k.limit_key";
-    let slots = format!("SELECT COUNT(*) FROM limit_slots FORCE INDEX (PRIMARY) WHERE {of_key}");
-    let gate = OpenGate::COLUMNS;
+    let (any, mut values) = any_of("", keys);
     let sql = format!(
-        "SELECT k.limit_name, k.limit_key, k.next_start, k.start_interval_us, k.start_burst, \
-         UTC_TIMESTAMP(6) AS moment, (SELECT version FROM limits WHERE name = k.limit_name) AS version, {gate}, \
-         ({slots} AND kept_until IS NULL) AS running, ({slots} AND kept_until > UTC_TIMESTAMP(6)) AS kept, \
-         (SELECT due_at FROM limit_waits FORCE INDEX (limit_waits_line) WHERE {of_key} AND {NOT_PAUSED} \
-         ORDER BY due_at LIMIT 1) AS first_due \
-         FROM limit_keys k FORCE INDEX (PRIMARY) WHERE {any}"
+        "SELECT {}, CAST(COALESCE(s.running, 0) AS SIGNED) AS running, CAST(COALESCE(s.kept, 0) AS SIGNED) AS kept \
+         FROM limit_keys k FORCE INDEX (PRIMARY) LEFT JOIN (SELECT limit_name, limit_key, \
+         SUM(kept_until IS NULL) AS running, SUM(kept_until > UTC_TIMESTAMP(6)) AS kept FROM limit_slots \
+         FORCE INDEX (PRIMARY) WHERE {any} GROUP BY limit_name, limit_key) s \
+         ON s.limit_name = k.limit_name AND s.limit_key = k.limit_key WHERE ",
+        state_columns()
+    );
+    let (any, of_keys) = any_of("k.", keys);
+    values.extend(of_keys);
+    script.push(sql + &any, values);
+}
+
+/// Add the step that reads the states of those of these keys that have parked jobs. Most keys have none, and a look at
+/// their slots would be in vain.
+fn state_with_parked_jobs_step<'a>(script: &mut Script<'a>, keys: &[&'a LimitKey]) {
+    let (any, values) = any_of("k.", keys);
+    let slots = format!("SELECT COUNT(*) FROM limit_slots FORCE INDEX (PRIMARY) WHERE {OF_KEY}");
+    let sql = format!(
+        "SELECT {}, ({slots} AND kept_until IS NULL) AS running, ({slots} AND kept_until > UTC_TIMESTAMP(6)) AS kept \
+         FROM limit_keys k FORCE INDEX (PRIMARY) WHERE ({any}) AND {}",
+        state_columns(),
+        has_parked_jobs("TRUE")
     );
     script.push(sql, values);
+}
+
+/// The condition that a row of another table belongs to the key `k` of `limit_keys`.
+const OF_KEY: &str = "limit_name = k.limit_name AND limit_key = k.limit_key";
+
+/// Build the columns of the state of a key, without the numbers of its slots.
+fn state_columns() -> String {
+    let gate = OpenGate::COLUMNS;
+    format!(
+        "k.limit_name, k.limit_key, k.next_start, k.start_interval_us, k.start_burst, UTC_TIMESTAMP(6) AS moment, \
+         (SELECT version FROM limits WHERE name = k.limit_name) AS version, {gate}, \
+         (SELECT due_at FROM limit_waits FORCE INDEX (limit_waits_line) WHERE {OF_KEY} AND {NOT_PAUSED} \
+         ORDER BY due_at LIMIT 1) AS first_due"
+    )
 }
 
 /// Read the rows of [`state_step`].
@@ -977,25 +1027,29 @@ pub(crate) fn park_step<'a>(script: &mut Script<'a>, jobs: &[ToPark<'a>]) {
     );
 }
 
+/// Build the condition that the key `k` of `limit_keys` has parked jobs for which `condition` holds. It is no EXISTS,
+/// because MySQL may turn that into a join, and read all parked jobs.
+fn has_parked_jobs(condition: &str) -> String {
+    format!(
+        "(SELECT 1 FROM limit_waits FORCE INDEX (limit_waits_line) \
+         WHERE {OF_KEY} AND {condition} LIMIT 1) = 1"
+    )
+}
+
 /// Return those of these keys that have parked jobs in queues that are not paused.
 pub(crate) async fn keys_with_parked_jobs(
     conn: &mut Session<'_>,
     keys: &[&LimitKey],
 ) -> Result<Vec<LimitKey>, sqlx::Error> {
-    let mut found = Vec::new();
-    for keys in keys.chunks(64) {
-        let one = format!(
-            "(SELECT limit_name, limit_key FROM limit_waits FORCE INDEX (limit_waits_line) \
-             WHERE limit_name = ? AND limit_key = ? AND {NOT_PAUSED} LIMIT 1)"
-        );
-        let mut script = Script::as_text();
-        let values = keys.iter().flat_map(|key| [Value::from(key.limit.as_str()), Value::from(key.key.as_bytes())]);
-        script.push(vec![one.as_str(); keys.len()].join(" UNION ALL "), values.collect());
-        for row in script.run(conn).await?.iter().flat_map(|step| &step.rows) {
-            found.push(key_in(row)?);
-        }
+    if keys.is_empty() {
+        return Ok(Vec::new());
     }
-    Ok(found)
+    let (any, values) = any_of("k.", keys);
+    let has_parked_jobs = has_parked_jobs(NOT_PAUSED);
+    let sql = "SELECT k.limit_name, k.limit_key FROM limit_keys k FORCE INDEX (PRIMARY) WHERE";
+    let mut script = Script::as_text();
+    script.push(format!("{sql} ({any}) AND {has_parked_jobs}"), values);
+    script.run(conn).await?.iter().flat_map(|step| &step.rows).map(key_in).collect()
 }
 
 /// Delete the row of a parked job that does not wait any more.
@@ -1013,29 +1067,28 @@ pub(crate) async fn let_go(
     let mut all = Vec::new();
     let mut more = false;
     let keys: Vec<&LimitKey> = keys.iter().collect();
-    for keys in keys.chunks(64) {
-        let mut script = Script::as_text();
-        state_step(&mut script, keys);
-        let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
-        let states = states_in(&found)?;
-        let rooms: Vec<(&LimitKey, &KeyState, usize)> = states
-            .iter()
-            .filter(|(_, state)| state.first_due.is_some())
-            .map(|(key, state)| (key, state, KeyBounds::find(limits, key)))
-            // A process that has not heard of a change yet would let jobs go by the former values. The sweep of a
-            // runner that has heard of it lets them go within a second.
-            .filter(|(_, state, bounds)| state.version.is_none() || state.is_of(*bounds))
-            .map(|(key, state, bounds)| (key, state, state.room(bounds)))
-            .filter(|(_, _, room)| *room > 0)
-            .collect();
-        if rooms.is_empty() {
-            continue;
-        }
-        let wanted: Vec<(&LimitKey, usize)> = rooms.iter().map(|(key, _, room)| (*key, *room)).collect();
-        let waiting = first_parked(conn, &wanted).await?;
+    if keys.is_empty() {
+        return Ok((all, more));
+    }
+    let mut script = Script::as_text();
+    state_with_parked_jobs_step(&mut script, &keys);
+    let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
+    let states = states_in(&found)?;
+    let rooms: Vec<(&LimitKey, usize)> = states
+        .iter()
+        .filter(|(_, state)| state.first_due.is_some())
+        .map(|(key, state)| (key, state, KeyBounds::find(limits, key)))
+        // A process that has not heard of a change yet would let jobs go by the former values. The sweep of a
+        // runner that has heard of it lets them go within a second.
+        .filter(|(_, state, bounds)| state.version.is_none() || state.is_of(*bounds))
+        .map(|(key, state, bounds)| (key, state.room(bounds)))
+        .filter(|(_, room)| *room > 0)
+        .collect();
+    for wanted in rooms.chunks(64) {
+        let waiting = first_parked(conn, wanted).await?;
         let mut found = ParkedJobs::lock(conn, &waiting).await?;
-        found.look_behind(conn, &wanted).await?;
-        more |= rooms.iter().any(|(_, _, room)| *room == MAX_AT_ONCE) && !found.is_empty();
+        found.look_behind(conn, wanted).await?;
+        more |= wanted.iter().any(|(_, room)| *room == MAX_AT_ONCE) && !found.is_empty();
         all.extend(let_go_of(conn, found, &states, limits).await?);
     }
     Ok((all, more))
@@ -1232,7 +1285,8 @@ async fn let_go_of(
         values,
     );
     let (list, values) = script.list(&ids);
-    script.push(format!("DELETE FROM limit_waits WHERE job_id IN {list} ORDER BY job_id LIMIT {MAX_SLOTS}"), values);
+    let sql = "DELETE w FROM limit_waits w FORCE INDEX (PRIMARY) WHERE w.job_id IN";
+    script.push(format!("{sql} {list}"), values);
     if !jobs.is_empty() {
         let mut values: Vec<Value<'_>> =
             jobs.iter().flat_map(|job| [Value::from(job.id.uuid()), job.execute_at.into()]).collect();
@@ -1264,6 +1318,10 @@ async fn let_go_of(
     Ok(jobs)
 }
 
+/// The beginning of a statement that deletes slots of jobs, up to their list. Only this form of DELETE takes the hint.
+/// Without it, MySQL reads the whole table while that is small, and waits for the slots of jobs whose keys others lock.
+pub(crate) const DELETE_SLOTS: &str = "DELETE s FROM limit_slots s FORCE INDEX (limit_slots_job) WHERE s.job_id IN";
+
 /// Delete the slots of those of these jobs that do not execute, and slots that were kept for long enough. The keys are
 /// locked, so none of the jobs starts meanwhile.
 pub(crate) async fn free_slots_of(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<(), sqlx::Error> {
@@ -1283,8 +1341,8 @@ pub(crate) async fn free_slots_of(conn: &mut Session<'_>, ids: &[Uuid]) -> Resul
         let mut script = Script::as_text();
         let (list, values) = script.list(&ended);
         let sql = format!(
-            "DELETE FROM limit_slots WHERE job_id IN {list} AND (kept_until IS NULL OR kept_until <= UTC_TIMESTAMP(6) \
-             OR kept_until > UTC_TIMESTAMP(6) + INTERVAL {KEPT_AT_MOST_S} SECOND) ORDER BY job_id LIMIT {MAX_SLOTS}"
+            "{DELETE_SLOTS} {list} AND (s.kept_until IS NULL OR s.kept_until <= UTC_TIMESTAMP(6) \
+             OR s.kept_until > UTC_TIMESTAMP(6) + INTERVAL {KEPT_AT_MOST_S} SECOND)"
         );
         script.push(sql, values);
         script.run(conn).await?;
@@ -1317,8 +1375,7 @@ pub(crate) async fn free_slots_kept_in_vain(conn: &mut Session<'_>, ids: &[Uuid]
         }
         let mut script = Script::as_text();
         let (list, values) = script.list(&in_vain);
-        let sql = "DELETE FROM limit_slots WHERE kept_until IS NOT NULL AND job_id IN";
-        script.push(format!("{sql} {list} ORDER BY job_id LIMIT {MAX_SLOTS}"), values);
+        script.push(format!("{DELETE_SLOTS} {list} AND s.kept_until IS NOT NULL"), values);
         script.run(conn).await?;
     }
     Ok(())
@@ -1379,8 +1436,7 @@ pub(crate) fn park_owed<'a>(script: &mut Script<'a>, parked: &[ToPark<'a>]) {
     let mut values = vec![Value::from(parked_until())];
     values.extend(&of_ids);
     script.push(format!("UPDATE owed FORCE INDEX (PRIMARY) SET execute_at = ? WHERE id IN {list}"), values);
-    let sql = format!("DELETE FROM limit_slots WHERE job_id IN {list} ORDER BY job_id LIMIT {MAX_SLOTS}");
-    script.push(sql, of_ids);
+    script.push(format!("{DELETE_SLOTS} {list}"), of_ids);
 }
 
 #[cfg(test)]
