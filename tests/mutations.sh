@@ -1324,6 +1324,9 @@ mutants() {
     mutant 'cloud metadata behind the wide switch' internal/handlers/http/guard.rs \
         'if is_metadata(address) {' 'if is_metadata(address) && !self.wide {' \
         callbacks::a_refused_target_names_the_setting_and_what_the_setting_names_is_reached
+    mutant 'cloud metadata over IPv6' internal/handlers/http/guard.rs \
+        '|address: IpAddr| METADATA.contains(&address) ||' '|address: IpAddr| METADATA[..4].contains(&address) ||' \
+        callbacks::a_refused_target_names_the_setting_and_what_the_setting_names_is_reached
     mutant 'first failure over retries' internal/store/rows/dead_letters.rs \
         'dead_letters.iter().filter(|dead_letter| dead_letter.lived_before)' 'dead_letters.iter().filter(|dead_letter| dead_letter.lived_before).take(0)' \
         callbacks::a_group_is_as_old_as_its_first_failure_though_its_jobs_are_retried_in_vain
