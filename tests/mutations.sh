@@ -1030,6 +1030,11 @@ mutants() {
     mutant 'silence of the crates of the wire' internal/telemetry/logs.rs \
         'if is_quiet(&target, level) {' 'if is_quiet(&target, level) && target.is_empty() {' \
         logs::no_secret_and_no_payload_shows_in_the_log_or_the_metrics_at_any_level
+    mutant 'reason of a rejected row out of the log' internal/broker/outbox.rs \
+        'for (id, _) in &pass.rejected {' 'for (id, reason) in &pass.rejected {' \
+        internal/broker/outbox.rs \
+        'tracing::warn!(row = %id, "a row of the outbox was' 'tracing::warn!(row = %id, %reason, "a row of the outbox was' \
+        logs::no_secret_and_no_payload_shows_in_the_log_or_the_metrics_at_any_level
     mutant 'limit of the last spans' internal/telemetry/traces.rs \
         'FLUSH: Duration = Duration::from_secs(2)' 'FLUSH: Duration = Duration::from_secs(120)' \
         traces::a_collector_that_hangs_or_is_gone_costs_spans_and_nothing_else
