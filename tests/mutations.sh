@@ -750,6 +750,9 @@ mutants() {
     mutant 'key of a part of an import' internal/api/jobs/import.rs \
         'key.part(self.part)' 'key.part(self.part + u64::from(rand::random::<u32>()))' \
         import::an_import_that_breaks_off_anywhere_is_sent_again_and_does_nothing_twice
+    mutant 'names that are no text in a digest' internal/job/canonical_json.rs \
+        'Err(text) => write!(out, "?{text}"),' 'Err(text) => Err(io::Error::other((*text).to_owned())),' \
+        import::lines_behind_a_name_that_is_no_text_belong_to_the_body_of_an_import
     mutant 'answer to a part that is not valid any more' internal/api/jobs/import.rs \
         'find_response(idempotent).await?,' 'find_response(idempotent).await?.filter(|_| false),' \
         import::a_part_that_was_carried_out_gets_its_answer_again_when_its_lines_are_not_valid_any_more

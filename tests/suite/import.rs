@@ -228,6 +228,26 @@ async fn an_idempotency_key_of_another_call_is_refused_by_an_import_and_the_othe
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn lines_behind_a_name_that_is_no_text_belong_to_the_body_of_an_import() {
+    let tickr = TestApp::start().await;
+    let [one, three, other] = [1, 2, 3].map(|n| json!({"kind": "noop", "payload": {"n": n}, "delay_ms": 3_600_000}));
+    // Half of a surrogate pair is valid JSON, and no text.
+    let odd = r#"{"kind": "noop", "payload": {"\ud800": 1}}"#;
+    let send = async |lines: String| import(&tickr, "?on_error=continue", Some("k"), lines).await;
+    let first = send(format!("{one}\n{odd}\n{three}\n")).await;
+    assert_eq!((&first.end["accepted"], &first.end["rejected"]), (&json!(2), &json!(1)), "{:#}", first.end);
+    for lines in [format!("{one}\n{odd}\n{other}\n"), format!("{one}\n{odd}\n")] {
+        let refused = send(lines).await;
+        assert_eq!(refused.end["problem"]["code"], "idempotency_conflict", "{:#?}", refused.lines);
+        assert_eq!((&refused.end["accepted"], refused.lines.len()), (&json!(0), 0));
+    }
+    let again = send(format!("{one}\n{odd}\n{three}\n")).await;
+    assert_eq!([0, 2].map(|at| &again.lines[at]["id"]), [0, 2].map(|at| &first.lines[at]["id"]));
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 2);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_part_that_was_carried_out_gets_its_answer_again_when_its_lines_are_not_valid_any_more() {
     let tickr = TestApp::start().await;
     let declare = async |kind: &str| {
