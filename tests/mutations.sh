@@ -2218,6 +2218,13 @@ mutants() {
         'Some(KnownKind::Declared(kind)) if kind.runs_here() => {' \
         'Some(KnownKind::Declared(kind)) if kind.runs_here() && kinds.is_empty() => {' \
         push_kinds::a_kind_gets_a_receiver_changes_it_and_loses_it_while_runners_live
+    mutant 'depth of a report or verdict instead of its call' internal/api/http/body.rs \
+        'read_json(request, api, limit, None, parse_of_any_depth)' 'read_json(request, api, limit, None, parse)' \
+        remote_workers::a_report_that_is_not_valid_costs_no_lease_and_the_largest_result_arrives \
+        remote_workers::a_verdict_that_is_not_valid_is_refused_alone
+    mutant 'depth of a result of a remote worker' internal/api/workers.rs \
+        'if !deep.is_empty() {' 'if deep.len() > 9 {' \
+        remote_workers::a_verdict_that_is_not_valid_is_refused_alone
     mutant 'verdict that is refused alone' internal/api/workers.rs \
         'Err(refused) => given.push((token_in(&text), refused)),' \
         'Err(_) => return Err(Problem::new(Code::InvalidRequest, token_in(&text))),' \
