@@ -404,7 +404,7 @@ fn span(text: &str, now: Timestamp, ahead: bool) -> Result<Span, String> {
         return Ok((Some(moment(from).ok_or_else(help)?), Some(moment(to).ok_or_else(help)?)));
     }
     let day = text.parse::<NaiveDate>().map_err(|_| help())?;
-    let start = day.and_time(NaiveTime::MIN).and_utc();
+    let start = storable(day.and_time(NaiveTime::MIN).and_utc()).ok_or_else(help)?;
     Ok((Some(start), start.checked_add_signed(TimeDelta::days(1))))
 }
 
@@ -414,8 +414,12 @@ pub fn moment(text: &str) -> Option<Timestamp> {
     let date = || Some(text.parse::<NaiveDate>().ok()?.and_time(NaiveTime::MIN).and_utc());
     let moment = DateTime::parse_from_rfc3339(text).ok().map(|moment| moment.with_timezone(&Utc)).or_else(date)?;
     // A leap second counts as the second after it, because MySQL refuses a second 60.
-    let moment = DateTime::from_timestamp_micros(moment.timestamp_micros())?;
-    // Accept only what the columns can hold. Any other value would fail in the store.
+    storable(DateTime::from_timestamp_micros(moment.timestamp_micros())?)
+}
+
+/// Return the moment if the columns can hold it. Any other one would fail in the store.
+#[must_use]
+pub fn storable(moment: Timestamp) -> Option<Timestamp> {
     (DateTime::UNIX_EPOCH..DateTime::from_timestamp(253_370_764_800, 0)?).contains(&moment).then_some(moment)
 }
 
@@ -551,6 +555,11 @@ mod tests {
             ("created:>yesterday", 0, "2026-11-01"),
             ("created:>99999999999999999999d", 0, "2026-11-01"),
             ("created:>9999-12-31", 0, "2026-11-01"),
+            ("created:9999-12-31", 0, "2026-11-01"),
+            ("created:-0001-01-01", 0, "2026-11-01"),
+            ("finished:1969-12-31", 0, "2026-11-01"),
+            ("due:+100000-01-01", 0, "2026-11-01"),
+            ("kind:a|b created:-0001-01-01|2026-11-01", 9, "2026-11-01"),
             ("created:>1d created:>2d", 12, "twice"),
             ("payload.a..b:1", 0, "steps"),
             ("payload.a:1 payload.a:2", 12, "twice"),
