@@ -2218,6 +2218,10 @@ mutants() {
         'Some(KnownKind::Declared(kind)) if kind.runs_here() => {' \
         'Some(KnownKind::Declared(kind)) if kind.runs_here() && kinds.is_empty() => {' \
         push_kinds::a_kind_gets_a_receiver_changes_it_and_loses_it_while_runners_live
+    mutant 'moments in cursors' \
+        'internal/api/schedules/ticks.rs internal/api/dead_letters.rs internal/api/outbox.rs' \
+        'and_then(tickr_job::query::storable)?' 'and_then(Some)?' \
+        api::a_cursor_whose_moment_a_client_changed_is_refused
     mutant 'depth of a report or verdict instead of its call' internal/api/http/body.rs \
         'read_json(request, api, limit, None, parse_of_any_depth)' 'read_json(request, api, limit, None, parse)' \
         remote_workers::a_report_that_is_not_valid_costs_no_lease_and_the_largest_result_arrives \
