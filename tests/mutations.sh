@@ -750,6 +750,9 @@ mutants() {
     mutant 'key of a part of an import' internal/api/jobs/import.rs \
         'key.part(self.part)' 'key.part(self.part + u64::from(rand::random::<u32>()))' \
         import::an_import_that_breaks_off_anywhere_is_sent_again_and_does_nothing_twice
+    mutant 'end of a paused import at a stop' internal/api/jobs/import.rs \
+        'tokio::time::sleep(STOPPING).await' 'tokio::time::sleep(STOPPING * 600).await' \
+        import::an_import_whose_sender_pauses_gets_its_last_line_when_the_runner_stops
     mutant 'names that are no text in a digest' internal/job/canonical_json.rs \
         'Err(text) => write!(out, "?{text}"),' 'Err(text) => Err(io::Error::other((*text).to_owned())),' \
         import::lines_behind_a_name_that_is_no_text_belong_to_the_body_of_an_import

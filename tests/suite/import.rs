@@ -330,6 +330,28 @@ async fn a_sender_is_slowed_down_to_what_is_committed_and_read() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_import_whose_sender_pauses_gets_its_last_line_when_the_runner_stops() {
+    let tickr = TestApp::start().await;
+    let (sender, receiver) = mpsc::channel::<Result<String, std::io::Error>>(8);
+    let body = stream::unfold(receiver, |mut receiver| async { receiver.recv().await.map(|chunk| (chunk, receiver)) });
+    sender.send(Ok(bytes_of(&later(501)))).await.unwrap();
+    let request = http().post(tickr.url("/v1/jobs/import")).header("Content-Type", "application/x-ndjson");
+    let mut response = request.body(reqwest::Body::wrap_stream(body)).send().await.unwrap();
+    let mut heard = String::new();
+    while heard.lines().count() < 500 {
+        heard.push_str(std::str::from_utf8(&response.chunk().await.unwrap().unwrap()).unwrap());
+    }
+    // The next part has one line, and the sender neither sends another nor ends the body.
+    let rest = tokio::spawn(response.text());
+    tickr.stop().await;
+    let rest = rest.await.unwrap().expect("the answer has an end");
+    let end: Value = serde_json::from_str(rest.lines().last().unwrap()).unwrap();
+    assert_eq!((&end["complete"], &end["problem"]["code"]), (&json!(false), &json!("stopping")), "{end:#}");
+    assert_eq!(end["accepted"], 500, "{end:#}");
+    drop(sender);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_was_sent_is_answered_before_the_rest_and_a_sender_that_falls_silent_is_told() {
     let tickr = TestApp::start_with(
         |config: &mut Config| config.http_body_timeout = Duration::from_millis(600),
