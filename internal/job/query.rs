@@ -120,11 +120,16 @@ fn add_word(filter: &mut Filter, word: &str, now: Timestamp) -> Result<(), Strin
     Ok(())
 }
 
-/// Return the position of the first colon outside quotes.
+/// Return the position of the first colon outside quotes. Within quotes a backslash protects the next character.
 fn colon_of(word: &str) -> Option<usize> {
-    let mut quoted = false;
+    let (mut quoted, mut escaped) = (false, false);
     let is_colon = |(_, c): &(usize, char)| {
-        quoted ^= *c == '"';
+        match *c {
+            _ if escaped => escaped = false,
+            '\\' if quoted => escaped = true,
+            '"' => quoted = !quoted,
+            _ => {}
+        }
         *c == ':' && !quoted
     };
     word.char_indices().find(is_colon).map(|(at, _)| at)
@@ -477,6 +482,7 @@ mod tests {
             parse(r#"deadlock state:failed "timed out" "a:b""#).unwrap().texts,
             ["deadlock", "timed out", "a:b"]
         );
+        assert_eq!(parse(r#""5\": too long" -"a\":b""#).unwrap().texts, [r#"5": too long"#]);
         let id = super::super::JobId::new();
         assert_eq!(parse(&format!("{id} id:{id}")).unwrap().ids, [id, id]);
         assert_eq!(parse(r#"unique_key:"a|b""#).unwrap().unique_key.unwrap(), "a|b");
@@ -598,7 +604,8 @@ mod tests {
         #[test]
         fn a_quoted_value_comes_back_as_it_was(value in "\\PC{1,40}") {
             let quoted = value.replace('\\', "\\\\").replace('"', "\\\"");
-            prop_assert_eq!(parse(&format!("error:\"{quoted}\"")).unwrap().error.unwrap(), value);
+            prop_assert_eq!(parse(&format!("error:\"{quoted}\"")).unwrap().error.unwrap(), value.clone());
+            prop_assert_eq!(parse(&format!("\"{quoted}\"")).unwrap().texts, [value]);
         }
     }
 }
