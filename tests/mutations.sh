@@ -2221,6 +2221,10 @@ mutants() {
         'Some(KnownKind::Declared(kind)) if kind.runs_here() => {' \
         'Some(KnownKind::Declared(kind)) if kind.runs_here() && kinds.is_empty() => {' \
         push_kinds::a_kind_gets_a_receiver_changes_it_and_loses_it_while_runners_live
+    mutant 'answer with a new API key while MySQL fails' internal/api/api_keys.rs \
+        'if let Err(error) = api.operator_settings.refresh().await {' \
+        'api.operator_settings.refresh().await?; if let Err(error) = api.operator_settings.refresh().await {' \
+        api_keys::the_secret_of_an_api_key_is_shown_also_when_mysql_fails_after_it_was_made
     mutant 'moments in cursors' \
         'internal/api/schedules/ticks.rs internal/api/dead_letters.rs internal/api/outbox.rs' \
         'and_then(tickr_job::query::storable)?' 'and_then(Some)?' \
