@@ -2225,6 +2225,9 @@ mutants() {
         'if let Err(error) = api.operator_settings.refresh().await {' \
         'api.operator_settings.refresh().await?; if let Err(error) = api.operator_settings.refresh().await {' \
         api_keys::the_secret_of_an_api_key_is_shown_also_when_mysql_fails_after_it_was_made
+    mutant 'problems and ids of pages' internal/app/mod.rs \
+        '.merge(api::beside_the_api(pages()));' '.merge(pages());' \
+        problems::pages_have_ids_and_problems_as_the_api_has
     mutant 'moments in cursors' \
         'internal/api/schedules/ticks.rs internal/api/dead_letters.rs internal/api/outbox.rs' \
         'and_then(tickr_job::query::storable)?' 'and_then(Some)?' \
