@@ -750,6 +750,12 @@ mutants() {
     mutant 'key of a part of an import' internal/api/jobs/import.rs \
         'key.part(self.part)' 'key.part(self.part + u64::from(rand::random::<u32>()))' \
         import::an_import_that_breaks_off_anywhere_is_sent_again_and_does_nothing_twice
+    mutant 'end of a paused import at a stop' internal/api/jobs/import.rs \
+        'tokio::time::sleep(STOPPING).await' 'tokio::time::sleep(STOPPING * 600).await' \
+        import::an_import_whose_sender_pauses_gets_its_last_line_when_the_runner_stops
+    mutant 'names that are no text in a digest' internal/job/canonical_json.rs \
+        'Err(text) => write!(out, "?{text}"),' 'Err(text) => Err(io::Error::other((*text).to_owned())),' \
+        import::lines_behind_a_name_that_is_no_text_belong_to_the_body_of_an_import
     mutant 'answer to a part that is not valid any more' internal/api/jobs/import.rs \
         'find_response(idempotent).await?,' 'find_response(idempotent).await?.filter(|_| false),' \
         import::a_part_that_was_carried_out_gets_its_answer_again_when_its_lines_are_not_valid_any_more
@@ -1029,6 +1035,11 @@ mutants() {
         metrics::the_page_has_what_the_table_has_and_no_label_that_a_caller_made_up
     mutant 'silence of the crates of the wire' internal/telemetry/logs.rs \
         'if is_quiet(&target, level) {' 'if is_quiet(&target, level) && target.is_empty() {' \
+        logs::no_secret_and_no_payload_shows_in_the_log_or_the_metrics_at_any_level
+    mutant 'reason of a rejected row out of the log' internal/broker/outbox.rs \
+        'for (id, _) in &pass.rejected {' 'for (id, reason) in &pass.rejected {' \
+        internal/broker/outbox.rs \
+        'tracing::warn!(row = %id, "a row of the outbox was' 'tracing::warn!(row = %id, %reason, "a row of the outbox was' \
         logs::no_secret_and_no_payload_shows_in_the_log_or_the_metrics_at_any_level
     mutant 'limit of the last spans' internal/telemetry/traces.rs \
         'FLUSH: Duration = Duration::from_secs(2)' 'FLUSH: Duration = Duration::from_secs(120)' \
@@ -1323,6 +1334,9 @@ mutants() {
         callbacks::callbacks_share_one_connection_to_a_receiver_that_speaks_http_2
     mutant 'cloud metadata behind the wide switch' internal/handlers/http/guard.rs \
         'if is_metadata(address) {' 'if is_metadata(address) && !self.wide {' \
+        callbacks::a_refused_target_names_the_setting_and_what_the_setting_names_is_reached
+    mutant 'cloud metadata over IPv6' internal/handlers/http/guard.rs \
+        '|address: IpAddr| METADATA.contains(&address) ||' '|address: IpAddr| METADATA[..4].contains(&address) ||' \
         callbacks::a_refused_target_names_the_setting_and_what_the_setting_names_is_reached
     mutant 'first failure over retries' internal/store/rows/dead_letters.rs \
         'dead_letters.iter().filter(|dead_letter| dead_letter.lived_before)' 'dead_letters.iter().filter(|dead_letter| dead_letter.lived_before).take(0)' \
@@ -2207,6 +2221,24 @@ mutants() {
         'Some(KnownKind::Declared(kind)) if kind.runs_here() => {' \
         'Some(KnownKind::Declared(kind)) if kind.runs_here() && kinds.is_empty() => {' \
         push_kinds::a_kind_gets_a_receiver_changes_it_and_loses_it_while_runners_live
+    mutant 'answer with a new API key while MySQL fails' internal/api/api_keys.rs \
+        'if let Err(error) = api.operator_settings.refresh().await {' \
+        'api.operator_settings.refresh().await?; if let Err(error) = api.operator_settings.refresh().await {' \
+        api_keys::the_secret_of_an_api_key_is_shown_also_when_mysql_fails_after_it_was_made
+    mutant 'problems and ids of pages' internal/app/mod.rs \
+        '.merge(api::beside_the_api(pages()));' '.merge(pages());' \
+        problems::pages_have_ids_and_problems_as_the_api_has
+    mutant 'moments in cursors' \
+        'internal/api/schedules/ticks.rs internal/api/dead_letters.rs internal/api/outbox.rs' \
+        'and_then(tickr_job::query::storable)?' 'and_then(Some)?' \
+        api::a_cursor_whose_moment_a_client_changed_is_refused
+    mutant 'depth of a report or verdict instead of its call' internal/api/http/body.rs \
+        'read_json(request, api, limit, None, parse_of_any_depth)' 'read_json(request, api, limit, None, parse)' \
+        remote_workers::a_report_that_is_not_valid_costs_no_lease_and_the_largest_result_arrives \
+        remote_workers::a_verdict_that_is_not_valid_is_refused_alone
+    mutant 'depth of a result of a remote worker' internal/api/workers.rs \
+        'if !deep.is_empty() {' 'if deep.len() > 9 {' \
+        remote_workers::a_verdict_that_is_not_valid_is_refused_alone
     mutant 'verdict that is refused alone' internal/api/workers.rs \
         'Err(refused) => given.push((token_in(&text), refused)),' \
         'Err(_) => return Err(Problem::new(Code::InvalidRequest, token_in(&text))),' \

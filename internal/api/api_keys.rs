@@ -219,7 +219,11 @@ pub(super) async fn make(
             return Err(Problem::new(Code::TooMany, detail));
         }
     };
-    api.operator_settings.refresh().await?;
+    // The API key is made, and no other answer will have its secret. If MySQL fails now, this process follows with the
+    // others.
+    if let Err(error) = api.operator_settings.refresh().await {
+        tracing::warn!(%error, "cannot read the API keys after one was made; this process accepts it within seconds");
+    }
     let ApiKeyView { name, scope, kinds, queues, producer, created_at, created_by, .. } = key.into();
     let made = MadeApiKeyView { token, name, scope, kinds, queues, producer, created_at, created_by };
     Ok(json(StatusCode::CREATED, made))

@@ -197,7 +197,8 @@ pub(super) async fn groups(
 fn read_place(place: &[u8]) -> Result<(tickr_job::Timestamp, Fingerprint), Problem> {
     let read = || {
         let (micros, fingerprint) = place.split_at_checked(8)?;
-        let moment = DateTime::from_timestamp_micros(i64::from_be_bytes(micros.try_into().ok()?))?;
+        let moment = DateTime::from_timestamp_micros(i64::from_be_bytes(micros.try_into().ok()?));
+        let moment = moment.and_then(tickr_job::query::storable)?;
         Some((moment, Fingerprint::from_bytes(fingerprint.try_into().ok()?)))
     };
     read()

@@ -57,6 +57,7 @@ pub use api_keys::new_api_key;
 pub use compat::CompatRoutes;
 pub use http::auth::Tokens;
 pub use http::failed_logins::{FailedLogins, Peer};
+pub use http::pages::beside_the_api;
 pub use http::problem::{Code, Problem};
 pub use http::problem_table::markdown as problems_as_markdown;
 pub use http::shares::RequestPermits;

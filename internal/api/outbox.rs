@@ -206,7 +206,8 @@ pub(super) async fn rejected(
 /// Read the position of a cursor: the time and the id of a row.
 fn place_of(place: &[u8]) -> Option<(Timestamp, uuid::Uuid)> {
     let (at, id) = place.split_at_checked(8)?;
-    let at = Timestamp::from_timestamp_micros(i64::from_be_bytes(at.try_into().ok()?))?;
+    let at = Timestamp::from_timestamp_micros(i64::from_be_bytes(at.try_into().ok()?));
+    let at = at.and_then(tickr_job::query::storable)?;
     Some((at, uuid::Uuid::from_slice(id).ok()?))
 }
 

@@ -23,7 +23,7 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::http::body::{Body, Object, ResultBody};
+use crate::http::body::{Body, Object, PartsBody};
 use crate::http::caller::WorkerRights;
 use crate::http::problem::{Code, Problem};
 use crate::http::revocation::RequestRight;
@@ -193,10 +193,12 @@ pub(super) struct HeldBody {
     /// Token of the attempt.
     token: String,
     /// Progress, 0 to 100 percent. A report that is not valid is left out and listed in `refused`.
-    percent: Option<f64>,
+    #[schema(value_type = Option<f64>)]
+    percent: Option<Box<RawValue>>,
     /// Short description of the progress, at most 120 characters.
-    note: Option<String>,
-    /// JSON with which the next attempt begins if this one does not succeed, at most 64 KiB.
+    #[schema(value_type = Option<String>)]
+    note: Option<Box<RawValue>>,
+    /// JSON with which the next attempt begins if this one does not succeed, at most 64 KiB and 64 levels deep.
     #[schema(value_type = Option<serde_json::Value>)]
     checkpoint: Option<Box<RawValue>>,
 }
@@ -269,7 +271,7 @@ pub(super) struct EndBody {
     /// `succeeded`; `failed`: another attempt may succeed; `rejected`: no attempt can succeed; `snoozed`: the job runs
     /// again after `delay_ms`, and no attempt is used; `released`: the worker gives the job back, and no attempt is used.
     verdict: EndWord,
-    /// Result to store with the job, at most 256 KiB of JSON. Only with `succeeded`.
+    /// Result to store with the job, at most 256 KiB of JSON, 64 levels deep. Only with `succeeded`.
     #[schema(value_type = Option<serde_json::Value>)]
     result: Option<Box<RawValue>>,
     /// Why the attempt did not succeed, for operators: at most 2,000 characters, without secrets. Required with `failed`,
@@ -282,7 +284,7 @@ pub(super) struct EndBody {
     /// The newest lines that the attempt logged, at most 16 KiB.
     #[schema(max_length = 16_384)]
     log: Option<String>,
-    /// JSON with which the next attempt begins, at most 64 KiB.
+    /// JSON with which the next attempt begins, at most 64 KiB and 64 levels deep.
     #[schema(value_type = Option<serde_json::Value>)]
     checkpoint: Option<Box<RawValue>>,
 }
@@ -658,7 +660,7 @@ pub(super) async fn beat(
     State(api): State<Api>,
     rights: WorkerRights,
     WorkerPath(id): WorkerPath,
-    ResultBody(body): ResultBody<BeatBody>,
+    PartsBody(body): PartsBody<BeatBody>,
 ) -> Result<Response, Problem> {
     require_rights(&api, &rights, &id).await?;
     let mut problems = Vec::new();
@@ -674,26 +676,32 @@ pub(super) async fn beat(
         };
         // A report that is not valid must not cost the leases of all attempts of the worker.
         let mut refuse = |field, detail| refused.push(RefusedReport { token: token.clone(), field, detail });
-        let percent = percent.filter(|percent| {
-            let valid = (0.0..=100.0).contains(percent);
-            if !valid {
-                refuse("percent", "must be 0 to 100");
+        let percent = percent.and_then(|percent| {
+            let valid = serde_json::from_str::<f64>(percent.get()).ok().filter(|value| (0.0..=100.0).contains(value));
+            if valid.is_none() {
+                refuse("percent", "must be a number, 0 to 100");
             }
             valid
         });
-        let note = note.filter(|note| {
-            let valid = note.chars().count() <= MAX_NOTE && !note.chars().any(char::is_control);
-            if !valid {
-                refuse("note", "must have at most 120 characters, and no control characters");
+        let note = note.and_then(|note| {
+            let fits = |note: &String| note.chars().count() <= MAX_NOTE && !note.chars().any(char::is_control);
+            let valid = serde_json::from_str::<String>(note.get()).ok().filter(fits);
+            if valid.is_none() {
+                refuse("note", "must be a text of at most 120 characters, without control characters");
             }
             valid
         });
         let checkpoint = checkpoint.filter(|checkpoint| {
-            let valid = checkpoint.get().len() <= limits::MAX_CHECKPOINT_BYTES;
-            if !valid {
-                refuse("checkpoint", "must have at most 65536 bytes");
+            let text = checkpoint.get();
+            let wrong = if text.len() > limits::MAX_CHECKPOINT_BYTES {
+                Some("must have at most 65536 bytes")
+            } else {
+                is_too_deep(checkpoint).then_some("must be nested at most 64 levels deep")
+            };
+            if let Some(wrong) = wrong {
+                refuse("checkpoint", wrong);
             }
-            valid
+            wrong.is_none()
         });
         let progress = (percent.is_some() || note.is_some())
             .then(|| Progress { percent: percent.unwrap_or(0.0), note: note.filter(|note| !note.is_empty()) });
@@ -732,7 +740,7 @@ pub(super) async fn beat(
 pub(super) async fn finish(
     State(api): State<Api>,
     WorkerPath(_): WorkerPath,
-    ResultBody(body): ResultBody<EndsBody>,
+    PartsBody(body): PartsBody<EndsBody>,
 ) -> Result<Response, Problem> {
     let mut problems = Vec::new();
     if !(1..=MAX_VERDICTS).contains(&body.verdicts.len()) {
@@ -779,6 +787,14 @@ fn read(text: &RawValue) -> Result<(String, CheckedVerdict), Vec<RefusedField>> 
         let problem = tickr_handlers::Problem::in_json(error);
         vec![RefusedField { field: problem.pointer.trim_start_matches('/').to_owned(), detail: problem.detail }]
     })?;
+    let deep = |(field, json): (&str, &Option<Box<RawValue>>)| {
+        let detail = format!("must be nested at most {} levels deep", limits::MAX_LEVELS);
+        json.as_deref().is_some_and(is_too_deep).then(|| RefusedField { field: field.to_owned(), detail })
+    };
+    let deep: Vec<_> = [("result", &result), ("checkpoint", &checkpoint)].into_iter().filter_map(deep).collect();
+    if !deep.is_empty() {
+        return Err(deep);
+    }
     let sent = SentVerdict { verdict: verdict.into(), result, error, delay_ms, log, checkpoint };
     let checked = sent.check().map_err(|wrong| {
         let refused = |(field, detail): (&'static str, String)| RefusedField { field: field.to_owned(), detail };
@@ -787,10 +803,16 @@ fn read(text: &RawValue) -> Result<(String, CheckedVerdict), Vec<RefusedField>> 
     Ok((token, checked))
 }
 
+/// Return whether JSON that is stored with a job is nested so deep that parsers of clients may refuse it.
+fn is_too_deep(json: &RawValue) -> bool {
+    limits::deeper_than(json.get().as_bytes(), limits::MAX_LEVELS)
+}
+
 /// Return the token of a verdict that is not valid, as far as it has one.
 fn token_in(text: &RawValue) -> String {
-    let verdict: Option<serde_json::Value> = serde_json::from_str(text.get()).ok();
-    let token = verdict.as_ref().and_then(|verdict| verdict.get("token")?.as_str());
+    // The rest may be anything, and nested to any depth.
+    let members: HashMap<String, Box<RawValue>> = serde_json::from_str(text.get()).unwrap_or_default();
+    let token: Option<String> = members.get("token").and_then(|token| serde_json::from_str(token.get()).ok());
     token.unwrap_or_default().chars().take(MAX_SHOWN_TOKEN).collect()
 }
 

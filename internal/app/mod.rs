@@ -317,7 +317,7 @@ impl App {
                 later: config.compat.later,
             },
         })
-        .merge(pages());
+        .merge(api::beside_the_api(pages()));
         #[cfg(feature = "dashboard")]
         let router = router.layer(axum::middleware::from_fn(dashboard::show_unknown_paths));
         let stop_http = CancellationToken::new();

@@ -73,7 +73,7 @@ fn request_digest(call: &str, body: Option<&RawValue>) -> Digest {
     digest.update((call.len() as u64).to_be_bytes());
     digest.update(call);
     if let Some(body) = body {
-        // Writing to a digest cannot fail.
+        // Writing to a digest cannot fail, and each JSON text can be written.
         let _ = write_canonical(&mut digest, body);
     }
     digest.finalize().into()
@@ -96,6 +96,7 @@ mod tests {
             (r#"{"a":1,"b":[true,null]}"#, "{ \"b\" : [ true ,\n null ] ,\t\"a\" : 1 }"),
             (r#"{"name":"é😀/"}"#, r#"{"n\u0061me":"\u00e9\ud83d\ude00\/"}"#),
             (r#"{"a":{"y":{},"x":[]}}"#, r#"{"a":{"x":[],"y":{}}}"#),
+            (r#"{"\ud800":1,"a":2}"#, r#"{ "a": 2, "\ud800": 1 }"#),
         ] {
             assert_eq!(hash(one), hash(other), "{one} {other}");
         }
@@ -135,6 +136,12 @@ mod tests {
             "\"e\u{301}\"",
             r#""\ud800""#,
             r#""\udc00""#,
+            r#"{"\ud800":1}"#,
+            r#"{"\ud800":2}"#,
+            r#"{"\udc00":1}"#,
+            r#"[{"\ud800":1}]"#,
+            r#"[{"\ud800":1},1]"#,
+            r#"[{"\ud800":1},2]"#,
             r#""?\"""#,
         ];
         for (at, one) in all.iter().enumerate() {

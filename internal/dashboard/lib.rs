@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, Request};
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -23,6 +23,8 @@ struct Assets;
 
 /// Beginning of the addresses that name the edition of the files, so that a browser keeps them and asks no more.
 const EDITION: &str = "v-";
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Paths of screens. All of them serve the same page, which chooses its screen by the path.
 const SCREENS: &[&str] = &[
@@ -80,6 +82,10 @@ pub async fn show_unknown_paths(request: Request, next: Next) -> Response {
     }
     let mut page = page(HeaderMap::new()).await;
     *page.status_mut() = StatusCode::NOT_FOUND;
+    // The log has the request under this id.
+    if let Some(id) = response.headers().get(REQUEST_ID) {
+        page.headers_mut().insert(REQUEST_ID, id.clone());
+    }
     page
 }
 

@@ -3,7 +3,9 @@
 
 use std::fmt;
 use std::io::{self, Write};
+use std::marker::PhantomData;
 
+use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
@@ -25,12 +27,13 @@ pub fn write_canonical(out: &mut impl Write, json: &RawValue) -> io::Result<()> 
     let text = json.get();
     match text.as_bytes().first() {
         Some(b'{') => {
-            let mut members = json_members(text)?;
+            let Members(members) = serde_json::from_str::<Members<'_, &RawValue>>(text)?;
+            let mut members: Vec<_> = members.into_iter().map(|(name, value)| (string_of(name), value)).collect();
             // The sort is stable: members with the same name keep their order, because the last one counts.
             members.sort_by(|(a, _), (b, _)| a.cmp(b));
             out.write_all(b"{")?;
             for (name, value) in members {
-                serde_json::to_writer(&mut *out, &name)?;
+                write_string(out, &name)?;
                 out.write_all(b":")?;
                 write_canonical(out, value)?;
                 out.write_all(b",")?;
@@ -46,31 +49,42 @@ pub fn write_canonical(out: &mut impl Write, json: &RawValue) -> io::Result<()> 
             }
             out.write_all(b"]")
         }
-        Some(b'"') => match serde_json::from_str::<String>(text) {
-            Ok(string) => Ok(serde_json::to_writer(out, &string)?),
-            // Half of a surrogate pair is valid JSON but no string. Write it as it is, so that it is equal only to
-            // itself.
-            Err(_) => write!(out, "?{text}"),
-        },
+        Some(b'"') => write_string(out, &string_of(json)),
         _ => out.write_all(text.as_bytes()),
+    }
+}
+
+/// Return the string that this JSON text spells. `Err` is the text itself, if it has half of a surrogate pair: that is
+/// valid JSON but no string.
+fn string_of(json: &RawValue) -> Result<String, &str> {
+    serde_json::from_str(json.get()).map_err(|_| json.get())
+}
+
+/// Write a string, or the name of a member. A text that spells no string is written as it is, so that it is equal only
+/// to itself.
+fn write_string(out: &mut impl Write, string: &Result<String, &str>) -> io::Result<()> {
+    match string {
+        Ok(string) => Ok(serde_json::to_writer(out, string)?),
+        Err(text) => write!(out, "?{text}"),
     }
 }
 
 /// Return the members of an object in their order, including repeated names.
 ///
 /// # Errors
-/// When the text is no object.
+/// When the text is no object, or a name has half of a surrogate pair.
 pub fn json_members(text: &str) -> serde_json::Result<Vec<(String, &RawValue)>> {
     serde_json::from_str(text).map(|Members(members)| members)
 }
 
-struct Members<'a>(Vec<(String, &'a RawValue)>);
+/// The members of an object. `N` is the form of their names.
+struct Members<'a, N>(Vec<(N, &'a RawValue)>);
 
-impl<'de: 'a, 'a> serde::Deserialize<'de> for Members<'a> {
+impl<'de: 'a, 'a, N: Deserialize<'de>> Deserialize<'de> for Members<'a, N> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct InOrder;
-        impl<'de> Visitor<'de> for InOrder {
-            type Value = Vec<(String, &'de RawValue)>;
+        struct InOrder<N>(PhantomData<N>);
+        impl<'de, N: Deserialize<'de>> Visitor<'de> for InOrder<N> {
+            type Value = Vec<(N, &'de RawValue)>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
@@ -84,6 +98,6 @@ impl<'de: 'a, 'a> serde::Deserialize<'de> for Members<'a> {
                 Ok(read)
             }
         }
-        deserializer.deserialize_map(InOrder).map(Members)
+        deserializer.deserialize_map(InOrder(PhantomData)).map(Members)
     }
 }

@@ -120,11 +120,16 @@ fn add_word(filter: &mut Filter, word: &str, now: Timestamp) -> Result<(), Strin
     Ok(())
 }
 
-/// Return the position of the first colon outside quotes.
+/// Return the position of the first colon outside quotes. Within quotes a backslash protects the next character.
 fn colon_of(word: &str) -> Option<usize> {
-    let mut quoted = false;
+    let (mut quoted, mut escaped) = (false, false);
     let is_colon = |(_, c): &(usize, char)| {
-        quoted ^= *c == '"';
+        match *c {
+            _ if escaped => escaped = false,
+            '\\' if quoted => escaped = true,
+            '"' => quoted = !quoted,
+            _ => {}
+        }
         *c == ':' && !quoted
     };
     word.char_indices().find(is_colon).map(|(at, _)| at)
@@ -404,7 +409,7 @@ fn span(text: &str, now: Timestamp, ahead: bool) -> Result<Span, String> {
         return Ok((Some(moment(from).ok_or_else(help)?), Some(moment(to).ok_or_else(help)?)));
     }
     let day = text.parse::<NaiveDate>().map_err(|_| help())?;
-    let start = day.and_time(NaiveTime::MIN).and_utc();
+    let start = storable(day.and_time(NaiveTime::MIN).and_utc()).ok_or_else(help)?;
     Ok((Some(start), start.checked_add_signed(TimeDelta::days(1))))
 }
 
@@ -414,8 +419,12 @@ pub fn moment(text: &str) -> Option<Timestamp> {
     let date = || Some(text.parse::<NaiveDate>().ok()?.and_time(NaiveTime::MIN).and_utc());
     let moment = DateTime::parse_from_rfc3339(text).ok().map(|moment| moment.with_timezone(&Utc)).or_else(date)?;
     // A leap second counts as the second after it, because MySQL refuses a second 60.
-    let moment = DateTime::from_timestamp_micros(moment.timestamp_micros())?;
-    // Accept only what the columns can hold. Any other value would fail in the store.
+    storable(DateTime::from_timestamp_micros(moment.timestamp_micros())?)
+}
+
+/// Return the moment if the columns can hold it. Any other one would fail in the store.
+#[must_use]
+pub fn storable(moment: Timestamp) -> Option<Timestamp> {
     (DateTime::UNIX_EPOCH..DateTime::from_timestamp(253_370_764_800, 0)?).contains(&moment).then_some(moment)
 }
 
@@ -473,6 +482,7 @@ mod tests {
             parse(r#"deadlock state:failed "timed out" "a:b""#).unwrap().texts,
             ["deadlock", "timed out", "a:b"]
         );
+        assert_eq!(parse(r#""5\": too long" -"a\":b""#).unwrap().texts, [r#"5": too long"#]);
         let id = super::super::JobId::new();
         assert_eq!(parse(&format!("{id} id:{id}")).unwrap().ids, [id, id]);
         assert_eq!(parse(r#"unique_key:"a|b""#).unwrap().unique_key.unwrap(), "a|b");
@@ -551,6 +561,11 @@ mod tests {
             ("created:>yesterday", 0, "2026-11-01"),
             ("created:>99999999999999999999d", 0, "2026-11-01"),
             ("created:>9999-12-31", 0, "2026-11-01"),
+            ("created:9999-12-31", 0, "2026-11-01"),
+            ("created:-0001-01-01", 0, "2026-11-01"),
+            ("finished:1969-12-31", 0, "2026-11-01"),
+            ("due:+100000-01-01", 0, "2026-11-01"),
+            ("kind:a|b created:-0001-01-01|2026-11-01", 9, "2026-11-01"),
             ("created:>1d created:>2d", 12, "twice"),
             ("payload.a..b:1", 0, "steps"),
             ("payload.a:1 payload.a:2", 12, "twice"),
@@ -589,7 +604,8 @@ mod tests {
         #[test]
         fn a_quoted_value_comes_back_as_it_was(value in "\\PC{1,40}") {
             let quoted = value.replace('\\', "\\\\").replace('"', "\\\"");
-            prop_assert_eq!(parse(&format!("error:\"{quoted}\"")).unwrap().error.unwrap(), value);
+            prop_assert_eq!(parse(&format!("error:\"{quoted}\"")).unwrap().error.unwrap(), value.clone());
+            prop_assert_eq!(parse(&format!("\"{quoted}\"")).unwrap().texts, [value]);
         }
     }
 }

@@ -4,6 +4,8 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 use tickr::event::Event;
@@ -174,6 +176,38 @@ async fn the_listing_walks_by_pages_newest_first_without_gap_or_repetition() {
     let rest = tickr.get(&format!("/v1/jobs?limit=200&cursor={cursor}")).await;
     assert_eq!(rest.body["data"][0]["id"], sent[5]);
     tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cursor_whose_moment_a_client_changed_is_refused() {
+    let tickr = TestApp::start().await;
+    for job in [json!({"kind": "fail", "payload": {"permanent": true}}), json!({"kind": "panic", "max_attempts": 1})] {
+        let id = tickr.enqueue(job).await;
+        tickr.until(id, State::Failed).await;
+    }
+    tickr
+        .sql(
+            "INSERT INTO ticks (schedule, due_at, outcome, cause, recorded_at, recorded_by) VALUES \
+             ('old', UTC_TIMESTAMP(3), 'skipped', 'missed', UTC_TIMESTAMP(6), 'old'), \
+             ('old', UTC_TIMESTAMP(3) - INTERVAL 1 HOUR, 'skipped', 'missed', UTC_TIMESTAMP(6), 'old'); \
+             INSERT INTO outbox_rejected (id, kind, payload, rejected_at, reason) VALUES \
+             (UNHEX('00000000000040008000000000000005'), 'old', '{}', UTC_TIMESTAMP(6), 'old'), \
+             (UNHEX('00000000000040008000000000000006'), 'old', '{}', UTC_TIMESTAMP(6), 'old')",
+        )
+        .await;
+    // The years 144,000, 75,000 and -144,000, which chrono has and MySQL has not.
+    for (path, at, byte) in
+        [("/v1/schedules/old/ticks", 1, 0x10), ("/v1/dead-letters/groups", 0, 0x20), ("/v1/outbox/rejected", 0, 0xc0)]
+    {
+        let first = tickr.get(&format!("{path}?limit=1")).await;
+        let cursor = first.body["next_cursor"].as_str().unwrap();
+        assert_eq!(tickr.get(&format!("{path}?limit=1&cursor={cursor}")).await.status, 200, "{path}");
+        let mut bytes = URL_SAFE_NO_PAD.decode(cursor).unwrap();
+        bytes[at] = byte;
+        let answer = tickr.get(&format!("{path}?limit=1&cursor={}", URL_SAFE_NO_PAD.encode(bytes))).await;
+        assert_eq!((answer.status, answer.code()), (422, "invalid_cursor"), "{path}: {:#}", answer.body);
+    }
+    tickr.stop_broken("ticks and rows of the outbox were written by hand").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

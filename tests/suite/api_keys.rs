@@ -121,6 +121,24 @@ async fn api_keys_open_what_their_scope_names_are_stored_as_digests_and_end_when
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_secret_of_an_api_key_is_shown_also_when_mysql_fails_after_it_was_made() {
+    const TOKEN: &str = "a-token-of-the-configuration";
+    let tickr = TestApp::start_with(|config| config.api_tokens = vec![TOKEN.to_owned().into()], Registry::new()).await;
+    let base = tickr.url("");
+    // The process reads this table after it has made the API key.
+    tickr.sql("RENAME TABLE declared_kinds TO kinds_away").await;
+    let made = call(&base, Method::PUT, "/v1/api-keys/board", TOKEN, Some(json!({"scope": "read"}))).await;
+    tickr.sql("RENAME TABLE kinds_away TO declared_kinds").await;
+    assert_eq!(made.status, 201, "{:#}", made.body);
+    let key = made.body["token"].as_str().unwrap();
+    eventually("the API key is accepted", || async {
+        (call(&base, Method::GET, "/v1/whoami", key, None).await.status == 200).then_some(())
+    })
+    .await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_address_beyond_this_host_needs_a_key_or_a_token() {
     let tickr = TestApp::start().await;
     let mut config = tickr.config.clone();

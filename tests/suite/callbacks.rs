@@ -201,7 +201,13 @@ async fn a_refused_target_names_the_setting_and_what_the_setting_names_is_reache
     // `callback_allow_private` leaves cloud metadata out. The jobs are not due during the test, even if they are
     // accepted.
     let tickr = TestApp::start().await;
-    for url in ["http://169.254.169.254/latest/", "http://168.63.129.16/machine/", "http://[fd00:ec2::254]/"] {
+    for url in [
+        "http://169.254.169.254/latest/",
+        "http://168.63.129.16/machine/",
+        "http://[fd00:ec2::254]/",
+        "http://[fd00:c1::a9fe:a9fe]/opc/v2/",
+        "http://[fd00:a9fe:a9fe::1]/v1/token",
+    ] {
         let job = json!({"kind": "http", "payload": {"url": url}, "delay_ms": 3_600_000});
         let answer = tickr.post("/v1/jobs", job).await;
         assert_eq!(answer.status, 422, "{url}: {:#}", answer.body);

@@ -228,6 +228,26 @@ async fn an_idempotency_key_of_another_call_is_refused_by_an_import_and_the_othe
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn lines_behind_a_name_that_is_no_text_belong_to_the_body_of_an_import() {
+    let tickr = TestApp::start().await;
+    let [one, three, other] = [1, 2, 3].map(|n| json!({"kind": "noop", "payload": {"n": n}, "delay_ms": 3_600_000}));
+    // Half of a surrogate pair is valid JSON, and no text.
+    let odd = r#"{"kind": "noop", "payload": {"\ud800": 1}}"#;
+    let send = async |lines: String| import(&tickr, "?on_error=continue", Some("k"), lines).await;
+    let first = send(format!("{one}\n{odd}\n{three}\n")).await;
+    assert_eq!((&first.end["accepted"], &first.end["rejected"]), (&json!(2), &json!(1)), "{:#}", first.end);
+    for lines in [format!("{one}\n{odd}\n{other}\n"), format!("{one}\n{odd}\n")] {
+        let refused = send(lines).await;
+        assert_eq!(refused.end["problem"]["code"], "idempotency_conflict", "{:#?}", refused.lines);
+        assert_eq!((&refused.end["accepted"], refused.lines.len()), (&json!(0), 0));
+    }
+    let again = send(format!("{one}\n{odd}\n{three}\n")).await;
+    assert_eq!([0, 2].map(|at| &again.lines[at]["id"]), [0, 2].map(|at| &first.lines[at]["id"]));
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 2);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_part_that_was_carried_out_gets_its_answer_again_when_its_lines_are_not_valid_any_more() {
     let tickr = TestApp::start().await;
     let declare = async |kind: &str| {
@@ -307,6 +327,28 @@ async fn a_sender_is_slowed_down_to_what_is_committed_and_read() {
     };
     tokio::time::timeout(DEADLINE, more).await.unwrap();
     tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_import_whose_sender_pauses_gets_its_last_line_when_the_runner_stops() {
+    let tickr = TestApp::start().await;
+    let (sender, receiver) = mpsc::channel::<Result<String, std::io::Error>>(8);
+    let body = stream::unfold(receiver, |mut receiver| async { receiver.recv().await.map(|chunk| (chunk, receiver)) });
+    sender.send(Ok(bytes_of(&later(501)))).await.unwrap();
+    let request = http().post(tickr.url("/v1/jobs/import")).header("Content-Type", "application/x-ndjson");
+    let mut response = request.body(reqwest::Body::wrap_stream(body)).send().await.unwrap();
+    let mut heard = String::new();
+    while heard.lines().count() < 500 {
+        heard.push_str(std::str::from_utf8(&response.chunk().await.unwrap().unwrap()).unwrap());
+    }
+    // The next part has one line, and the sender neither sends another nor ends the body.
+    let rest = tokio::spawn(response.text());
+    tickr.stop().await;
+    let rest = rest.await.unwrap().expect("the answer has an end");
+    let end: Value = serde_json::from_str(rest.lines().last().unwrap()).unwrap();
+    assert_eq!((&end["complete"], &end["problem"]["code"]), (&json!(false), &json!("stopping")), "{end:#}");
+    assert_eq!(end["accepted"], 500, "{end:#}");
+    drop(sender);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -109,6 +109,17 @@ async fn no_secret_and_no_payload_shows_in_the_log_or_the_metrics_at_any_level()
         (ended == jobs.len() as i64).then_some(())
     })
     .await;
+    // A row of the outbox that does not fit its kind: the reason quotes the value. Either of the two runners may move a
+    // row, so the test inserts rows until this one has rejected one.
+    eventually("this runner has rejected a row of the outbox", || async {
+        let (id, payload) = (uuid::Uuid::now_v7().simple(), json!({"ms": "canary-payload"}));
+        let row = format!("(UNHEX('{id}'), 'sleep', '{payload}')");
+        store.sql(format!("INSERT INTO tickr_outbox (id, kind, payload) VALUES {row}")).await;
+        let nudge = http().post(format!("{base}/v1/outbox/nudge")).bearer_auth("canary-api-token-of-this-test");
+        assert_eq!(nudge.send().await.unwrap().status(), 204);
+        program.said().contains("a row of the outbox was rejected").then_some(())
+    })
+    .await;
     let page = http().get(format!("{base}/metrics")).bearer_auth("canary-api-token-of-this-test").send().await.unwrap();
     let page = page.text().await.unwrap();
     program.signal("TERM").await;

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use reqwest::Method;
 use reqwest::header::CONTENT_TYPE;
 use serde_json::{Value, json};
 use tickr::config::Config;
@@ -554,6 +555,29 @@ async fn malformed_ids_and_queries_are_told_apart_from_missing_jobs() {
     for cursor in ["", "x", "%00", "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", &"A".repeat(5_000)] {
         let got = tickr.get(&format!("/v1/jobs?cursor={cursor}")).await;
         assert_eq!((got.status, got.code()), (422, "invalid_cursor"), "{cursor}");
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_have_ids_and_problems_as_the_api_has() {
+    let tickr = TestApp::start().await;
+    for (path, status) in [("/", 200), ("/queues", 200), ("/ui/app.js", 200), ("/no-such-page", 404)] {
+        let request = tickr.request(Method::GET, path).header("accept", "text/html").header("x-request-id", "mine");
+        let page = request.send().await.unwrap();
+        assert_eq!((page.status().as_u16(), page.headers()["x-request-id"].to_str().unwrap()), (status, "mine"));
+        assert!(page.headers()[CONTENT_TYPE].to_str().unwrap().starts_with("text/"), "{path}");
+    }
+    for (method, path, status, code) in [
+        (Method::POST, "/queues", 405, "method_not_allowed"),
+        (Method::DELETE, "/", 405, "method_not_allowed"),
+        (Method::GET, "/ui/nothing.js", 404, "not_found"),
+        (Method::GET, "/ui/v-0/nothing.js", 404, "not_found"),
+    ] {
+        let refused = answer(tickr.request(method, path)).await;
+        assert_eq!((refused.status, refused.code()), (status, code), "{path}: {:#}", refused.body);
+        assert!(!refused.header("x-request-id").is_empty(), "{path}");
+        assert_eq!(refused.header("allow").is_empty(), status == 404, "{path}");
     }
     tickr.stop().await;
 }

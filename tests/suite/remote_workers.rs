@@ -244,6 +244,11 @@ async fn verdicts_of_every_sort_have_the_effect_that_they_have_for_runners() {
     tickr.stop().await;
 }
 
+/// Return JSON that is nested this deep.
+fn nested(levels: usize) -> Value {
+    (0..levels).fold(json!(1), |inner, _| json!([inner]))
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_verdict_that_is_not_valid_is_refused_alone() {
     let tickr = started().await;
@@ -261,6 +266,8 @@ async fn a_verdict_that_is_not_valid_is_refused_alone() {
         (with_token(json!({"verdict": "succeeded", "error": "x", "delay_ms": 1})), vec!["error", "delay_ms"]),
         (with_token(json!({"verdict": "rejected", "error": "x", "result": 1})), vec!["result"]),
         (with_token(json!({"verdict": "failed", "error": "x", "checkpoint": "x".repeat(70_000)})), vec!["checkpoint"]),
+        (with_token(json!({"verdict": "succeeded", "result": nested(65)})), vec!["result"]),
+        (with_token(json!({"verdict": "failed", "error": "x", "checkpoint": nested(65)})), vec!["checkpoint"]),
         (with_token(json!({"verdict": "done"})), vec!["verdict"]),
         (with_token(json!({"verdict": "succeeded", "state": "ok"})), vec!["state"]),
         (json!({"verdict": "succeeded"}), vec!["token"]),
@@ -473,6 +480,27 @@ async fn a_report_that_is_not_valid_costs_no_lease_and_the_largest_result_arrive
     assert_eq!(tickr.count(renewed).await, 2);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE progress IS NOT NULL").await, 1);
 
+    // Neither does a report of another type, or one that is nested too deep. They do not go through `answer`, which
+    // lets no request be accepted that does not fit the document.
+    for (report, field) in [
+        (r#""percent": "50""#.to_owned(), "percent"),
+        (r#""percent": [0]"#.to_owned(), "percent"),
+        (r#""note": 5"#.to_owned(), "note"),
+        (r#""note": "\ud800""#.to_owned(), "note"),
+        (format!(r#""checkpoint": {}"#, nested(65)), "checkpoint"),
+    ] {
+        tickr.sql("UPDATE owed SET lease_until = UTC_TIMESTAMP(6) + INTERVAL 20 SECOND").await;
+        let [bad, good] = [&held[0]["token"], &held[1]["token"]];
+        let body = format!(r#"{{"holding": [{{"token": {bad}, {report}}}, {{"token": {good}}}]}}"#);
+        let request = http().post(format!("http://{at}/v1/workers/{}/beat", worker.id));
+        let beaten = request.header("content-type", "application/json").body(body).send().await.unwrap();
+        assert_eq!(beaten.status(), 200, "{report}");
+        let beaten: Value = beaten.json().await.unwrap();
+        let refused = beaten["refused"].as_array().unwrap();
+        assert_eq!((refused.len(), &refused[0]["token"], &refused[0]["field"]), (1, bad, &json!(field)), "{report}");
+        assert_eq!(tickr.count(renewed).await, 2, "{report}");
+    }
+
     // 256 KiB with its quotes, which is also the largest size of other bodies.
     let result = "x".repeat(256 * 1024 - 2);
     assert_eq!(
@@ -480,7 +508,9 @@ async fn a_report_that_is_not_valid_costs_no_lease_and_the_largest_result_arrive
         "settled"
     );
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE LENGTH(result) = 262144").await, 1);
-    worker.finish(at, &held[1], json!({"verdict": "succeeded"})).await;
+    // The depth counts from the result, not from the body around it.
+    let deep = worker.finish(at, &held[1], json!({"verdict": "succeeded", "result": nested(64)})).await;
+    assert_eq!(deep["result"], "settled", "{deep:#}");
     tickr.stop().await;
 }
 

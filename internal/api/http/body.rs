@@ -37,7 +37,7 @@ impl<T: DeserializeOwned> FromRequest<Api> for Body<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, api: &Api) -> Result<Self, Problem> {
-        read_json(request, api, api.body_limit_bytes, None).await.map(|(parsed, bytes)| Self(parsed, bytes))
+        read_json(request, api, api.body_limit_bytes, None, parse).await.map(|(parsed, bytes)| Self(parsed, bytes))
     }
 }
 
@@ -52,7 +52,7 @@ impl<T: DeserializeOwned> FromRequest<Api> for OptionalBody<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, api: &Api) -> Result<Self, Problem> {
-        let read = read_json(request, api, api.body_limit_bytes, Some(b"{}".as_slice()));
+        let read = read_json(request, api, api.body_limit_bytes, Some(b"{}".as_slice()), parse);
         read.await.map(|(parsed, bytes)| Self(parsed, bytes))
     }
 }
@@ -69,7 +69,20 @@ impl<T: DeserializeOwned> FromRequest<Api> for ResultBody<T> {
 
     async fn from_request(request: Request, api: &Api) -> Result<Self, Problem> {
         let limit = api.body_limit_bytes.max(MAX_RESULT_BODY_BYTES);
-        read_json(request, api, limit, None).await.map(|(parsed, _)| Self(parsed))
+        read_json(request, api, limit, None, parse).await.map(|(parsed, _)| Self(parsed))
+    }
+}
+
+/// As [`ResultBody`], for a call with several parts that are judged one by one. `T` keeps their JSON as text, so the
+/// body may be nested to any depth: its handler checks the depth of each part, and one part refuses no other.
+pub(crate) struct PartsBody<T>(pub(crate) T);
+
+impl<T: DeserializeOwned> FromRequest<Api> for PartsBody<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, api: &Api) -> Result<Self, Problem> {
+        let limit = api.body_limit_bytes.max(MAX_RESULT_BODY_BYTES);
+        read_json(request, api, limit, None, parse_of_any_depth).await.map(|(parsed, _)| Self(parsed))
     }
 }
 
@@ -80,6 +93,7 @@ async fn read_json<T: DeserializeOwned>(
     api: &Api,
     limit: usize,
     absent: Option<&[u8]>,
+    parse: fn(&[u8]) -> Result<T, Problem>,
 ) -> Result<(T, Vec<u8>), Problem> {
     let declared = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
     let media = declared.split(';').next().unwrap_or("").trim();
@@ -177,6 +191,12 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     if deeper_than(bytes, MAX_LEVELS) {
         return Err(Problem::new(Code::TooDeep, format!("the body is nested more than {MAX_LEVELS} levels deep")));
     }
+    parse_of_any_depth(bytes)
+}
+
+/// Parse a body that may be nested to any depth. The parser itself recurses 128 levels at most, and it skips what `T`
+/// keeps as text without recursion.
+fn parse_of_any_depth<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     // The parser that knows the places of errors costs memory for each field, so only a wrong body is given to it.
     if let Ok(Object(parsed)) = serde_json::from_slice(bytes) {
         return Ok(parsed);

@@ -58,7 +58,9 @@ pub(crate) fn from_version(version: u32) -> String {
 
 /// Return the version of an ETag, or `None` for a tag that is not a version and therefore matches nothing.
 pub(crate) fn version_of(tag: &str) -> Option<u32> {
-    tag.strip_prefix('"')?.strip_suffix('"')?.parse().ok()
+    let version = tag.strip_prefix('"')?.strip_suffix('"')?.parse().ok()?;
+    // Tags are compared character by character: "007" is not the tag of version 7.
+    (from_version(version) == tag).then_some(version)
 }
 
 /// The ETags of a conditional request.
@@ -251,6 +253,9 @@ mod tests {
         let versions = Tags::These(["\"7\"", "W/\"8\"", "\"x\"", "\"9\""].map(str::to_owned).into());
         assert_eq!(versions.condition(version_of), Condition::OneOf(vec![7, 9]));
         assert_eq!(version_of(&from_version(7)), Some(7));
+        for other in ["\"007\"", "\"+7\"", "\"\"", "\"", "7", "\"4294967296\""] {
+            assert_eq!(version_of(other), None, "{other}");
+        }
     }
 
     #[test]

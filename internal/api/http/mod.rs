@@ -11,6 +11,7 @@
 //! - `idempotency.rs`: `Idempotency-Key`
 //! - `observe.rs`: the duration and the id of each request
 //! - `origin.rs`: protection of an open API against web pages, proxies and foreign host names
+//! - `pages.rs`: the routes beside the API
 //! - `problem.rs`: problem documents and their codes
 //! - `problem_table.rs`: the meaning of each problem code and its remedy
 //! - `revocation.rs`: the end of long requests when their API key is revoked
@@ -29,6 +30,7 @@ pub(super) mod filter;
 pub(super) mod idempotency;
 pub(super) mod observe;
 pub(super) mod origin;
+pub(super) mod pages;
 pub(super) mod problem;
 pub(super) mod problem_table;
 pub(super) mod revocation;

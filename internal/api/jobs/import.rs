@@ -47,6 +47,9 @@ const MAX_FORGOTTEN_BYTES: usize = 8 << 20;
 const FORGETTING: Duration = Duration::from_secs(2);
 /// The same time after the API key of the import was revoked.
 const FORGETTING_STRANGERS: Duration = Duration::from_millis(250);
+/// Time that a part has to arrive after the runner was told to stop. Open requests have more time then, so the client
+/// gets the last line.
+const STOPPING: Duration = Duration::from_secs(1);
 /// Maximum number of times that a part is submitted while MySQL is overloaded.
 const MAX_TRIES: u32 = 8;
 
@@ -327,15 +330,21 @@ impl Import {
     /// Read, write and answer one part.
     async fn process_part(&mut self) -> String {
         if *self.api.stopping.borrow() {
-            self.finish(Some(Problem::new(Code::Stopping, "this runner is stopping; send the rest to another runner")));
+            self.finish(Some(stopping_problem()));
             return String::new();
         }
-        // If the right to send ends while the part is read, the part is dropped and the import is over.
-        let mut pass = self.pass.clone();
+        // If the right to send ends while the part is read, or the runner stops and the rest of the part does not come,
+        // the part is dropped and the import is over.
+        let (mut pass, mut stopping) = (self.pass.clone(), self.api.stopping.clone());
+        let stopped = async {
+            let _ = stopping.wait_for(|stopping| *stopping).await;
+            tokio::time::sleep(STOPPING).await;
+        };
         let part = tokio::select! {
             biased;
             () = pass.wait_until_revoked() => None,
             part = self.read_part() => Some(part).filter(|_| pass.is_good()),
+            () = stopped => Some(ImportPart { last: Some(Some(stopping_problem())), ..ImportPart::default() }),
         };
         let Some(mut part) = part else {
             self.finish(Some(pass.refusal()));
@@ -572,6 +581,10 @@ fn line_of(answer: &impl Serialize) -> String {
     let mut text = serde_json::to_string(answer).unwrap_or_default();
     text.push('\n');
     text
+}
+
+fn stopping_problem() -> Problem {
+    Problem::new(Code::Stopping, "this runner is stopping; send the rest to another runner")
 }
 
 fn other_lines() -> Problem {

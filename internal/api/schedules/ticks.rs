@@ -93,7 +93,8 @@ fn place_of((due_at, number): (Timestamp, u16)) -> Vec<u8> {
 
 fn read_place(place: &[u8]) -> Option<(Timestamp, u16)> {
     let (due_at, number) = place.split_at_checked(8)?;
-    let due_at = DateTime::from_timestamp_millis(i64::from_be_bytes(due_at.try_into().ok()?))?;
+    let due_at = DateTime::from_timestamp_millis(i64::from_be_bytes(due_at.try_into().ok()?));
+    let due_at = due_at.and_then(tickr_job::query::storable)?;
     Some((due_at, u16::from_be_bytes(number.try_into().ok()?)))
 }
 
@@ -105,8 +106,9 @@ mod tests {
     fn places_read_back() {
         let place = (DateTime::from_timestamp_millis(1_795_000_000_123).unwrap(), 3);
         assert_eq!(read_place(&place_of(place)), Some(place));
-        for other in [&b""[..], b"12345678", b"12345678901", &[0xff; 10]] {
-            let _ = read_place(other);
+        let year_144_000 = [0, 0x10, 0, 0, 0, 0, 0, 0, 0, 3];
+        for other in [&b""[..], b"12345678", b"12345678901", &[0xff; 10], &year_144_000] {
+            assert_eq!(read_place(other), None, "{other:?}");
         }
     }
 }

@@ -5,7 +5,7 @@
 use reqwest::StatusCode;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Number, Value};
 
 use super::Problem;
 use super::sent_back::without;
@@ -161,10 +161,18 @@ impl AnswerRule {
 
 /// Return whether two values are the same. Numbers are compared as numbers: 100 is 100.0, and not the text "100".
 fn same(one: &Value, other: &Value) -> bool {
-    match (one.as_f64(), other.as_f64()) {
-        (Some(one), Some(other)) => one.total_cmp(&other).is_eq(),
-        _ => one == other,
+    let (Value::Number(one), Value::Number(other)) = (one, other) else { return one == other };
+    match (whole(one), whole(other)) {
+        (None, None) => one.as_f64() == other.as_f64(),
+        // An f64 has not every number of 64 bits, so whole numbers are not compared as f64.
+        (one, other) => one == other,
     }
+}
+
+/// Return a whole number, however it is written. Nothing for fractions, and for numbers far beyond 64 bits.
+fn whole(number: &Number) -> Option<i128> {
+    let is_whole = |float: &f64| float.fract() == 0.0 && float.abs() < 1e30;
+    number.as_i128().or_else(|| number.as_f64().filter(is_whole).map(|float| float as i128))
 }
 
 #[cfg(test)]
@@ -207,6 +215,26 @@ mod tests {
         assert_eq!(verdict(&any, 500, r#"{"code": 100}"#), Some(Success));
         assert_eq!(verdict(&any, 500, "down"), Some(Reject));
         assert_eq!(verdict(&any, 200, r#"{"code": 7}"#), Some(Reject));
+        // These pairs are one number as f64.
+        let listed = json!([9_007_199_254_740_993_u64, u64::MAX, i64::MIN, 0.5, 1e300]);
+        let large = rule(json!({"at": "/code", "success": listed}));
+        for (code, expected) in [
+            ("9007199254740993", Success),
+            ("9007199254740992", Retry),
+            ("9007199254740992.0", Retry),
+            ("18446744073709551615", Success),
+            ("18446744073709551614", Retry),
+            ("-9223372036854775808", Success),
+            ("-9223372036854775808.0", Success),
+            ("-9223372036854775807", Retry),
+            ("0.5", Success),
+            ("5e-1", Success),
+            ("0.25", Retry),
+            ("1e300", Success),
+            ("1e301", Retry),
+        ] {
+            assert_eq!(verdict(&large, 200, &format!(r#"{{"code": {code}}}"#)), Some(expected), "{code}");
+        }
         let whole = rule(json!({"at": "", "success": ["done"]}));
         assert_eq!(verdict(&whole, 200, r#""done""#), Some(Success));
     }

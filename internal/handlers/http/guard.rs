@@ -78,14 +78,26 @@ impl Rule {
 const METADATA_CLASS: &str = "cloud metadata";
 
 /// Addresses where clouds give every process on a machine data that include credentials, besides those in
-/// 169.254.0.0/16. The host of Azure has a public address; Alibaba, Oracle, AWS and Google have addresses of their own.
+/// 169.254.0.0/16. The host of Azure has a public address; the others are private ones, of which the wide switch lets
+/// callbacks reach all but these.
 const METADATA: &[IpAddr] = &[
     IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)),
+    // Alibaba.
     IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0x100, 0, 0, 0, 0, 0x100, 0x200)),
+    // Oracle.
     IpAddr::V4(Ipv4Addr::new(192, 0, 0, 192)),
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe)),
+    // AWS.
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x23)),
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
+    // Google.
     IpAddr::V6(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)),
+    // Scaleway.
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42)),
+    // Akamai, which was Linode. OpenStack has the second one as well.
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xa9fe, 0xa9fe, 0, 0, 0, 0, 1)),
+    IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0xa9fe, 0xa9fe)),
 ];
 
 fn is_metadata(address: IpAddr) -> bool {
@@ -381,6 +393,13 @@ mod tests {
         ("http://[fc00::1]/", Some(false)),
         ("http://[fd00:ec2::23]/", Some(false)),
         ("http://[fd00:ec2::254]/", Some(false)),
+        ("http://[fd00:c1::a9fe:a9fe]/opc/v2/", Some(false)),
+        ("http://[fd00:c1::a9fe:a9fd]/", Some(false)),
+        ("http://[fd00:42::42]/conf", Some(false)),
+        ("http://[fd00:a9fe:a9fe::1]/v1/token", Some(false)),
+        ("http://[fd00:a9fe:a9fe::2]/", Some(false)),
+        ("http://[fd00:100::100:200]/latest/meta-data/", Some(false)),
+        ("http://[fe80::a9fe:a9fe]/openstack/", Some(false)),
         ("http://[fe80::1]/", Some(false)),
         ("http://[febf::1]/", Some(false)),
         ("http://[fec0::1]/", Some(false)),
@@ -482,6 +501,11 @@ mod tests {
         "http://[fd00:ec2::23]/",
         "http://[fd00:ec2::254]/",
         "http://[fd20:ce::254]/",
+        "http://[fd00:c1::a9fe:a9fe]/opc/v2/",
+        "http://[fd00:42::42]/conf",
+        "http://[fd00:a9fe:a9fe::1]/v1/token",
+        "http://[fd00:100::100:200]/latest/meta-data/",
+        "http://[fe80::a9fe:a9fe]/openstack/",
     ];
 
     #[test]
@@ -502,8 +526,10 @@ mod tests {
                 assert!(class || (!rule.wide && !refused.is_empty()), "{text}: {refused}");
             }
         }
-        let by_name = rule(false, "169.254.169.254,168.63.129.16");
-        for text in ["http://169.254.169.254/", "http://[::ffff:a9fe:a9fe]/", "http://168.63.129.16/"] {
+        let by_name = rule(false, "169.254.169.254,168.63.129.16,fd00:42::42");
+        for text in
+            ["http://169.254.169.254/", "http://[::ffff:a9fe:a9fe]/", "http://168.63.129.16/", "http://[fd00:42::42]/"]
+        {
             assert_eq!(check_host(&Url::parse(text).unwrap(), &by_name), Ok(()), "{text}");
         }
         for text in ["http://169.254.169.253/", "http://169.254.170.2/", "http://100.100.100.200/"] {
