@@ -1188,6 +1188,10 @@ mutants() {
         'set.share.filter(|_| set.limit.fair)' 'set.share.filter(|_| false)' \
         key_limits::a_flood_of_one_key_does_not_delay_the_jobs_of_another \
         key_limits::keys_of_a_fair_limit_share_the_workers_by_their_weights
+    mutant 'shares that are whole multiples of the weights' internal/store/rows/limits.rs \
+        'let share = (times + u64::from(is_too_few)).saturating_mul(weight);' \
+        'let share = ((self.workers + ahead) * weight / weights).max((times + u64::from(is_too_few)).min(1));' \
+        key_limits::keys_of_a_fair_limit_share_the_workers_by_their_weights
     mutant 'limits of a runner that was suspended' internal/store/rows/limits.rs \
         'asked.elapsed() >= OLD)' 'asked.elapsed() >= OLD * 1_000)' \
         key_limits::a_runner_that_was_suspended_when_a_limit_was_set_follows_it_at_once

@@ -735,41 +735,104 @@ async fn a_flood_of_one_key_does_not_delay_the_jobs_of_another() {
     tickr.stop().await;
 }
 
+/// Counts the keys with parked jobs.
+const KEYS_THAT_WAIT: &str = "SELECT COUNT(DISTINCT limit_key) FROM limit_waits";
+
+/// Let so many of the jobs end that run, and wait until eight run again. Return how many of each key have ended.
+async fn end(calls: &Calls, ends: &Semaphore, count: usize) -> BTreeMap<String, usize> {
+    let ended = || calls.of.lock().unwrap().values().map(|of| of.ended).sum::<usize>();
+    let wanted = ended() + count;
+    ends.add_permits(count);
+    eventually_seen(&format!("eight run after {wanted} have ended"), || async {
+        let of = calls.of.lock().unwrap().clone();
+        let (running, ended): (usize, usize) =
+            of.values().fold((0, 0), |(running, ended), of| (running + of.running, ended + of.ended));
+        if (running, ended) == (8, wanted) {
+            Ok(of.into_iter().map(|(key, of)| (key, of.ended)).collect())
+        } else {
+            Err(format!("{running} run, and {ended} have ended"))
+        }
+    })
+    .await
+}
+
+/// Let jobs end one by one until this many keys have parked jobs. The runner parks jobs of a fair limit from the moment
+/// when it has learned that all workers are busy.
+async fn end_until_keys_wait(tickr: &TestApp, calls: &Calls, ends: &Semaphore, keys: i64) {
+    eventually_seen(&format!("{keys} keys have parked jobs"), || async {
+        end(calls, ends, 1).await;
+        let waiting = tickr.count(KEYS_THAT_WAIT).await;
+        if waiting == keys { Ok(()) } else { Err(format!("{waiting} have")) }
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_of_a_fair_limit_share_the_workers_by_their_weights() {
-    // Jobs that end one after the other, and ends in a row for which the workers are shared as they should be.
-    const ENDS: usize = 80;
-    const IN_A_ROW: usize = 30;
+    // Ends in a window, and ends at a time. The first window may begin before the runner follows the weights.
+    const WINDOW: usize = 216;
+    const AT_ONCE: usize = 6;
     let ends = Arc::new(Semaphore::new(0));
     let calls = Calls { ends: Some(Arc::clone(&ends)), ..Calls::default() };
     let patient = |config: &mut Config| (config.workers, config.lease) = (8, Duration::from_secs(60));
     let tickr = TestApp::start_with(patient, calls.registry()).await;
     set_and_wait(&tickr, "fair", json!({"fair": true, "overrides": {"heavy": {"weight": 3}}})).await;
-    tickr.enqueue_many((0..160).map(|n| job(if n % 2 == 0 { "heavy" } else { "light" }, 1))).await;
-    // The keys share the eight workers and two more: seven for the heavy key, two for the light one. The runner follows
-    // these shares from the second sweep on that sees parked jobs. Until then the keys take turns.
-    let (mut ended, mut in_a_row) = (0, 0);
-    while in_a_row < IN_A_ROW {
-        assert!(ended < ENDS, "not shared by the weights after {ended} jobs");
-        let (heavy, light) = eventually_seen(&format!("eight run after {ended} have ended"), || async {
-            let [heavy, light] = calls.now(["heavy", "light"]);
-            let seen = (heavy.running, light.running);
-            let all_run = heavy.running + light.running == 8 && heavy.ended + light.ended == ended;
-            if all_run { Ok(seen) } else { Err(format!("{seen:?} run")) }
-        })
-        .await;
-        println!("{heavy} of the heavy key beside {light} of the light one");
-        in_a_row = if (6..=7).contains(&heavy) { in_a_row + 1 } else { 0 };
-        if in_a_row == 0 {
-            // Two sweeps, a second apart, come before few jobs have ended.
-            tokio::time::sleep(Duration::from_millis(100)).await;
+    // All jobs of one key are due before those of the other.
+    tickr.enqueue_many((0..40).map(|_| job("heavy", 1))).await;
+    end_until_keys_wait(&tickr, &calls, &ends, 1).await;
+    tickr.enqueue_many((0..840).map(|n| job(if n < 600 { "heavy" } else { "light" }, 1))).await;
+    end_until_keys_wait(&tickr, &calls, &ends, 2).await;
+    let mut before = end(&calls, &ends, 0).await;
+    let mut windows: Vec<f64> = Vec::new();
+    while windows.last().is_none_or(|ratio| !(2.7..=3.3).contains(ratio)) {
+        assert!(windows.len() < 3, "not shared by the weights: {windows:?}");
+        let mut now = BTreeMap::new();
+        for _ in 0..WINDOW / AT_ONCE {
+            now = end(&calls, &ends, AT_ONCE).await;
         }
-        ends.add_permits(1);
-        ended += 1;
+        assert_eq!(tickr.count(KEYS_THAT_WAIT).await, 2, "the jobs of a key were used up");
+        let ended = |key: &str| (now[key] - before.get(key).copied().unwrap_or(0)) as f64;
+        windows.push(ended("heavy") / ended("light"));
+        before = now;
     }
-    ends.add_permits(160);
+    println!("jobs of the heavy key for each of the light one, in windows: {windows:?}");
+    ends.add_permits(1_000);
     tickr.until_idle().await;
-    tickr.assert_each_ran_once(160).await;
+    tickr.assert_each_ran_once(880).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_of_a_fair_limit_without_weights_get_equal_parts() {
+    const KEYS: usize = 30;
+    let ends = Arc::new(Semaphore::new(0));
+    let calls = Calls { ends: Some(Arc::clone(&ends)), ..Calls::default() };
+    let patient = |config: &mut Config| (config.workers, config.lease) = (8, Duration::from_secs(60));
+    let tickr = TestApp::start_with(patient, calls.registry()).await;
+    set_and_wait(&tickr, "fair", json!({"fair": true})).await;
+    // One tenant floods the queue before the others come.
+    tickr.enqueue_many((0..180).map(|_| job("tenant-0", 1))).await;
+    end_until_keys_wait(&tickr, &calls, &ends, 1).await;
+    let others = (1..KEYS).flat_map(|key| (0..20).map(move |_| job(&format!("tenant-{key}"), 1)));
+    tickr.enqueue_many(others).await;
+    end_until_keys_wait(&tickr, &calls, &ends, i64::try_from(KEYS).unwrap()).await;
+    let before = end(&calls, &ends, 0).await;
+    // Eight jobs of each key, if they get equal parts.
+    let mut now = BTreeMap::new();
+    for _ in 0..KEYS {
+        now = end(&calls, &ends, 8).await;
+    }
+    assert_eq!(tickr.count(KEYS_THAT_WAIT).await, i64::try_from(KEYS).unwrap(), "the jobs of a key were used up");
+    let ended = now.iter().map(|(key, count)| (count - before.get(key).copied().unwrap_or(0)) as f64);
+    let ended: Vec<f64> = ended.collect();
+    // Jain's index: 1 if all keys got the same, 1/30 if one of them got everything.
+    let all: f64 = ended.iter().sum();
+    let jain = all * all / (KEYS as f64 * ended.iter().map(|ended| ended * ended).sum::<f64>());
+    println!("Jain's index {jain:.3} of {ended:?}");
+    assert!(jain >= 0.95, "{jain:.3} of {ended:?}");
+    ends.add_permits(1_000);
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(180 + 29 * 20).await;
     tickr.stop().await;
 }
 
