@@ -164,9 +164,9 @@ pub struct FairShare {
 }
 
 impl FairShare {
-    /// Return how many jobs of a key with this weight may run, or be on their way to a worker, at the same time: as many
-    /// as its weight, or twice as many, and so on. The number is a whole multiple of the weight, because a rounded part
-    /// of a few workers is far from the weights: 7 and 2 of 10 for the weights 3 and 1.
+    /// Return how many jobs of a key with this weight may run, or be on their way to a worker, at the same time: as
+    /// many as its weight, or twice as many, and so on. The number is a whole multiple of the weight, because a rounded
+    /// part of a few workers is far from the weights: 7 and 2 of 10 for the weights 3 and 1.
     ///
     /// All keys together have more jobs than there are workers, up to a quarter more or as many as the rounding takes.
     /// So the next jobs are on their way when a worker is free. Jobs start in the order in which they were let go, and
