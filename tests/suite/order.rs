@@ -620,7 +620,8 @@ async fn the_order_holds_while_commits_get_no_answer_a_runner_dies_and_redis_is_
     const LINES: usize = 30;
     const OF_EACH: usize = 40;
     let log = Arc::<Log>::default();
-    let tickr = TestApp::start_alone_with(|config| config.workers = 16, log.registry()).await;
+    let patient = |config: &mut Config| (config.workers, config.lease) = (16, Duration::from_secs(10));
+    let tickr = TestApp::start_alone_with(patient, log.registry()).await;
     let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
     let through = Config::for_tests(&proxy.url(), "redis://unused");
     let behind = tickr.another_with(|config| config.mysql_url = through.mysql_url, log.registry()).await;
