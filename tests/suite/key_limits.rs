@@ -958,6 +958,29 @@ async fn keys_of_a_fair_limit_without_weights_get_equal_parts() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_a_key_may_not_use_of_a_fair_limit_is_left_to_the_others() {
+    let ends = Arc::new(Semaphore::new(0));
+    let calls = Calls { ends: Some(Arc::clone(&ends)), ..Calls::default() };
+    let patient = |config: &mut Config| (config.workers, config.lease) = (8, Duration::from_secs(60));
+    let tickr = TestApp::start_with(patient, calls.registry()).await;
+    set_and_wait(&tickr, "fair", json!({"fair": true, "overrides": {"narrow": {"concurrency": 1}}})).await;
+    tickr.enqueue_many((0..30).map(|_| job("narrow", 1))).await;
+    tickr.until_count(KEYS_THAT_WAIT, 1).await;
+    tickr.enqueue_many((0..200).map(|_| job("wide", 1))).await;
+    end_until_keys_wait(&tickr, &calls, &ends, 2).await;
+    // With half of the workers for each key, some would be idle from the next sweep on.
+    for _ in 0..20 {
+        end(&calls, &ends, 4).await;
+    }
+    assert_eq!(tickr.count(KEYS_THAT_WAIT).await, 2, "the jobs of a key were used up");
+    assert_eq!(calls.most("narrow"), 1);
+    ends.add_permits(1_000);
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(230).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn limits_that_are_set_together_are_followed_together() {
     let calls = Calls::default();
     let tickr = TestApp::start_with(|_| {}, calls.registry()).await;

@@ -1048,10 +1048,12 @@ async fn read_share(conn: &mut Session<'_>, set: &LimitSetting) -> Result<FairSh
             elsewhere += row.try_get::<i64, _>("slots")?;
         }
     }
-    let weights: Vec<u64> = keys.iter().map(|key| u64::from(set.limit.bounds_of(key).weight.unwrap_or(1))).collect();
-    let workers = u64::try_from(workers - elsewhere).unwrap_or(0);
-    let (sum, heaviest) = (weights.iter().sum(), weights.iter().copied().max().unwrap_or(0));
-    Ok(FairShare { workers, weights: sum, heaviest })
+    let of = |key: &String| {
+        let bounds = set.limit.bounds_of(key);
+        (bounds.weight.unwrap_or(1), bounds.concurrency)
+    };
+    let keys: Vec<(u32, Option<u32>)> = keys.iter().map(of).collect();
+    Ok(FairShare::among(u64::try_from(workers - elsewhere).unwrap_or(0), &keys))
 }
 
 /// Return those of these keys that have parked jobs in queues that are not paused: the others take nothing from anyone.

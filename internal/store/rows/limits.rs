@@ -164,6 +164,24 @@ pub struct FairShare {
 }
 
 impl FairShare {
+    /// Divide these workers among keys with waiting jobs, of which each has a weight and perhaps a concurrency of its
+    /// own. A key that may not use its part leaves the rest of it to the others.
+    pub(crate) fn among(mut workers: u64, keys: &[(u32, Option<u32>)]) -> Self {
+        let mut keys = keys.to_vec();
+        loop {
+            let weights = keys.iter().map(|(weight, _)| u64::from(*weight));
+            let share = Self { workers, weights: weights.clone().sum(), heaviest: weights.max().unwrap_or(0) };
+            let is_full = |(weight, most): &(u32, Option<u32>)| most.is_some_and(|most| most < share.of(*weight));
+            let (full, free): (Vec<_>, Vec<_>) = keys.iter().copied().partition(is_full);
+            if full.is_empty() || free.is_empty() {
+                return share;
+            }
+            let used: u64 = full.iter().filter_map(|(_, most)| most.map(u64::from)).sum();
+            workers = workers.saturating_sub(used);
+            keys = free;
+        }
+    }
+
     /// Return how many jobs of a key with this weight may run, or be on their way to a worker, at the same time: as
     /// many as its weight, or twice as many, and so on. The number is a whole multiple of the weight, because a rounded
     /// part of a few workers is far from the weights: 7 and 2 of 10 for the weights 3 and 1.
@@ -1547,6 +1565,18 @@ mod tests {
         assert_eq!([alone.of(1), alone.of(3)], [10, 9]);
         let none_free = FairShare { workers: 0, weights: 0, heaviest: 0 };
         assert_eq!([none_free.of(1), none_free.of(3)], [2, 3]);
+    }
+
+    #[test]
+    fn a_key_that_may_not_use_its_part_of_the_workers_leaves_it_to_the_others() {
+        // One of eight workers for the first key, and seven with two jobs more for the other.
+        assert_eq!(FairShare::among(8, &[(1, Some(1)), (1, None)]).of(1), 9);
+        // What the first key leaves is more than the second one may use.
+        assert_eq!(FairShare::among(12, &[(1, Some(1)), (1, Some(5)), (1, None)]).of(1), 8);
+        // No key may use its part.
+        let share = FairShare::among(8, &[(1, Some(1)), (3, Some(2))]);
+        assert_eq!([share.of(1), share.of(3)], [3, 9]);
+        assert_eq!(FairShare::among(8, &[]), FairShare { workers: 8, weights: 0, heaviest: 0 });
     }
 
     #[test]
