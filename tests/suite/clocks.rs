@@ -1,5 +1,5 @@
 //! Clocks (G7): the clock of MySQL decides what is due. A runner whose own clock is hours off, and jumps while it
-//! works, starts no job early, leaves no due job waiting, and loses no lease.
+//! works, starts no job early, leaves no due job waiting, loses no lease, and gives no job a wrong place in a line.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::{Value, json};
 use tickr::handlers::Registry;
-use tickr::job::State;
+use tickr::job::{JobId, State};
 use tickr::verify::{Check, verify};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::Command;
@@ -76,6 +76,19 @@ fn wave() -> Vec<Value> {
     jobs
 }
 
+/// Enqueue a few jobs of one order key, one after the other through the runners in turn. Return their ids, in the order
+/// in which they were accepted.
+async fn in_line(doors: &[String]) -> Vec<uuid::Uuid> {
+    let mut ids = Vec::new();
+    for door in doors.iter().cycle().take(9) {
+        let job = json!({"kind": "noop", "order_key": "line"});
+        let accepted = answer(http().post(format!("{door}/v1/jobs")).json(&job)).await;
+        assert_eq!(accepted.status, 201, "{:#}", accepted.body);
+        ids.push(accepted.body["id"].as_str().unwrap().parse::<JobId>().unwrap().uuid());
+    }
+    ids
+}
+
 /// Return whether the process has written a log line while its clock is off by this much. The Date header does not show
 /// that, because the server caches it and keeps the old value when the clock goes back.
 fn lives_at(runner: &Runner, seconds: i64) -> bool {
@@ -112,7 +125,7 @@ async fn a_runner_two_hours_off_and_stepped_starts_nothing_early_and_leaves_noth
         doors.push(other.base().await);
     }
 
-    let mut enqueued = 0;
+    let (mut enqueued, mut line) = (0, Vec::new());
     let mut started_before = 0_i64;
     // The runner starts two hours ahead, jumps four hours back, and then ahead to the right time.
     for seconds in [two_hours, -two_hours, 0] {
@@ -123,8 +136,10 @@ async fn a_runner_two_hours_off_and_stepped_starts_nothing_early_and_leaves_noth
             assert_eq!(accepted.status, 201, "{:#}", accepted.body);
         }
         // The clock changes in the middle of these jobs.
+        line.extend(in_line(&doors).await);
         clock.turn(seconds).unwrap();
         eventually("the clock has jumped", || async { lives_at(&turned, seconds).then_some(()) }).await;
+        line.extend(in_line(&doors).await);
         eventually("the API shows the clock skew", || async {
             let path = format!("/v1/runners/{}", id.replace('/', "%2F"));
             let skew = tickr.get(&path).await.body["clock_skew_ms"].as_i64()?;
@@ -142,7 +157,10 @@ async fn a_runner_two_hours_off_and_stepped_starts_nothing_early_and_leaves_noth
         started_before = started;
     }
 
-    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, i64::try_from(enqueued).unwrap());
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, i64::try_from(enqueued + line.len()).unwrap());
+    let by_start = "SELECT p.job_id FROM order_places p JOIN attempts a ON a.job_id = p.job_id ORDER BY a.started_at";
+    let started: Vec<uuid::Uuid> = sqlx::query_scalar(by_start).fetch_all(&mut tickr.mysql().await).await.unwrap();
+    assert_eq!(started, line, "jobs of an order key start in the order in which they were accepted");
     let early = "SELECT COUNT(*) FROM attempts WHERE started_at < execute_at";
     assert_eq!(tickr.count(early).await, 0, "never early");
     let latest = "SELECT CAST(MAX(TIMESTAMPDIFF(MICROSECOND, execute_at, started_at)) AS SIGNED) FROM attempts";

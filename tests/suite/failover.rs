@@ -16,6 +16,7 @@ use tickr::job::{JobId, State};
 use tickr::services::{Address, Services, Transport};
 use tokio_util::sync::CancellationToken;
 
+use crate::support::limits::{MOST_AT_ONCE, set_and_wait};
 use crate::support::{Proxy, Relay, TestApp, answer, connect, eventually, http, server_options};
 
 /// A job that counts its executions by its name.
@@ -268,6 +269,11 @@ impl Server {
     }
 }
 
+/// Return the names of jobs that a limit of two concerns.
+fn limited_names(turn: &str) -> Vec<String> {
+    (0..8).map(|n| format!("{turn}-limited-{n}")).collect()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn runners_with_two_servers_in_their_url_use_the_one_that_takes_writes() {
     let Pair { first, second, url } = Pair::start().await;
@@ -295,6 +301,18 @@ async fn runners_with_two_servers_in_their_url_use_the_one_that_takes_writes() {
         names.push(name);
         sent.elapsed()
     };
+    let accept_limited = async |turn: &str| {
+        for name in limited_names(turn) {
+            let mut job = job(&name, 100, 0);
+            job["limit_key"] = json!("k");
+            eventually("a job is accepted", || async {
+                let request = http().post(format!("http://{}/v1/jobs", runner.addr())).header("idempotency-key", &name);
+                (answer(request.json(&job)).await.status == 201).then_some(())
+            })
+            .await;
+        }
+    };
+    set_and_wait(&tickr, "l", json!({"concurrency": 2})).await;
     for n in 0..10 {
         accept(format!("first-{n}")).await;
     }
@@ -316,8 +334,9 @@ async fn runners_with_two_servers_in_their_url_use_the_one_that_takes_writes() {
     for n in 1..10 {
         accept(format!("second-{n}")).await;
     }
+    accept_limited("second").await;
     first.start_to_follow().await;
-    second.until_count("SELECT COUNT(*) FROM pair.owed", 0).await;
+    second.until_count("SELECT (SELECT COUNT(*) FROM pair.owed) + (SELECT COUNT(*) FROM pair.limit_slots)", 0).await;
     first.catch_up(&second).await;
 
     // The second server dies, and the first one is promoted again.
@@ -328,8 +347,15 @@ async fn runners_with_two_servers_in_their_url_use_the_one_that_takes_writes() {
     let took = accept("third-0".to_owned()).await;
     println!("a job was accepted and done {took:?} after its server had died");
     assert!(took < Duration::from_secs(15), "{took:?}");
+    accept_limited("third").await;
+    first.until_count("SELECT COUNT(*) FROM pair.owed", 0).await;
+    names.extend(["second", "third"].into_iter().flat_map(limited_names));
     let wanted: BTreeMap<String, usize> = names.iter().map(|name| (name.clone(), 1)).collect();
     assert_eq!(*runs.lock().unwrap(), wanted, "each job ran once");
+    // The limit is a row of MySQL, and so both servers have it in turn.
+    let mut pair = connect(&first.services.mysql_url("pair")).await;
+    let most: i64 = sqlx::query_scalar(MOST_AT_ONCE).fetch_one(&mut pair).await.unwrap();
+    assert_eq!(most, 2);
     let metrics = http().get(format!("http://{}/metrics", runner.addr())).send().await.unwrap().text().await.unwrap();
     assert!(metrics.contains("\ntickr_store_server_changes_total "), "{metrics}");
     tickr.assert_sound().await;

@@ -8,7 +8,7 @@ use reqwest::Method;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use sqlx::{Connection, Executor, Row};
+use sqlx::{Connection, Executor};
 use tickr::app::App;
 use tickr::config::Config;
 use tickr::handlers::{Context, Failure, Kind, Output, Registry};
@@ -19,8 +19,9 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::limits::{NO_ROWS_LEFT, set, set_and_wait};
-use crate::support::{self, Owed, Proxy, Runner, TestApp, eventually, eventually_seen, halted, table_prefix};
+use crate::queues::stop_the_holder;
+use crate::support::limits::{MOST_AT_ONCE, NO_ROWS_LEFT, set, set_and_wait, starts_within};
+use crate::support::{self, Owed, Proxy, Pulse, Runner, TestApp, eventually, eventually_seen, halted, table_prefix};
 
 /// A job that notes how many jobs with its key run.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -138,32 +139,106 @@ async fn a_limit_holds_for_each_key_over_all_runners_and_is_used_up() {
 #[tokio::test(flavor = "multi_thread")]
 async fn in_no_period_start_more_jobs_than_the_rate_and_its_burst() {
     let calls = Calls::default();
-    let tickr = TestApp::start_with(|_| {}, calls.registry()).await;
+    let tickr = TestApp::start_alone_with(|_| {}, calls.registry()).await;
     let other = tickr.another_with(|_| {}, calls.registry()).await;
     let rate = json!({"rate": {"starts": 25, "period_ms": 1_000, "burst": 10}});
     set_and_wait(&tickr, "per-tenant", rate).await;
     tickr.enqueue_many((0..100).map(|_| job("a", 1))).await;
+    // Redis has no part in the rate: it forgets everything twice.
+    for started in [30, 60] {
+        tickr.until_count(format!("SELECT COUNT(*) >= {started} FROM attempts"), 1).await;
+        tickr.flush_redis().await;
+    }
     tickr.until_idle().await;
-    let (within, took) = starts_within(&tickr, 1_000).await;
+    let (within, took) = starts_within(&tickr, "TRUE", 1_000).await;
     println!("at most {within} starts in a second, {took} ms for work of 3.6 s");
     assert!(within <= 35, "{within} in a second");
     other.stop(CancellationToken::new()).await;
     tickr.until_count(NO_ROWS_LEFT, 0).await;
-    tickr.assert_sound().await;
+    tickr.assert_each_ran_once(100).await;
     tickr.stop().await;
 }
 
-/// Return the most attempts that started within a period of this length, and the time from the first start to the last,
-/// in milliseconds, by the ledger.
-async fn starts_within(tickr: &TestApp, period_ms: i64) -> (usize, i64) {
-    let rows = sqlx::query("SELECT started_at FROM attempts ORDER BY started_at");
-    let rows = rows.fetch_all(&mut tickr.mysql().await).await.unwrap();
-    let starts: Vec<chrono::DateTime<chrono::Utc>> = rows.iter().map(|row| row.get("started_at")).collect();
-    let within = |from: usize| {
-        starts[from..].iter().take_while(|at| (**at - starts[from]).num_milliseconds() < period_ms).count()
-    };
-    let most = (0..starts.len()).map(within).max().unwrap_or(0);
-    (most, (starts[starts.len() - 1] - starts[0]).num_milliseconds())
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rate_that_all_jobs_share_holds_for_a_whole_queue_or_kind() {
+    let calls = Calls::default();
+    let queues = |config: &mut Config| config.queues = vec!["default".to_owned(), "mail".to_owned()];
+    let tickr = TestApp::start_with(queues, calls.registry()).await;
+    let other = tickr.another_with(|_| {}, calls.registry()).await;
+    let rate = json!({"starts": 25, "period_ms": 1_000, "burst": 5});
+    let of_queue = json!({"queue": "mail", "shared_by": "all", "rate": rate});
+    let of_kind = json!({"kind": "noop", "shared_by": "all", "rate": rate});
+    tokio::join!(set_and_wait(&tickr, "of-queue", of_queue), set_and_wait(&tickr, "of-kind", of_kind));
+    let call = |queue: &str| json!({"kind": "call", "payload": {"key": queue, "ms": 1}, "queue": queue});
+    tickr.enqueue_many((0..60).flat_map(|_| [call("mail"), json!({"kind": "noop"}), call("default")])).await;
+    tickr.until_idle().await;
+    let (_, free_ms) = starts_within(&tickr, "j.queue = 'default' AND j.kind = 'call'", 1_000).await;
+    for which in ["j.queue = 'mail'", "j.kind = 'noop'"] {
+        let (within, took_ms) = starts_within(&tickr, which, 1_000).await;
+        println!("{which}: at most {within} starts in a second, {took_ms} ms; others took {free_ms} ms");
+        assert!(within <= 30, "{which}: {within} in a second");
+        // Six start at once, and the others one by one, every 40 ms.
+        assert!(took_ms >= 2_000, "{which}: {took_ms} ms");
+        assert!(free_ms < took_ms, "{which}: {took_ms} ms, and the jobs without a rate took {free_ms} ms");
+    }
+    other.stop(CancellationToken::new()).await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_each_ran_once(180).await;
+    tickr.stop().await;
+}
+
+/// Return the time of MySQL.
+async fn clock(tickr: &TestApp) -> String {
+    let now = "SELECT CAST(UTC_TIMESTAMP(6) AS CHAR)";
+    sqlx::query_scalar(now).fetch_one(&mut tickr.mysql().await).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_changed_limit_holds_on_every_runner_within_two_seconds() {
+    let ends = Arc::new(Semaphore::new(0));
+    let calls = Calls { ends: Some(Arc::clone(&ends)), ..Calls::default() };
+    let patient = |config: &mut Config| (config.workers, config.lease) = (4, Duration::from_secs(60));
+    let tickr = TestApp::start_with(patient, calls.registry()).await;
+    let other = tickr.another_with(|_| {}, calls.registry()).await;
+    let pulse = Pulse::start(&tickr).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 6})).await;
+    tickr.enqueue_many((0..60).map(|_| job("a", 200))).await;
+    // That takes workers of both runners.
+    eventually("six run", || async { (calls.now(["a"])[0].running == 6).then_some(()) }).await;
+
+    set(&tickr, "l", json!({"concurrency": 2})).await;
+    let held = format!("CAST('{}' AS DATETIME(6)) + INTERVAL 2 SECOND", clock(&tickr).await);
+    ends.add_permits(40);
+    eventually("forty have ended, and two run", || async {
+        let [of] = calls.now(["a"]);
+        ((of.ended, of.running) == (40, 2)).then_some(())
+    })
+    .await;
+    let raised = clock(&tickr).await;
+
+    set(&tickr, "l", json!({"concurrency": 7})).await;
+    let answered = Instant::now();
+    eventually("seven run", || async { (calls.now(["a"])[0].running == 7).then_some(()) }).await;
+    // The last question came up to a tenth of a second after the start.
+    pulse.assert_within(Duration::from_millis(2_100), answered, "a raised limit starts more");
+
+    // What is left need not wait.
+    ends.add_permits(60);
+    tickr.until_idle().await;
+    let later = format!("started_at > {held} AND started_at < '{raised}'");
+    let started = tickr.count(format!("SELECT COUNT(*) FROM attempts WHERE {later}")).await;
+    let most = tickr
+        .count(format!(
+            "SELECT CAST(COALESCE(MAX(n), 0) AS SIGNED) FROM (SELECT (SELECT COUNT(*) FROM attempts b \
+             WHERE b.started_at <= a.started_at AND b.finished_at > a.started_at) n FROM attempts a WHERE {later}) x"
+        ))
+        .await;
+    println!("{started} jobs started from two seconds after the limit was lowered on, up to {most} at once");
+    assert_eq!((started > 0, most), (true, 2), "{started} started");
+    other.stop(CancellationToken::new()).await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_each_ran_once(60).await;
+    tickr.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -363,6 +438,37 @@ async fn limits_hold_while_redis_is_flushed_and_runners_are_killed() {
     tickr.until_count(NO_ROWS_LEFT, 0).await;
     tickr.assert_sound().await;
     drop(runners);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_by_key_holds_after_its_holder_slept() {
+    let lease = Duration::from_secs(2);
+    let tickr = TestApp::start_with(|config| config.queues = vec!["other".to_owned()], Registry::new()).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 1})).await;
+    let of_default = [("TICKR_QUEUES", "default"), ("TICKR_LEASE", "2s"), ("TICKR_WORKERS", "4")];
+    let runners = [Runner::start(&tickr, &of_default), Runner::start(&tickr, &of_default)];
+    for runner in &runners {
+        runner.base().await;
+    }
+    let sleep = json!({"kind": "sleep", "payload": {"ms": 300}, "limit_key": "k"});
+    tickr.enqueue_many((0..32).map(|_| sleep.clone())).await;
+    let [holder, heir] = stop_the_holder(&tickr, runners).await;
+    let stopped = Instant::now();
+    // Its slot is free when its attempt is recorded as lost.
+    let by_heir =
+        format!("SELECT COUNT(*) FROM attempts a JOIN runners r ON r.id = a.runner WHERE r.pid = {}", heir.pid());
+    let before = tickr.count(&by_heir).await;
+    eventually("the heir has the slot", || async { (tickr.count(&by_heir).await >= before + 2).then_some(()) }).await;
+    // The holder goes on when the heir has long had the slot, and while there are jobs that it could start.
+    tokio::time::sleep((lease + Duration::from_secs(7)).saturating_sub(stopped.elapsed())).await;
+    assert!(tickr.count(PARKED).await > 0, "all jobs had ended before the holder went on");
+    holder.signal("CONT");
+    tickr.until_idle().await;
+    assert_eq!(tickr.count(MOST_AT_ONCE).await, 1);
+    assert!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'lost'").await > 0, "the holder lost nothing");
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    drop((holder, heir));
     tickr.stop().await;
 }
 
@@ -707,71 +813,172 @@ async fn a_delayed_job_that_was_made_due_starts_when_its_limit_is_removed() {
     tickr.stop().await;
 }
 
+/// Run a job of the key `other`. Return how long it waited, in microseconds by the ledger, and how many other jobs
+/// started meanwhile.
+async fn run_another(tickr: &TestApp) -> (i64, i64) {
+    let id = tickr.enqueue(job("other", 1)).await;
+    tickr.until(id, State::Completed).await;
+    let sql = "SELECT TIMESTAMPDIFF(MICROSECOND, o.execute_at, o.started_at), (SELECT COUNT(*) FROM attempts f \
+               WHERE f.started_at > o.execute_at AND f.started_at < o.started_at) FROM attempts o WHERE o.job_id = ?";
+    sqlx::query_as(sql).bind(id.uuid()).fetch_one(&mut tickr.mysql().await).await.unwrap()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flood_of_one_key_does_not_delay_the_jobs_of_another() {
     let calls = Calls::default();
     let tickr = TestApp::start_with(|config| config.workers = 8, calls.registry()).await;
     set_and_wait(&tickr, "fair", json!({"fair": true})).await;
+    let (mut alone, mut beside) = (Vec::new(), Vec::new());
+    for _ in 0..11 {
+        alone.push(run_another(&tickr).await.0);
+    }
     // Eight workers need six seconds for them.
     tickr.enqueue_many((0..600).map(|_| job("flood", 80))).await;
     // From here on most jobs of the flood are parked. None of them is ahead of the others.
     tickr.until_count("SELECT COUNT(*) > 250 FROM limit_waits", 1).await;
-    for n in 0..10 {
-        let id = tickr.enqueue(job("other", 1)).await;
-        tickr.until(id, State::Completed).await;
-        let id = id.uuid().simple();
-        // How many jobs of the flood started while this one waited.
-        let passed = format!(
-            "SELECT COUNT(*) FROM attempts o JOIN attempts f ON f.started_at > o.execute_at AND f.started_at < o.started_at \
-             WHERE o.job_id = UNHEX('{id}')"
-        );
-        let passed = tickr.count(Box::leak(passed.into_boxed_str())).await;
+    for n in 0..11 {
+        let (waited, passed) = run_another(&tickr).await;
         println!("{passed} jobs of the flood started before job {n}");
         // Those that were let go before it, for eight workers.
         assert!(passed <= 24, "{passed} jobs of the flood started before job {n}");
+        beside.push(waited);
     }
     assert!(tickr.count("SELECT COUNT(*) FROM limit_waits WHERE limit_key = 'flood'").await > 0, "the flood is over");
+    let median = |mut waits: Vec<i64>| {
+        waits.sort_unstable();
+        waits[waits.len() / 2]
+    };
+    let (alone, beside) = (median(alone), median(beside));
+    println!("half of the other jobs waited for {alone} us or less alone, and for {beside} us beside the flood");
+    // All workers are busy, so a job waits until one of the flood ends.
+    assert!(beside <= 2 * alone + 80_000, "{beside} us beside the flood, {alone} us alone");
     tickr.until_idle().await;
-    tickr.assert_each_ran_once(610).await;
+    tickr.assert_each_ran_once(622).await;
     tickr.until_count(NO_ROWS_LEFT, 0).await;
     tickr.stop().await;
 }
 
+/// Counts the keys with parked jobs.
+const KEYS_THAT_WAIT: &str = "SELECT COUNT(DISTINCT limit_key) FROM limit_waits";
+
+/// Let so many of the jobs end that run, and wait until eight run again. Return how many of each key have ended.
+async fn end(calls: &Calls, ends: &Semaphore, count: usize) -> BTreeMap<String, usize> {
+    let ended = || calls.of.lock().unwrap().values().map(|of| of.ended).sum::<usize>();
+    let wanted = ended() + count;
+    ends.add_permits(count);
+    eventually_seen(&format!("eight run after {wanted} have ended"), || async {
+        let of = calls.of.lock().unwrap().clone();
+        let (running, ended): (usize, usize) =
+            of.values().fold((0, 0), |(running, ended), of| (running + of.running, ended + of.ended));
+        if (running, ended) == (8, wanted) {
+            Ok(of.into_iter().map(|(key, of)| (key, of.ended)).collect())
+        } else {
+            Err(format!("{running} run, and {ended} have ended"))
+        }
+    })
+    .await
+}
+
+/// Let jobs end one by one until this many keys have parked jobs. The runner parks jobs of a fair limit from the moment
+/// when it has learned that all workers are busy.
+async fn end_until_keys_wait(tickr: &TestApp, calls: &Calls, ends: &Semaphore, keys: i64) {
+    eventually_seen(&format!("{keys} keys have parked jobs"), || async {
+        end(calls, ends, 1).await;
+        let waiting = tickr.count(KEYS_THAT_WAIT).await;
+        if waiting == keys { Ok(()) } else { Err(format!("{waiting} have")) }
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_of_a_fair_limit_share_the_workers_by_their_weights() {
-    // Jobs that end one after the other, and ends in a row for which the workers are shared as they should be.
-    const ENDS: usize = 80;
-    const IN_A_ROW: usize = 30;
+    // Ends in a window, and ends at a time. The first window may begin before the runner follows the weights.
+    const WINDOW: usize = 216;
+    const AT_ONCE: usize = 6;
     let ends = Arc::new(Semaphore::new(0));
     let calls = Calls { ends: Some(Arc::clone(&ends)), ..Calls::default() };
     let patient = |config: &mut Config| (config.workers, config.lease) = (8, Duration::from_secs(60));
     let tickr = TestApp::start_with(patient, calls.registry()).await;
     set_and_wait(&tickr, "fair", json!({"fair": true, "overrides": {"heavy": {"weight": 3}}})).await;
-    tickr.enqueue_many((0..160).map(|n| job(if n % 2 == 0 { "heavy" } else { "light" }, 1))).await;
-    // The keys share the eight workers and two more: seven for the heavy key, two for the light one. The runner follows
-    // these shares from the second sweep on that sees parked jobs. Until then the keys take turns.
-    let (mut ended, mut in_a_row) = (0, 0);
-    while in_a_row < IN_A_ROW {
-        assert!(ended < ENDS, "not shared by the weights after {ended} jobs");
-        let (heavy, light) = eventually_seen(&format!("eight run after {ended} have ended"), || async {
-            let [heavy, light] = calls.now(["heavy", "light"]);
-            let seen = (heavy.running, light.running);
-            let all_run = heavy.running + light.running == 8 && heavy.ended + light.ended == ended;
-            if all_run { Ok(seen) } else { Err(format!("{seen:?} run")) }
-        })
-        .await;
-        println!("{heavy} of the heavy key beside {light} of the light one");
-        in_a_row = if (6..=7).contains(&heavy) { in_a_row + 1 } else { 0 };
-        if in_a_row == 0 {
-            // Two sweeps, a second apart, come before few jobs have ended.
-            tokio::time::sleep(Duration::from_millis(100)).await;
+    // All jobs of one key are due before those of the other.
+    tickr.enqueue_many((0..120).map(|_| job("heavy", 1))).await;
+    end_until_keys_wait(&tickr, &calls, &ends, 1).await;
+    tickr.enqueue_many((0..840).map(|n| job(if n < 600 { "heavy" } else { "light" }, 1))).await;
+    end_until_keys_wait(&tickr, &calls, &ends, 2).await;
+    let mut before = end(&calls, &ends, 0).await;
+    let mut windows: Vec<f64> = Vec::new();
+    while windows.last().is_none_or(|ratio| !(2.7..=3.3).contains(ratio)) {
+        assert!(windows.len() < 3, "not shared by the weights: {windows:?}");
+        let mut now = BTreeMap::new();
+        for _ in 0..WINDOW / AT_ONCE {
+            now = end(&calls, &ends, AT_ONCE).await;
         }
-        ends.add_permits(1);
-        ended += 1;
+        assert_eq!(tickr.count(KEYS_THAT_WAIT).await, 2, "the jobs of a key were used up");
+        let ended = |key: &str| (now[key] - before.get(key).copied().unwrap_or(0)) as f64;
+        windows.push(ended("heavy") / ended("light"));
+        before = now;
     }
-    ends.add_permits(160);
+    println!("jobs of the heavy key for each of the light one, in windows: {windows:?}");
+    ends.add_permits(1_000);
     tickr.until_idle().await;
-    tickr.assert_each_ran_once(160).await;
+    tickr.assert_each_ran_once(960).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_of_a_fair_limit_without_weights_get_equal_parts() {
+    const KEYS: usize = 20;
+    let ends = Arc::new(Semaphore::new(0));
+    let calls = Calls { ends: Some(Arc::clone(&ends)), ..Calls::default() };
+    let patient = |config: &mut Config| (config.workers, config.lease) = (8, Duration::from_secs(60));
+    let tickr = TestApp::start_with(patient, calls.registry()).await;
+    set_and_wait(&tickr, "fair", json!({"fair": true})).await;
+    // One tenant floods the queue before the others come.
+    tickr.enqueue_many((0..180).map(|_| job("tenant-0", 1))).await;
+    end_until_keys_wait(&tickr, &calls, &ends, 1).await;
+    let others = (1..KEYS).flat_map(|key| (0..20).map(move |_| job(&format!("tenant-{key}"), 1)));
+    tickr.enqueue_many(others).await;
+    end_until_keys_wait(&tickr, &calls, &ends, i64::try_from(KEYS).unwrap()).await;
+    let before = end(&calls, &ends, 0).await;
+    // Eight jobs of each key, if they get equal parts.
+    let mut now = BTreeMap::new();
+    for _ in 0..KEYS {
+        now = end(&calls, &ends, 8).await;
+    }
+    assert_eq!(tickr.count(KEYS_THAT_WAIT).await, i64::try_from(KEYS).unwrap(), "the jobs of a key were used up");
+    let ended = now.iter().map(|(key, count)| (count - before.get(key).copied().unwrap_or(0)) as f64);
+    let ended: Vec<f64> = ended.collect();
+    // Jain's index: 1 if all keys got the same, 1/20 if one of them got everything.
+    let all: f64 = ended.iter().sum();
+    let jain = all * all / (KEYS as f64 * ended.iter().map(|ended| ended * ended).sum::<f64>());
+    println!("Jain's index {jain:.3} of {ended:?}");
+    assert!(jain >= 0.95, "{jain:.3} of {ended:?}");
+    ends.add_permits(1_000);
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(180 + 19 * 20).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_key_may_not_use_of_a_fair_limit_is_left_to_the_others() {
+    let ends = Arc::new(Semaphore::new(0));
+    let calls = Calls { ends: Some(Arc::clone(&ends)), ..Calls::default() };
+    let patient = |config: &mut Config| (config.workers, config.lease) = (8, Duration::from_secs(60));
+    let tickr = TestApp::start_with(patient, calls.registry()).await;
+    set_and_wait(&tickr, "fair", json!({"fair": true, "overrides": {"narrow": {"concurrency": 1}}})).await;
+    tickr.enqueue_many((0..30).map(|_| job("narrow", 1))).await;
+    tickr.until_count(KEYS_THAT_WAIT, 1).await;
+    tickr.enqueue_many((0..200).map(|_| job("wide", 1))).await;
+    end_until_keys_wait(&tickr, &calls, &ends, 2).await;
+    // With half of the workers for each key, some would be idle from the next sweep on.
+    for _ in 0..20 {
+        end(&calls, &ends, 4).await;
+    }
+    assert_eq!(tickr.count(KEYS_THAT_WAIT).await, 2, "the jobs of a key were used up");
+    assert_eq!(calls.most("narrow"), 1);
+    ends.add_permits(1_000);
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(230).await;
     tickr.stop().await;
 }
 

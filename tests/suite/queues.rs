@@ -423,8 +423,8 @@ async fn open_ids(tickr: &TestApp) -> Vec<String> {
     open.map(|transaction| transaction.id).collect()
 }
 
-/// Suspend the process that has the permit, while a job runs in it. Return that one first.
-async fn stop_the_holder(tickr: &TestApp, runners: [Runner; 2]) -> [Runner; 2] {
+/// Suspend the process that has the only permit or slot, while a job runs in it. Return that one first.
+pub(crate) async fn stop_the_holder(tickr: &TestApp, runners: [Runner; 2]) -> [Runner; 2] {
     let [first, second] = &runners;
     let runs = "SELECT CAST(r.pid AS SIGNED) FROM owed o JOIN runners r ON r.id = o.runner WHERE o.state = 'executing'";
     let running =

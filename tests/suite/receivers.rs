@@ -218,7 +218,11 @@ async fn a_host_that_hangs_holds_its_share_of_workers_and_delays_no_other() {
     eventually("the slow host holds its share", || async { (slow.open() == 2).then_some(()) }).await;
     tickr.until_count(PARKED, 98).await;
     let beside = latencies(&tickr, &fast).await;
-    println!("median and longest of 90 callbacks: {alone:?} alone, {beside:?} beside a host that hangs");
+    println!("5 and 9 of 10 callbacks took up to {alone:?} alone, {beside:?} beside a host that hangs");
+    for (beside, alone) in beside.iter().zip(alone) {
+        let bound = 2 * alone + Duration::from_millis(50);
+        assert!(*beside <= bound, "{beside:?} beside a host that hangs, {alone:?} alone");
+    }
     assert_eq!((slow.open(), slow.count()), (2, 2), "calls to the slow host hold two workers");
     assert_eq!(tickr.count(PARKED).await, 98);
     slow.hangs(false);
@@ -229,7 +233,7 @@ async fn a_host_that_hangs_holds_its_share_of_workers_and_delays_no_other() {
     tickr.stop().await;
 }
 
-/// Make 90 callbacks, three at a time, and return the median and the longest of the times that they took by the ledger,
+/// Make 90 callbacks, three at a time, and return the times that 5 and 9 of 10 of them took at most, by the ledger and
 /// from their due times on.
 async fn latencies(tickr: &TestApp, receiver: &Receiver) -> [Duration; 2] {
     let (mut mysql, mut took) = (tickr.mysql().await, Vec::<i64>::new());
@@ -242,7 +246,7 @@ async fn latencies(tickr: &TestApp, receiver: &Receiver) -> [Duration; 2] {
         }
     }
     took.sort_unstable();
-    [took.len() / 2, took.len() - 1].map(|at| Duration::from_micros(took[at].unsigned_abs()))
+    [took.len() / 2, took.len() * 9 / 10].map(|at| Duration::from_micros(took[at].unsigned_abs()))
 }
 
 #[tokio::test(flavor = "multi_thread")]

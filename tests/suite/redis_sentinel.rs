@@ -12,6 +12,7 @@ use tickr::services::Server;
 use tokio::time::Instant;
 
 use crate::redis_faults::{BOUND, assert_late_within, load, until_health};
+use crate::support::limits::{MOST_AT_ONCE, NO_ROWS_LEFT, set_and_wait, starts_within};
 use crate::support::redis_group::{Watched, info, open, port, send, until_role, url_of};
 use crate::support::{EventStream, TestApp, eventually, eventually_seen};
 
@@ -111,6 +112,30 @@ async fn a_killed_master_is_followed_by_every_connection_and_costs_no_job() {
     let stream = EventStream::open(&tickr.url("/v1/events"), None).await;
     until_events_reach(&tickr, &group.data[1]).await;
     drop(stream);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn limits_and_rates_hold_while_a_killed_master_is_replaced() {
+    let (tickr, group) = start_with(|_| {}).await;
+    let rate = json!({"starts": 20, "period_ms": 1_000, "burst": 5});
+    let rate = json!({"kind": "noop", "shared_by": "all", "rate": rate});
+    let at_once = json!({"kind": "sleep", "concurrency": 2});
+    tokio::join!(set_and_wait(&tickr, "rate", rate), set_and_wait(&tickr, "at-once", at_once));
+    let sleep = json!({"kind": "sleep", "payload": {"ms": 100}, "limit_key": "k"});
+    let jobs = (0..210).map(|n| if n % 3 == 0 { sleep.clone() } else { json!({"kind": "noop"}) });
+    tickr.enqueue_many(jobs).await;
+    tickr.until_count("SELECT COUNT(*) >= 20 FROM attempts", 1).await;
+    group.data[0].kill9().unwrap();
+    group.until_master(&group.data[1]).await;
+    until_on(&tickr.app, &group.data[1]).await;
+    tickr.until_idle().await;
+    let (within, took_ms) = starts_within(&tickr, "j.kind = 'noop'", 1_000).await;
+    println!("at most {within} starts in a second, {took_ms} ms for work of 6.7 s");
+    assert!(within <= 25, "{within} in a second");
+    assert_eq!(tickr.count(MOST_AT_ONCE).await, 2);
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_each_ran_once(210).await;
     tickr.stop().await;
 }
 

@@ -711,7 +711,7 @@ impl Store {
     }
 
     /// Read what the keys of fair limits share: the workers of the runners, less those that work for keys without
-    /// waiting jobs, and a quarter more, so that the next jobs are on their way when a worker is free.
+    /// waiting jobs.
     async fn share_fairly(&self) -> Result<(), StoreError> {
         let limits = self.shared.limits.now();
         let fair: Vec<LimitSetting> = limits.iter().filter(|set| set.limit.fair).cloned().collect();
@@ -1050,9 +1050,12 @@ async fn read_share(conn: &mut Session<'_>, set: &LimitSetting) -> Result<FairSh
             elsewhere += row.try_get::<i64, _>("slots")?;
         }
     }
-    let weights = keys.iter().map(|key| u64::from(set.limit.bounds_of(key).weight.unwrap_or(1))).sum();
-    let workers = u64::try_from(workers - elsewhere).unwrap_or(0);
-    Ok(FairShare { workers: workers + (workers / 4).max(2), weights })
+    let of = |key: &String| {
+        let bounds = set.limit.bounds_of(key);
+        (bounds.weight.unwrap_or(1), bounds.concurrency)
+    };
+    let keys: Vec<(u32, Option<u32>)> = keys.iter().map(of).collect();
+    Ok(FairShare::among(u64::try_from(workers - elsewhere).unwrap_or(0), &keys))
 }
 
 /// Return those of these keys that have parked jobs in queues that are not paused: the others take nothing from anyone.

@@ -154,19 +154,52 @@ pub(crate) fn setting(row: &MySqlRow) -> Result<LimitSetting, sqlx::Error> {
 /// What the keys of a fair limit with waiting jobs share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FairShare {
-    /// Number of jobs of these keys that may run at the same time.
+    /// Number of workers that work for these keys, or may.
     pub workers: u64,
     /// Sum of the weights of these keys.
     pub weights: u64,
+    /// The largest of these weights.
+    pub heaviest: u64,
 }
 
 impl FairShare {
-    /// Return how many jobs of a key with this weight may run at the same time. With many keys each has as many as its
-    /// weight: they take turns then, because a job that ends lets the next one of its key wait behind the other keys.
+    /// Divide these workers among keys with waiting jobs, of which each has a weight and perhaps a concurrency of its
+    /// own. A key that may not use its part leaves the rest of it to the others.
+    pub(crate) fn among(mut workers: u64, keys: &[(u32, Option<u32>)]) -> Self {
+        let mut keys = keys.to_vec();
+        loop {
+            let weights = keys.iter().map(|(weight, _)| u64::from(*weight));
+            let share = Self { workers, weights: weights.clone().sum(), heaviest: weights.max().unwrap_or(0) };
+            let is_full = |(weight, most): &(u32, Option<u32>)| most.is_some_and(|most| most < share.of(*weight));
+            let (full, free): (Vec<_>, Vec<_>) = keys.iter().copied().partition(is_full);
+            if full.is_empty() || free.is_empty() {
+                return share;
+            }
+            let used: u64 = full.iter().filter_map(|(_, most)| most.map(u64::from)).sum();
+            workers = workers.saturating_sub(used);
+            keys = free;
+        }
+    }
+
+    /// Return how many jobs of a key with this weight may run, or be on their way to a worker, at the same time: as
+    /// many as its weight, or twice as many, and so on. The number is a whole multiple of the weight, because a rounded
+    /// part of a few workers is far from the weights: 7 and 2 of 10 for the weights 3 and 1.
+    ///
+    /// All keys together have more jobs than there are workers, up to a quarter more or as many as the rounding takes.
+    /// So the next jobs are on their way when a worker is free. Jobs start in the order in which they were let go, and
+    /// so the workers divide by these numbers. With many keys each has as many as its weight: they take turns then,
+    /// because a job that ends lets the next one of its key wait behind the other keys.
     fn of(self, weight: u32) -> u32 {
         let weight = u64::from(weight);
-        let share = self.workers * weight / self.weights.max(weight);
-        u32::try_from(share.max(weight)).unwrap_or(u32::MAX)
+        let (weights, heaviest) = (self.weights.max(weight), self.heaviest.max(weight));
+        // A key has no more than so many jobs on their way. If the largest one had fewer than its part, the others
+        // would have too many workers.
+        let kept_ahead = MAX_KEPT_AHEAD.unsigned_abs().saturating_mul(weights) / heaviest.max(1);
+        let ahead = (self.workers / 4).min(kept_ahead).max(2);
+        let times = (self.workers + ahead) / weights.max(1);
+        let is_too_few = times * weights < self.workers + ahead / 2;
+        let share = (times + u64::from(is_too_few)).saturating_mul(weight);
+        u32::try_from(share).unwrap_or(u32::MAX)
     }
 }
 
@@ -1559,6 +1592,47 @@ mod tests {
         assert!(known.now().len() == 1 && known.concern(None));
         known.follow(&Arc::default(), earlier + Duration::from_secs(2));
         assert!(known.now().is_empty() && !known.concern(None));
+    }
+
+    #[test]
+    fn keys_of_a_fair_limit_divide_the_workers_by_their_weights() {
+        for workers in [1, 2, 3, 5, 8, 10, 12, 16, 31, 64, 100, 250, 1_024, 5_000] {
+            for weights in [vec![1], vec![1, 1], vec![3, 1], vec![3, 1, 1], vec![7, 3, 2], vec![20, 1], vec![1; 40]] {
+                let (sum, heaviest) = (weights.iter().sum::<u32>(), weights.iter().copied().max().unwrap());
+                let share = FairShare { workers, weights: sum.into(), heaviest: heaviest.into() };
+                let shares: Vec<u32> = weights.iter().map(|weight| share.of(*weight)).collect();
+                let times = shares[0] / weights[0];
+                assert!(times >= 1, "{shares:?} of {workers} for {weights:?}");
+                for (share, weight) in shares.iter().zip(&weights) {
+                    assert_eq!(*share, times * weight, "{shares:?} of {workers} for {weights:?}");
+                }
+                // No worker waits for work, and the rounding adds less than one job for each unit of the weights.
+                let all = u64::from(shares.iter().sum::<u32>());
+                assert!(all > workers, "{shares:?} of {workers} for {weights:?}");
+                let most = workers + (workers / 4).max(2) + u64::from(sum);
+                assert!(all <= most, "{shares:?} of {workers} for {weights:?}");
+            }
+        }
+        // The largest key has no more jobs on their way than a key may have.
+        let share = FairShare { workers: 5_000, weights: 4, heaviest: 3 };
+        assert!(i64::from(share.of(3)) - 5_000 * 3 / 4 <= MAX_KEPT_AHEAD, "{}", share.of(3));
+        // A key without waiting jobs, and one that has no rivals.
+        let alone = FairShare { workers: 8, weights: 0, heaviest: 0 };
+        assert_eq!([alone.of(1), alone.of(3)], [10, 9]);
+        let none_free = FairShare { workers: 0, weights: 0, heaviest: 0 };
+        assert_eq!([none_free.of(1), none_free.of(3)], [2, 3]);
+    }
+
+    #[test]
+    fn a_key_that_may_not_use_its_part_of_the_workers_leaves_it_to_the_others() {
+        // One of eight workers for the first key, and seven with two jobs more for the other.
+        assert_eq!(FairShare::among(8, &[(1, Some(1)), (1, None)]).of(1), 9);
+        // What the first key leaves is more than the second one may use.
+        assert_eq!(FairShare::among(12, &[(1, Some(1)), (1, Some(5)), (1, None)]).of(1), 8);
+        // No key may use its part.
+        let share = FairShare::among(8, &[(1, Some(1)), (3, Some(2))]);
+        assert_eq!([share.of(1), share.of(3)], [3, 9]);
+        assert_eq!(FairShare::among(8, &[]), FairShare { workers: 8, weights: 0, heaviest: 0 });
     }
 
     #[test]
