@@ -41,21 +41,29 @@ const OVERDUE_JOBS: &str = "SELECT * FROM owed WHERE queue <> 'elsewhere' AND ((
     AND (SELECT MAX(a.finished_at) FROM job_parents p JOIN attempts a ON a.job_id = p.parent_id \
     WHERE p.child_id = b.job_id) < UTC_TIMESTAMP(6) - INTERVAL 5 SECOND";
 
-/// The first parked job of each tenant, if the limit has room for it: fewer jobs of its key execute, or were let go and
-/// keep their slots, than may run. Jobs of paused queues stay parked.
+/// The first parked job of each key of a limit, if the limit has room for it. Jobs of paused queues stay parked, and
+/// those behind the first one wait for it. There is room if all of this is so:
+///
+/// - Fewer jobs of the key execute, or were let go and keep their slots, than may run.
+/// - With a rate, no slot is kept. tickr lets a job go before its turn comes, with the turn as its due time. It lets
+///   one go at a time while the rate is below ten starts a second, as all rates of the run are.
+/// - With an open breaker, its pause is over, no slot is kept, and the job whose call decides does not execute.
 ///
 /// Such a job is let go when an attempt ends, or by the next sweep of the runners, about a second later. So there are
 /// such jobs now and then, and one is forgotten only if it stays.
-///
-/// The jobs of other limits wait for a rate or a breaker as well, so their room is not known here. They are left to
-/// [`until_nothing_is_owed`].
 const PARKED_WITH_ROOM: &str = "SELECT w.job_id, w.parked_at FROM limit_waits w JOIN limits l ON l.name = w.limit_name \
-    JOIN owed o ON o.id = w.job_id AND o.execute_at = '9999-12-30 00:00:00' WHERE w.limit_name = 'tenants' \
-    AND w.parked_at IS NOT NULL AND w.job_id = (SELECT f.job_id FROM limit_waits f WHERE f.limit_name = w.limit_name \
+    JOIN owed o ON o.id = w.job_id AND o.execute_at = '9999-12-30 00:00:00' \
+    LEFT JOIN limit_keys k ON k.limit_name = w.limit_name AND k.limit_key = w.limit_key \
+    WHERE w.parked_at IS NOT NULL AND w.job_id = (SELECT f.job_id FROM limit_waits f WHERE f.limit_name = w.limit_name \
     AND f.limit_key = w.limit_key AND f.queue NOT IN (SELECT name FROM queues WHERE paused_at IS NOT NULL) \
-    ORDER BY f.due_at, f.job_id LIMIT 1) AND l.concurrency > (SELECT COUNT(*) FROM limit_slots s \
-    LEFT JOIN owed r ON r.id = s.job_id WHERE s.limit_name = w.limit_name AND s.limit_key = w.limit_key \
-    AND ((s.kept_until IS NULL AND r.state = 'executing') OR s.kept_until > UTC_TIMESTAMP(6)))";
+    ORDER BY f.due_at, f.job_id LIMIT 1) AND (l.concurrency IS NULL OR l.concurrency > (SELECT COUNT(*) \
+    FROM limit_slots s LEFT JOIN owed r ON r.id = s.job_id WHERE s.limit_name = w.limit_name \
+    AND s.limit_key = w.limit_key AND ((s.kept_until IS NULL AND r.state = 'executing') \
+    OR s.kept_until > UTC_TIMESTAMP(6)))) AND ((l.rate IS NULL AND k.probe_at IS NULL) OR NOT EXISTS (SELECT 1 \
+    FROM limit_slots s WHERE s.limit_name = w.limit_name AND s.limit_key = w.limit_key \
+    AND s.kept_until > UTC_TIMESTAMP(6))) AND (k.probe_at IS NULL OR (k.probe_at <= UTC_TIMESTAMP(6) \
+    AND NOT EXISTS (SELECT 1 FROM limit_slots s JOIN owed r ON r.id = s.job_id WHERE s.limit_name = w.limit_name \
+    AND s.limit_key = w.limit_key AND s.job_id = k.probe_job AND s.kept_until IS NULL AND r.state = 'executing')))";
 
 /// Parked jobs, each with the time when it was parked. One that was let go and is parked again counts anew.
 type Parked = BTreeSet<(Uuid, DateTime<Utc>)>;
