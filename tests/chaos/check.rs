@@ -15,6 +15,9 @@ use crate::remote;
 use crate::sink::Call;
 use crate::world::World;
 
+/// Verdict of a job that waited at its expiry.
+const EXPIRED: &str = "expired";
+
 /// Result of the checks.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
@@ -35,6 +38,8 @@ pub(crate) struct Findings {
     pub(crate) callbacks: usize,
     /// Number of starts under the rate.
     pub(crate) paced: usize,
+    /// Number of jobs that expired.
+    pub(crate) expired: usize,
 }
 
 /// One job, as the tables hold it.
@@ -47,7 +52,7 @@ struct Job {
     lines: Vec<Line>,
 }
 
-/// One attempt in the ledger of tickr (table `attempts`).
+/// One attempt in the ledger of tickr (table `attempts`), or the end of a job that expired.
 #[derive(Debug)]
 struct Line {
     runner: String,
@@ -77,7 +82,8 @@ impl Job {
     }
 
     fn executed(&self) -> usize {
-        self.lines.iter().filter(|line| !line.runner.is_empty()).count()
+        // The line of a job that expired names the runner that found it.
+        self.lines.iter().filter(|line| !line.runner.is_empty() && line.verdict != EXPIRED).count()
     }
 
     /// Return whether its executions are in the journal.
@@ -122,6 +128,7 @@ pub(crate) async fn everything(world: &World) -> anyhow::Result<Findings> {
     anyhow::ensure!(paced > 0, "no job started under a rate");
     found.wrong.extend(exceeded);
     found.paced = paced;
+    expiries(&mut found, &jobs, &mut root).await?;
     callbacks(&mut found, &jobs, &calls);
     tables(&mut found, &mut root).await?;
     tallies(&mut found, &mut root).await?;
@@ -367,6 +374,44 @@ async fn tenants(
     Ok(())
 }
 
+/// Check the jobs with an expiry: no attempt started at the expiry or later, no job expired before, and each has ended.
+/// All times are of MySQL, whose clock is only set ahead in a run. Those of the runners' clocks do not count. The retry
+/// of an operator takes the expiry away, so a start after the first end of a job may come later.
+async fn expiries(found: &mut Findings, jobs: &BTreeMap<Uuid, Job>, root: &mut MySqlConnection) -> anyhow::Result<()> {
+    const LATE: &str = "a.expired IS NULL AND a.runner <> '' AND a.started_at >= x.expires_at AND NOT retried";
+    const EARLY: &str = "a.expired AND (x.expires_at IS NULL OR a.finished_at < x.expires_at OR retried)";
+    for (wrong, what) in [(LATE, "started at its expiry or later"), (EARLY, "expired before its time")] {
+        let sql = format!(
+            "SELECT x.id FROM (SELECT id, CAST(REPLACE(REPLACE(JSON_VALUE(options, '$.expires_at'), 'T', ' '), 'Z', \
+             '') AS DATETIME(6)) AS expires_at FROM jobs) x JOIN attempts a ON a.job_id = x.id WHERE {}",
+            wrong.replace(
+                "retried",
+                "EXISTS (SELECT 1 FROM attempts e WHERE e.job_id = a.job_id AND e.number < a.number \
+                 AND e.end_state IS NOT NULL)"
+            )
+        );
+        for id in sqlx::query_scalar::<_, Uuid>(sqlx::AssertSqlSafe(sql)).fetch_all(&mut *root).await? {
+            found.wrong.push(format!("job {id} {what}: {:?}", jobs.get(&id)));
+        }
+    }
+    let expiring = "SELECT id FROM jobs WHERE JSON_VALUE(options, '$.expires_at') IS NOT NULL";
+    let (mut completed, mut expired) = (0_usize, 0_usize);
+    for id in sqlx::query_scalar::<_, Uuid>(expiring).fetch_all(&mut *root).await? {
+        let Some(job) = jobs.get(&id) else { continue };
+        completed += usize::from(job.end() == Some("completed"));
+        expired += usize::from(job.has(EXPIRED));
+        if job.end().is_none() {
+            found.lost += 1;
+            found.wrong.push(format!("job {id} has an expiry and has not ended: {job:?}"));
+        }
+    }
+    if completed == 0 || expired == 0 {
+        found.wrong.push(format!("of the jobs with an expiry {completed} completed and {expired} expired"));
+    }
+    found.expired = expired;
+    Ok(())
+}
+
 /// Return the most executions that ran at the same time, from their beginnings and ends.
 fn most_at_once(mut events: Vec<(usize, bool)>) -> usize {
     events.sort_unstable();
@@ -428,7 +473,8 @@ async fn tables(found: &mut Findings, root: &mut MySqlConnection) -> anyhow::Res
         "SELECT COUNT(*) FROM owed o LEFT JOIN jobs j ON j.id = o.id WHERE j.id IS NULL",
         "SELECT COUNT(*) FROM (SELECT job_id FROM attempts GROUP BY job_id \
          HAVING COUNT(*) <> MAX(number) OR SUM(verdict = 'succeeded') > 1) a",
-        "SELECT COUNT(*) FROM attempts WHERE runner <> '' AND (started_at < execute_at OR finished_at < started_at)",
+        "SELECT COUNT(*) FROM attempts WHERE runner <> '' AND expired IS NULL \
+         AND (started_at < execute_at OR finished_at < started_at)",
         "SELECT COUNT(*) FROM attempts a JOIN attempts b ON b.job_id = a.job_id AND b.number = a.number + 1 \
          WHERE b.started_at < a.finished_at",
         "SELECT COUNT(*) FROM owed o LEFT JOIN (SELECT job_id, COUNT(*) AS n FROM attempts GROUP BY job_id) a \
@@ -443,7 +489,7 @@ async fn tables(found: &mut Findings, root: &mut MySqlConnection) -> anyhow::Res
         "SELECT COUNT(*) FROM batches WHERE completed_at IS NULL OR total <> completed + failed + cancelled \
          OR (succeeded_at IS NOT NULL AND completed < total AND failed_at IS NULL)",
         "SELECT COUNT(*) FROM job_parents p WHERE (SELECT MIN(c.started_at) FROM attempts c WHERE c.job_id = p.child_id \
-         AND c.runner <> '') < (SELECT MIN(a.finished_at) FROM attempts a WHERE a.job_id = p.parent_id \
+         AND c.runner <> '' AND c.expired IS NULL) < (SELECT MIN(a.finished_at) FROM attempts a WHERE a.job_id = p.parent_id \
          AND a.end_state IS NOT NULL)",
         "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.burned > j.max_attempts",
         "SELECT CAST(ABS((SELECT COUNT(*) FROM jobs) - (SELECT COUNT(*) FROM owed) \
@@ -482,8 +528,8 @@ async fn read(root: &mut MySqlConnection) -> anyhow::Result<BTreeMap<Uuid, Job>>
     for id in sqlx::query_scalar::<_, Uuid>("SELECT id FROM owed").fetch_all(&mut *root).await? {
         jobs.entry(id).or_default().owed = true;
     }
-    let lines = "SELECT job_id, runner, CAST(verdict AS CHAR), CAST(end_state AS CHAR), result FROM attempts \
-                 ORDER BY job_id, number";
+    let lines = "SELECT job_id, runner, CAST(IF(expired, 'expired', verdict) AS CHAR), CAST(end_state AS CHAR), result \
+                 FROM attempts ORDER BY job_id, number";
     for row in sqlx::query(lines).fetch_all(&mut *root).await? {
         let line =
             Line { runner: row.try_get(1)?, verdict: row.try_get(2)?, end: row.try_get(3)?, result: row.try_get(4)? };

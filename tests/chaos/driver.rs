@@ -41,6 +41,8 @@ const ELSEWHERE_BATCHES: usize = 12;
 const KEYS: u32 = 20;
 /// Number of order keys.
 const LINES: u32 = 60;
+/// One job in this many has an expiry.
+const EXPIRING: u32 = 20;
 
 /// Start all clients. Their tasks end when the token is cancelled.
 pub(crate) fn start(world: &Arc<World>, stop: &CancellationToken) -> Vec<tokio::task::JoinHandle<()>> {
@@ -122,6 +124,8 @@ impl Caller {
             58..62 => self.enqueue_a_batch_with_callbacks().await,
             62..70 => {
                 let (name, mut job) = self.job();
+                // A request that puts another job off would change the expiry of that one.
+                job.as_object_mut().map(|job| job.remove("expires_in_ms"));
                 job["unique_key"] = json!(format!("key{}", self.rng.random_range(0..KEYS)));
                 if let Some(policy) = ["return", "reject", "replace", "postpone"].choose(&mut self.rng) {
                     job["on_conflict"] = json!(policy);
@@ -146,8 +150,18 @@ impl Caller {
         format!("c{}-{}", self.number, self.made)
     }
 
-    /// Make a job. Return its name and its body.
+    /// Make a job, one in twenty with an expiry. Return its name and its body.
     fn job(&mut self) -> (String, Value) {
+        let (name, mut job) = self.job_without_expiry();
+        if self.rng.random_ratio(1, EXPIRING) {
+            // Some expire before a worker is free, some between two attempts, and the others complete in time.
+            let delay = job["delay_ms"].as_u64().unwrap_or(0);
+            job["expires_in_ms"] = json!(delay + self.rng.random_range(20..3_000));
+        }
+        (name, job)
+    }
+
+    fn job_without_expiry(&mut self) -> (String, Value) {
         let name = self.name();
         if self.rng.random_ratio(1, 8) {
             let payload = json!({"url": self.world.sink.url(), "body": {"name": name}, "timeout_ms": 3_000});

@@ -29,9 +29,13 @@ pub(crate) const BOUND: Duration = Duration::from_secs(30);
 /// Every other job that is held or blocked waits for a job that is looked at itself, that is parked, or that failed and
 /// blocks its key.
 ///
+/// A job that waits beyond its expiry must end, whatever it waits for. A runner looks at it about a second after the
+/// expiry, and 5 s later once more if an attempt ran then or another session had its row. Until then it is not overdue.
+///
 /// Parked jobs are counted by [`PARKED_WITH_ROOM`].
 const OVERDUE_JOBS: &str = "SELECT * FROM owed WHERE queue <> 'elsewhere' AND ((state <> 'executing' \
-    AND execute_at < UTC_TIMESTAMP(6) - INTERVAL IF(queue = 'remote', 5, 1) SECOND) OR (state = 'executing' \
+    AND IF(expires_at <= UTC_TIMESTAMP(6), expires_at < UTC_TIMESTAMP(6) - INTERVAL 8 SECOND, \
+    execute_at < UTC_TIMESTAMP(6) - INTERVAL IF(queue = 'remote', 5, 1) SECOND)) OR (state = 'executing' \
     AND lease_until < UTC_TIMESTAMP(6) - INTERVAL IF(queue = 'remote', 5, 0) SECOND)) \
     UNION ALL SELECT o.* FROM owed o STRAIGHT_JOIN order_places p ON p.job_id = o.id \
     STRAIGHT_JOIN order_keys k ON k.order_key = p.order_key \
