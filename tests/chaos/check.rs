@@ -40,6 +40,8 @@ pub(crate) struct Findings {
     pub(crate) paced: usize,
     /// Number of jobs that expired.
     pub(crate) expired: usize,
+    /// Number of follow-up jobs.
+    pub(crate) follow_ups: usize,
 }
 
 /// One job, as the tables hold it.
@@ -48,6 +50,8 @@ struct Job {
     kind: String,
     queue: String,
     name: String,
+    /// Number of follow-up jobs of its success.
+    then: u64,
     owed: bool,
     lines: Vec<Line>,
 }
@@ -135,8 +139,15 @@ pub(crate) async fn everything(world: &World) -> anyhow::Result<Findings> {
     Ok(found)
 }
 
+/// Return the names of the follow-up jobs that must be there: those of every job that succeeded, and of no other one.
+fn follow_ups(jobs: &BTreeMap<Uuid, Job>) -> BTreeSet<String> {
+    let succeeded = jobs.values().filter(|job| job.has("succeeded"));
+    succeeded.flat_map(|job| (1..=job.then).map(move |number| kinds::follow_up(&job.name, number))).collect()
+}
+
 /// Check the answers to enqueues: a job that was answered with 2xx exists and has ended, a job that was refused with
-/// 4xx does not exist, and no name exists twice.
+/// 4xx does not exist, and no name exists twice. A job that was never requested is there exactly if it is a follow-up job
+/// of a success.
 fn answers(found: &mut Findings, book: &mut Book, jobs: &BTreeMap<Uuid, Job>) {
     for (id, name) in &book.accepted {
         match jobs.get(id) {
@@ -163,17 +174,31 @@ fn answers(found: &mut Findings, book: &mut Book, jobs: &BTreeMap<Uuid, Job>) {
         }
     }
     let mut names: BTreeMap<&str, Uuid> = BTreeMap::new();
+    let mut missing = follow_ups(jobs);
+    found.follow_ups = missing.len();
     for (id, job) in jobs {
         if let Some(other) = names.insert(&job.name, *id) {
             found.doubled += 1;
             found.wrong.push(format!("{} was enqueued once and is there twice: {other} and {id}", job.name));
         }
         book.callbacks.remove(&job.name);
+        let follows = missing.remove(&job.name);
+        if follows && job.end().is_none() {
+            found.lost += 1;
+            found.wrong.push(format!("follow-up job {id} ({}) has not ended: {job:?}", job.name));
+        }
         if book.refused.contains(&job.name) {
             found.wrong.push(format!("job {id} ({}) was refused and is there", job.name));
-        } else if !book.accepted.contains_key(id) && !book.unknown.contains(&job.name) {
+        } else if !book.accepted.contains_key(id) && !book.unknown.contains(&job.name) && !follows {
             found.wrong.push(format!("job {id} ({}) is there and was never requested", job.name));
         }
+    }
+    for name in missing {
+        found.lost += 1;
+        found.wrong.push(format!("{name} is not there, and the job that it follows succeeded"));
+    }
+    if found.follow_ups == 0 {
+        found.wrong.push("no job had a follow-up job".to_owned());
     }
 }
 
@@ -522,7 +547,8 @@ async fn read(root: &mut MySqlConnection) -> anyhow::Result<BTreeMap<Uuid, Job>>
     for row in sqlx::query("SELECT id, kind, payload, queue FROM jobs").fetch_all(&mut *root).await? {
         let payload: Value = serde_json::from_str(row.try_get(2)?)?;
         let name = payload["name"].as_str().or_else(|| payload["body"]["name"].as_str()).unwrap_or_default();
-        let job = Job { kind: row.try_get(1)?, queue: row.try_get(3)?, name: name.to_owned(), ..Job::default() };
+        let (name, then) = (name.to_owned(), payload["then"].as_u64().unwrap_or(0));
+        let job = Job { kind: row.try_get(1)?, queue: row.try_get(3)?, name, then, ..Job::default() };
         jobs.insert(row.try_get(0)?, job);
     }
     for id in sqlx::query_scalar::<_, Uuid>("SELECT id FROM owed").fetch_all(&mut *root).await? {

@@ -43,6 +43,8 @@ const KEYS: u32 = 20;
 const LINES: u32 = 60;
 /// One job in this many has an expiry.
 const EXPIRING: u32 = 20;
+/// One job in this many has follow-up jobs.
+const FOLLOWED: u32 = 20;
 
 /// Start all clients. Their tasks end when the token is cancelled.
 pub(crate) fn start(world: &Arc<World>, stop: &CancellationToken) -> Vec<tokio::task::JoinHandle<()>> {
@@ -183,7 +185,10 @@ impl Caller {
         };
         let ms = if first == Act::Spin { ms.min(300) } else { ms };
         let times = self.rng.random_range(1..=2);
-        let payload = json!({"name": name, "ms": ms, "first": first, "times": times});
+        let mut payload = json!({"name": name, "ms": ms, "first": first, "times": times});
+        if self.rng.random_ratio(1, FOLLOWED) {
+            payload["then"] = json!(self.rng.random_range(1..=3));
+        }
         let attempts = if self.rng.random_ratio(1, 30) { 1 } else { 10 };
         let mut job = json!({"kind": "record", "payload": payload, "max_attempts": attempts, "retry": quick()});
         if self.rng.random_ratio(1, 5) {
@@ -226,6 +231,8 @@ impl Caller {
             // Its kind has this default queue.
             job["kind"] = json!(REMOTE);
             job.as_object_mut().map(|job| job.remove("queue"));
+            // The verdict of a remote worker has no follow-up jobs.
+            job["payload"].as_object_mut().map(|payload| payload.remove("then"));
         }
         (name, job)
     }

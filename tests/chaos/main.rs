@@ -264,7 +264,7 @@ fn report(world: &World, story: &Story, found: &check::Findings, settings: Setti
         }
     }
     println!(
-        "chaos: seed {}, {:.0} s: {} jobs, {} attempts, {} in checkpoints, {} callbacks, {} in remote workers ({} answers lost, {} deaths, {} freezes), {} starts at {} rates, {} expired, {} faults ({}), lost {}, doubled {}, slowest recovery {:.1} s ({})",
+        "chaos: seed {}, {:.0} s: {} jobs, {} attempts, {} in checkpoints, {} callbacks, {} in remote workers ({} answers lost, {} deaths, {} freezes), {} starts at {} rates, {} expired, {} follow-up jobs, {} faults ({}), lost {}, doubled {}, slowest recovery {:.1} s ({})",
         settings.seed,
         began.elapsed().as_secs_f64(),
         found.jobs,
@@ -278,6 +278,7 @@ fn report(world: &World, story: &Story, found: &check::Findings, settings: Setti
         found.paced,
         world.ledger.write(|book| book.rules.len()),
         found.expired,
+        found.follow_ups,
         story.faults.values().sum::<usize>(),
         list(&story.faults),
         found.lost,
