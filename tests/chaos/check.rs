@@ -9,7 +9,7 @@ use uuid::Uuid;
 use crate::driver;
 use crate::journal::{Execution, History};
 use crate::kinds;
-use crate::ledger::Book;
+use crate::ledger::{Batch, Book};
 use crate::rates;
 use crate::remote;
 use crate::sink::Call;
@@ -36,6 +36,8 @@ pub(crate) struct Findings {
     pub(crate) checkpoints: usize,
     /// Number of callbacks that completed.
     pub(crate) callbacks: usize,
+    /// Number of batches that were cancelled under way.
+    pub(crate) cancelled_batches: usize,
     /// Number of starts under the rate.
     pub(crate) paced: usize,
     /// Number of jobs that expired.
@@ -114,11 +116,12 @@ pub(crate) async fn everything(world: &World) -> anyhow::Result<Findings> {
         }
         *found.ends.entry(job.end().unwrap_or("none").to_owned()).or_default() += 1;
     }
+    let members = members(&mut root).await?;
     world.ledger.write(|book| {
         found.wrong.append(&mut book.complaints);
         answers(&mut found, book, &jobs);
         callbacks_of_batches(&mut found, book);
-        cancels(&mut found, book, &jobs, &history);
+        cancels(&mut found, book, (&jobs, &members), &history);
         remote_successes(&mut found, book, &jobs);
     });
     executions(&mut found, &jobs, &history);
@@ -127,6 +130,8 @@ pub(crate) async fn everything(world: &World) -> anyhow::Result<Findings> {
     limit(&mut found, &jobs, &history, remote::REMOTE, remote::MAX_REMOTE);
     order(&mut found, &jobs, &history, &mut root).await?;
     tenants(&mut found, &jobs, &history, &mut root).await?;
+    let (of_callers, retried) = world.ledger.write(|book| (book.batches.clone(), book.retry_asked.clone()));
+    batches(&mut found, &of_callers, &retried, (&jobs, &members), &mut root).await?;
     let rules = world.ledger.write(|book| book.rules.clone());
     let (exceeded, paced) = rates::exceeded(&rules, &mut root).await?;
     anyhow::ensure!(paced > 0, "no job started under a rate");
@@ -211,7 +216,12 @@ fn callbacks_of_batches(found: &mut Findings, book: &Book) {
 }
 
 /// Check that each cancel did what its answer says.
-fn cancels(found: &mut Findings, book: &Book, jobs: &BTreeMap<Uuid, Job>, history: &History) {
+fn cancels(
+    found: &mut Findings,
+    book: &Book,
+    (jobs, members): (&BTreeMap<Uuid, Job>, &BTreeMap<Uuid, BTreeSet<Uuid>>),
+    history: &History,
+) {
     for (id, lines) in &book.cancelled {
         let Some(job) = jobs.get(id) else { continue };
         if job.end() != Some("cancelled") {
@@ -230,15 +240,87 @@ fn cancels(found: &mut Findings, book: &Book, jobs: &BTreeMap<Uuid, Job>, histor
             found.wrong.push(format!("cancel of {id} answered 409, and the job had not ended"));
         }
     }
+    // The jobs of each, with the follow-up jobs that joined it.
+    let of_batches = book.batches.iter().filter(|batch| batch.cancel_asked);
+    let of_batches: BTreeSet<&Uuid> = of_batches.filter_map(|batch| members.get(&batch.id)).flatten().collect();
     for (id, job) in jobs {
         let asked = book.cancel_asked.contains(id)
             || book.keyed.contains(id)
             || book.children.contains(id)
+            || of_batches.contains(id)
             || book.unknown.contains(&job.name);
         if job.end() == Some("cancelled") && !asked {
             found.wrong.push(format!("job {id} is cancelled and its cancel was never requested"));
         }
     }
+}
+
+/// Read the jobs of each batch.
+async fn members(root: &mut MySqlConnection) -> anyhow::Result<BTreeMap<Uuid, BTreeSet<Uuid>>> {
+    let mut members: BTreeMap<Uuid, BTreeSet<Uuid>> = BTreeMap::new();
+    for row in sqlx::query("SELECT batch_id, job_id FROM batch_jobs").fetch_all(root).await? {
+        members.entry(row.try_get(0)?).or_default().insert(row.try_get(1)?);
+    }
+    Ok(members)
+}
+
+/// Check the batches. Each has its jobs. Its callbacks are there exactly if their events came: the one of a success if all
+/// jobs completed and the batch was not cancelled, the one of a failure if a job failed for good, whatever came after. No
+/// job of a batch started after its cancel was answered with 200, except by the retry of an operator.
+async fn batches(
+    found: &mut Findings,
+    batches: &[Batch],
+    retried: &BTreeSet<Uuid>,
+    (jobs, members): (&BTreeMap<Uuid, Job>, &BTreeMap<Uuid, BTreeSet<Uuid>>),
+    root: &mut MySqlConnection,
+) -> anyhow::Result<()> {
+    let cancelled = "SELECT id FROM batches WHERE cancelled_at IS NOT NULL";
+    let cancelled: BTreeSet<Uuid> =
+        sqlx::query_scalar::<_, Uuid>(cancelled).fetch_all(&mut *root).await?.into_iter().collect();
+    let names: BTreeSet<&str> = jobs.values().map(|job| job.name.as_str()).collect();
+    let mut stopped = 0;
+    for batch in batches {
+        let (id, none) = (batch.id, BTreeSet::new());
+        let of = members.get(&id).unwrap_or(&none);
+        let (is_cancelled, mut ends) = (cancelled.contains(&id), of.iter().filter_map(|id| jobs.get(id)));
+        if batch.jobs.iter().any(|job| !of.contains(job)) {
+            found.wrong.push(format!("batch {id} was accepted with {:?} and has {of:?}", batch.jobs));
+        }
+        if batch.cancelled && !is_cancelled {
+            found.wrong.push(format!("batch {id} was answered as cancelled and is not"));
+        }
+        if is_cancelled && !batch.cancel_asked {
+            found.wrong.push(format!("batch {id} is cancelled and its cancel was never requested"));
+        }
+        let all_well = !is_cancelled && ends.clone().all(|job| job.end() == Some("completed"));
+        let any_failed = ends.any(|job| job.lines.iter().any(|line| line.end.as_deref() == Some("failed")));
+        // The callback of the end is always due, and those that are missing have been found.
+        for (name, due) in batch.callbacks.iter().skip(1).zip([all_well, any_failed]) {
+            if names.contains(name.as_str()) != due {
+                found.lost += usize::from(due);
+                let (is, must) = if due { ("is not", "must be") } else { ("is", "must not be") };
+                found.wrong.push(format!("{name} {is} there and {must}: batch {id}, cancelled: {is_cancelled}"));
+            }
+        }
+        let Some(from) = batch.still_from else { continue };
+        stopped += usize::from(is_cancelled);
+        let late = "SELECT a.job_id FROM batch_jobs b JOIN attempts a ON a.job_id = b.job_id WHERE b.batch_id = ? \
+                    AND a.runner <> '' AND a.expired IS NULL AND a.started_at > ?";
+        let any_retried = of.iter().any(|job| retried.contains(job));
+        for job in sqlx::query_scalar::<_, Uuid>(late).bind(id).bind(from).fetch_all(&mut *root).await? {
+            // The job of a retry may add others to the batch, and these run as well.
+            let by_retry = retried.contains(&job) || (any_retried && !batch.jobs.contains(&job));
+            if !by_retry {
+                let is = jobs.get(&job);
+                found.wrong.push(format!("batch {id} was cancelled at {from}, and job {job} started later: {is:?}"));
+            }
+        }
+    }
+    if stopped == 0 {
+        found.wrong.push("no batch was cancelled under way".to_owned());
+    }
+    found.cancelled_batches = stopped;
+    Ok(())
 }
 
 /// Check that each success that a remote worker was told of is the end of its job.
@@ -494,7 +576,7 @@ fn callbacks(found: &mut Findings, jobs: &BTreeMap<Uuid, Job>, calls: &BTreeMap<
 
 /// Check the invariants that the tables alone can show.
 async fn tables(found: &mut Findings, root: &mut MySqlConnection) -> anyhow::Result<()> {
-    const FAULTS: [&str; 15] = [
+    const FAULTS: [&str; 17] = [
         "SELECT COUNT(*) FROM owed o LEFT JOIN jobs j ON j.id = o.id WHERE j.id IS NULL",
         "SELECT COUNT(*) FROM (SELECT job_id FROM attempts GROUP BY job_id \
          HAVING COUNT(*) <> MAX(number) OR SUM(verdict = 'succeeded') > 1) a",
@@ -513,6 +595,8 @@ async fn tables(found: &mut Findings, root: &mut MySqlConnection) -> anyhow::Res
         "SELECT (SELECT COUNT(*) FROM parent_ends) + (SELECT COUNT(*) FROM batch_changes)",
         "SELECT COUNT(*) FROM batches WHERE completed_at IS NULL OR total <> completed + failed + cancelled \
          OR (succeeded_at IS NOT NULL AND completed < total AND failed_at IS NULL)",
+        "SELECT COUNT(*) FROM batches b WHERE total <> (SELECT COUNT(*) FROM batch_jobs j WHERE j.batch_id = b.id)",
+        "SELECT COUNT(*) FROM batch_cancels",
         "SELECT COUNT(*) FROM job_parents p WHERE (SELECT MIN(c.started_at) FROM attempts c WHERE c.job_id = p.child_id \
          AND c.runner <> '' AND c.expired IS NULL) < (SELECT MIN(a.finished_at) FROM attempts a WHERE a.job_id = p.parent_id \
          AND a.end_state IS NOT NULL)",

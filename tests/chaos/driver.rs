@@ -15,6 +15,7 @@ use uuid::Uuid;
 use crate::enqueue::Enqueue;
 use crate::journal;
 use crate::kinds::Act;
+use crate::ledger::Batch;
 use crate::rates::{self, PACED, PACED_KEYS};
 use crate::remote::{self, REMOTE};
 use crate::request::{self, Answer, Request};
@@ -39,6 +40,8 @@ pub(crate) const ELSEWHERE: &str = "elsewhere";
 const ELSEWHERE_BATCHES: usize = 12;
 /// Number of unique keys that the clients compete for.
 const KEYS: u32 = 20;
+/// Longest time that a client waits for the cancel of a batch: tickr answers after 20 s at most.
+const CANCEL_WAIT: Duration = Duration::from_secs(25);
 /// Number of order keys.
 const LINES: u32 = 60;
 /// One job in this many has an expiry.
@@ -143,6 +146,7 @@ impl Caller {
             87..90 => self.retry_a_failed_one().await,
             90..91 => self.discard_a_failed_one().await,
             91..93 => self.search().await,
+            93..94 => self.cancel_a_batch().await,
             _ => self.read().await,
         }
     }
@@ -305,6 +309,40 @@ impl Caller {
             Answer::Said(404, _) => self.world.ledger.complain(format!("accepted job {id} was not found to cancel")),
             Answer::Said(..) | Answer::Silent | Answer::NotSent => {}
         }
+    }
+
+    /// Cancel one of the newest batches, most of which are under way, with all of its jobs.
+    async fn cancel_a_batch(&mut self) {
+        let ledger = &self.world.ledger;
+        let newest: Vec<Uuid> = ledger.write(|book| book.batches.iter().rev().take(4).map(|batch| batch.id).collect());
+        let Some(id) = newest.choose(&mut self.rng).copied() else { return };
+        self.note_of_batch(id, |batch| batch.cancel_asked = true);
+        let request = Request::post(format!("/v1/batches/{id}/cancel")).within(CANCEL_WAIT);
+        let answer = self.world.call(&mut self.rng, request).await;
+        match answer {
+            // The answer to a batch that ended at that moment is 200 as well, and such a batch is not cancelled. 202 says
+            // that some jobs are still to be cancelled, so these may start.
+            Answer::Said(status @ (200 | 202), body) => {
+                let is_cancelled = body["cancelled_at"].is_string();
+                self.note_of_batch(id, |batch| batch.cancelled |= is_cancelled);
+                if status == 200 {
+                    match rates::now(&self.world).await {
+                        Ok(now) => self.note_of_batch(id, |batch| batch.still_from = batch.still_from.or(Some(now))),
+                        Err(error) => self.world.ledger.complain(format!("mysql does not tell its time: {error:#}")),
+                    }
+                }
+            }
+            Answer::Said(404, _) => self.world.ledger.complain(format!("accepted batch {id} was not found to cancel")),
+            Answer::Said(..) | Answer::Silent | Answer::NotSent => {}
+        }
+    }
+
+    fn note_of_batch(&self, id: Uuid, note: impl FnOnce(&mut Batch)) {
+        self.world.ledger.write(|book| {
+            if let Some(batch) = book.batches.iter_mut().find(|batch| batch.id == id) {
+                note(batch);
+            }
+        });
     }
 
     async fn steer(&mut self, what: &str) {

@@ -82,7 +82,7 @@ async fn set(world: &World, rng: &mut StdRng, rule: (usize, usize), of_tenant: u
 }
 
 /// Read the time of MySQL, however long a fault lasts.
-async fn now(world: &World) -> anyhow::Result<DateTime<Utc>> {
+pub(crate) async fn now(world: &World) -> anyhow::Result<DateTime<Utc>> {
     let end = tokio::time::Instant::now() + Duration::from_secs(90);
     loop {
         let read = async {
