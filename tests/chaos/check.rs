@@ -10,6 +10,7 @@ use crate::driver;
 use crate::journal::{Execution, History};
 use crate::kinds;
 use crate::ledger::{Batch, Book};
+use crate::outbox;
 use crate::rates;
 use crate::remote;
 use crate::sink::Call;
@@ -138,6 +139,11 @@ pub(crate) async fn everything(world: &World) -> anyhow::Result<Findings> {
     found.wrong.extend(exceeded);
     found.paced = paced;
     expiries(&mut found, &jobs, &mut root).await?;
+    let (rows, unfit) = world.ledger.write(|book| (book.rows.clone(), book.unfit_rows.clone()));
+    found.wrong.extend(outbox::left(&unfit, &mut root).await?);
+    if !rows.contains_key("committed") || !rows.contains_key("undone") {
+        found.wrong.push(format!("not each sort of rows was in the outbox: {rows:?}"));
+    }
     callbacks(&mut found, &jobs, &calls);
     tables(&mut found, &mut root).await?;
     tallies(&mut found, &mut root).await?;

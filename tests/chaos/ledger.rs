@@ -44,6 +44,10 @@ pub(crate) struct Book {
     pub(crate) over: BTreeSet<Uuid>,
     /// Jobs that an operator's retry may have started again.
     pub(crate) retry_asked: BTreeSet<Uuid>,
+    /// Number of rows of the outbox that were committed, undone and unsure.
+    pub(crate) rows: BTreeMap<&'static str, usize>,
+    /// Rows of the outbox that cannot become jobs, and whether they are known to be committed.
+    pub(crate) unfit_rows: BTreeMap<Uuid, bool>,
     /// Names of jobs that kill every runner that starts them.
     pub(crate) poison: BTreeSet<String>,
     /// Jobs whose success a remote worker reported, with the token of that attempt.

@@ -1,5 +1,5 @@
 //! The time from the end of a fault until tickr has recovered: every runner accepts a job and the job completes, no job
-//! waits beyond its time or for a limit that has room, and no lease has expired.
+//! waits beyond its time or for a limit that has room, no row of the outbox waits for long, and no lease has expired.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -68,6 +68,11 @@ const PARKED_WITH_ROOM: &str = "SELECT w.job_id, w.parked_at FROM limit_waits w 
     AND s.kept_until > UTC_TIMESTAMP(6))) AND (k.probe_at IS NULL OR (k.probe_at <= UTC_TIMESTAMP(6) \
     AND NOT EXISTS (SELECT 1 FROM limit_slots s JOIN owed r ON r.id = s.job_id WHERE s.limit_name = w.limit_name \
     AND s.limit_key = w.limit_key AND s.job_id = k.probe_job AND s.kept_until IS NULL AND r.state = 'executing')))";
+
+/// Rows of the outbox that should have become jobs. Another runner follows within six seconds when the one that looks
+/// for rows dies. A row that found the lock of another session rests for 10 s at most.
+const FORGOTTEN_ROWS: &str =
+    "SELECT COUNT(*) FROM tickr_outbox WHERE created_at < UTC_TIMESTAMP(6) - INTERVAL 12 SECOND";
 
 /// Parked jobs, each with the time when it was parked. One that was let go and is parked again counts anew.
 type Parked = BTreeSet<(Uuid, DateTime<Utc>)>;
@@ -174,27 +179,29 @@ async fn missing(world: &World, seen: &mut Seen, rng: &mut StdRng) -> Option<Str
         let overdue = format!("SELECT COUNT(*) FROM ({OVERDUE_JOBS}) overdue");
         let overdue: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(overdue)).fetch_one(&mut root).await?;
         let parked: Vec<(Uuid, DateTime<Utc>)> = sqlx::query_as(PARKED_WITH_ROOM).fetch_all(&mut root).await?;
-        anyhow::Ok((waiting, overdue, parked))
+        let rows: i64 = sqlx::query_scalar(FORGOTTEN_ROWS).fetch_one(&mut root).await?;
+        anyhow::Ok((waiting, overdue, rows, parked))
     };
-    let (waiting, overdue, now) = match looked.await {
+    let (waiting, overdue, rows, now) = match looked.await {
         Ok(looked) => looked,
         Err(error) => return Some(format!("{error:#}")),
     };
     let now: Parked = now.into_iter().collect();
     let parked = seen.parked.get_or_insert_with(|| now.clone());
     parked.retain(|job| now.contains(job));
-    if (waiting, overdue) == (0, 0) && parked.is_empty() {
+    if (waiting, overdue, rows) == (0, 0, 0) && parked.is_empty() {
         return None;
     }
     let ids: Vec<String> = parked.iter().map(|(id, _)| id.to_string()).collect();
     Some(format!(
-        "{waiting} fresh jobs have not ended, {overdue} are overdue, {} are parked while their limit has room: {}",
+        "{waiting} fresh jobs have not ended, {overdue} are overdue, {rows} rows are in the outbox, {} jobs are parked \
+         while their limit has room: {}",
         ids.len(),
         ids.join(" ")
     ))
 }
 
-/// Wait until no job is owed, except in the queue that no runner serves.
+/// Wait until no job is owed, except in the queue that no runner serves, and no row of the outbox is to become one.
 pub(crate) async fn until_nothing_is_owed(world: &World, limit: Duration) -> Result<Duration, String> {
     let began = Instant::now();
     loop {
@@ -210,6 +217,7 @@ pub(crate) async fn until_nothing_is_owed(world: &World, limit: Duration) -> Res
             }
             // The callbacks of a batch become jobs when the ends of its jobs are counted.
             let owed = "SELECT (SELECT COUNT(*) FROM owed WHERE queue <> 'elsewhere') \
+                        + (SELECT COUNT(*) FROM tickr_outbox) \
                         + (SELECT COUNT(*) FROM batch_changes) + (SELECT COUNT(*) FROM batch_cancels)";
             anyhow::Ok(sqlx::query_scalar::<_, i64>(owed).fetch_one(&mut root).await?)
         };
