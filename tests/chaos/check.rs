@@ -9,11 +9,15 @@ use uuid::Uuid;
 use crate::driver;
 use crate::journal::{Execution, History};
 use crate::kinds;
-use crate::ledger::Book;
+use crate::ledger::{Batch, Book};
+use crate::outbox;
 use crate::rates;
 use crate::remote;
 use crate::sink::Call;
 use crate::world::World;
+
+/// Verdict of a job that waited at its expiry.
+const EXPIRED: &str = "expired";
 
 /// Result of the checks.
 #[derive(Debug, Default)]
@@ -33,8 +37,14 @@ pub(crate) struct Findings {
     pub(crate) checkpoints: usize,
     /// Number of callbacks that completed.
     pub(crate) callbacks: usize,
+    /// Number of batches that were cancelled under way.
+    pub(crate) cancelled_batches: usize,
     /// Number of starts under the rate.
     pub(crate) paced: usize,
+    /// Number of jobs that expired.
+    pub(crate) expired: usize,
+    /// Number of follow-up jobs.
+    pub(crate) follow_ups: usize,
 }
 
 /// One job, as the tables hold it.
@@ -43,11 +53,13 @@ struct Job {
     kind: String,
     queue: String,
     name: String,
+    /// Number of follow-up jobs of its success.
+    then: u64,
     owed: bool,
     lines: Vec<Line>,
 }
 
-/// One attempt in the ledger of tickr (table `attempts`).
+/// One attempt in the ledger of tickr (table `attempts`), or the end of a job that expired.
 #[derive(Debug)]
 struct Line {
     runner: String,
@@ -77,7 +89,8 @@ impl Job {
     }
 
     fn executed(&self) -> usize {
-        self.lines.iter().filter(|line| !line.runner.is_empty()).count()
+        // The line of a job that expired names the runner that found it.
+        self.lines.iter().filter(|line| !line.runner.is_empty() && line.verdict != EXPIRED).count()
     }
 
     /// Return whether its executions are in the journal.
@@ -104,11 +117,12 @@ pub(crate) async fn everything(world: &World) -> anyhow::Result<Findings> {
         }
         *found.ends.entry(job.end().unwrap_or("none").to_owned()).or_default() += 1;
     }
+    let members = members(&mut root).await?;
     world.ledger.write(|book| {
         found.wrong.append(&mut book.complaints);
         answers(&mut found, book, &jobs);
         callbacks_of_batches(&mut found, book);
-        cancels(&mut found, book, &jobs, &history);
+        cancels(&mut found, book, (&jobs, &members), &history);
         remote_successes(&mut found, book, &jobs);
     });
     executions(&mut found, &jobs, &history);
@@ -117,19 +131,34 @@ pub(crate) async fn everything(world: &World) -> anyhow::Result<Findings> {
     limit(&mut found, &jobs, &history, remote::REMOTE, remote::MAX_REMOTE);
     order(&mut found, &jobs, &history, &mut root).await?;
     tenants(&mut found, &jobs, &history, &mut root).await?;
+    let (of_callers, retried) = world.ledger.write(|book| (book.batches.clone(), book.retry_asked.clone()));
+    batches(&mut found, &of_callers, &retried, (&jobs, &members), &mut root).await?;
     let rules = world.ledger.write(|book| book.rules.clone());
     let (exceeded, paced) = rates::exceeded(&rules, &mut root).await?;
     anyhow::ensure!(paced > 0, "no job started under a rate");
     found.wrong.extend(exceeded);
     found.paced = paced;
+    expiries(&mut found, &jobs, &mut root).await?;
+    let (rows, unfit) = world.ledger.write(|book| (book.rows.clone(), book.unfit_rows.clone()));
+    found.wrong.extend(outbox::left(&unfit, &mut root).await?);
+    if !rows.contains_key("committed") || !rows.contains_key("undone") {
+        found.wrong.push(format!("not each sort of rows was in the outbox: {rows:?}"));
+    }
     callbacks(&mut found, &jobs, &calls);
     tables(&mut found, &mut root).await?;
     tallies(&mut found, &mut root).await?;
     Ok(found)
 }
 
+/// Return the names of the follow-up jobs that must be there: those of every job that succeeded, and of no other one.
+fn follow_ups(jobs: &BTreeMap<Uuid, Job>) -> BTreeSet<String> {
+    let succeeded = jobs.values().filter(|job| job.has("succeeded"));
+    succeeded.flat_map(|job| (1..=job.then).map(move |number| kinds::follow_up(&job.name, number))).collect()
+}
+
 /// Check the answers to enqueues: a job that was answered with 2xx exists and has ended, a job that was refused with
-/// 4xx does not exist, and no name exists twice.
+/// 4xx does not exist, and no name exists twice. A job that was never requested is there exactly if it is a follow-up job
+/// of a success.
 fn answers(found: &mut Findings, book: &mut Book, jobs: &BTreeMap<Uuid, Job>) {
     for (id, name) in &book.accepted {
         match jobs.get(id) {
@@ -156,17 +185,31 @@ fn answers(found: &mut Findings, book: &mut Book, jobs: &BTreeMap<Uuid, Job>) {
         }
     }
     let mut names: BTreeMap<&str, Uuid> = BTreeMap::new();
+    let mut missing = follow_ups(jobs);
+    found.follow_ups = missing.len();
     for (id, job) in jobs {
         if let Some(other) = names.insert(&job.name, *id) {
             found.doubled += 1;
             found.wrong.push(format!("{} was enqueued once and is there twice: {other} and {id}", job.name));
         }
         book.callbacks.remove(&job.name);
+        let follows = missing.remove(&job.name);
+        if follows && job.end().is_none() {
+            found.lost += 1;
+            found.wrong.push(format!("follow-up job {id} ({}) has not ended: {job:?}", job.name));
+        }
         if book.refused.contains(&job.name) {
             found.wrong.push(format!("job {id} ({}) was refused and is there", job.name));
-        } else if !book.accepted.contains_key(id) && !book.unknown.contains(&job.name) {
+        } else if !book.accepted.contains_key(id) && !book.unknown.contains(&job.name) && !follows {
             found.wrong.push(format!("job {id} ({}) is there and was never requested", job.name));
         }
+    }
+    for name in missing {
+        found.lost += 1;
+        found.wrong.push(format!("{name} is not there, and the job that it follows succeeded"));
+    }
+    if found.follow_ups == 0 {
+        found.wrong.push("no job had a follow-up job".to_owned());
     }
 }
 
@@ -179,7 +222,12 @@ fn callbacks_of_batches(found: &mut Findings, book: &Book) {
 }
 
 /// Check that each cancel did what its answer says.
-fn cancels(found: &mut Findings, book: &Book, jobs: &BTreeMap<Uuid, Job>, history: &History) {
+fn cancels(
+    found: &mut Findings,
+    book: &Book,
+    (jobs, members): (&BTreeMap<Uuid, Job>, &BTreeMap<Uuid, BTreeSet<Uuid>>),
+    history: &History,
+) {
     for (id, lines) in &book.cancelled {
         let Some(job) = jobs.get(id) else { continue };
         if job.end() != Some("cancelled") {
@@ -198,15 +246,87 @@ fn cancels(found: &mut Findings, book: &Book, jobs: &BTreeMap<Uuid, Job>, histor
             found.wrong.push(format!("cancel of {id} answered 409, and the job had not ended"));
         }
     }
+    // The jobs of each, with the follow-up jobs that joined it.
+    let of_batches = book.batches.iter().filter(|batch| batch.cancel_asked);
+    let of_batches: BTreeSet<&Uuid> = of_batches.filter_map(|batch| members.get(&batch.id)).flatten().collect();
     for (id, job) in jobs {
         let asked = book.cancel_asked.contains(id)
             || book.keyed.contains(id)
             || book.children.contains(id)
+            || of_batches.contains(id)
             || book.unknown.contains(&job.name);
         if job.end() == Some("cancelled") && !asked {
             found.wrong.push(format!("job {id} is cancelled and its cancel was never requested"));
         }
     }
+}
+
+/// Read the jobs of each batch.
+async fn members(root: &mut MySqlConnection) -> anyhow::Result<BTreeMap<Uuid, BTreeSet<Uuid>>> {
+    let mut members: BTreeMap<Uuid, BTreeSet<Uuid>> = BTreeMap::new();
+    for row in sqlx::query("SELECT batch_id, job_id FROM batch_jobs").fetch_all(root).await? {
+        members.entry(row.try_get(0)?).or_default().insert(row.try_get(1)?);
+    }
+    Ok(members)
+}
+
+/// Check the batches. Each has its jobs. Its callbacks are there exactly if their events came: the one of a success if all
+/// jobs completed and the batch was not cancelled, the one of a failure if a job failed for good, whatever came after. No
+/// job of a batch started after its cancel was answered with 200, except by the retry of an operator.
+async fn batches(
+    found: &mut Findings,
+    batches: &[Batch],
+    retried: &BTreeSet<Uuid>,
+    (jobs, members): (&BTreeMap<Uuid, Job>, &BTreeMap<Uuid, BTreeSet<Uuid>>),
+    root: &mut MySqlConnection,
+) -> anyhow::Result<()> {
+    let cancelled = "SELECT id FROM batches WHERE cancelled_at IS NOT NULL";
+    let cancelled: BTreeSet<Uuid> =
+        sqlx::query_scalar::<_, Uuid>(cancelled).fetch_all(&mut *root).await?.into_iter().collect();
+    let names: BTreeSet<&str> = jobs.values().map(|job| job.name.as_str()).collect();
+    let mut stopped = 0;
+    for batch in batches {
+        let (id, none) = (batch.id, BTreeSet::new());
+        let of = members.get(&id).unwrap_or(&none);
+        let (is_cancelled, mut ends) = (cancelled.contains(&id), of.iter().filter_map(|id| jobs.get(id)));
+        if batch.jobs.iter().any(|job| !of.contains(job)) {
+            found.wrong.push(format!("batch {id} was accepted with {:?} and has {of:?}", batch.jobs));
+        }
+        if batch.cancelled && !is_cancelled {
+            found.wrong.push(format!("batch {id} was answered as cancelled and is not"));
+        }
+        if is_cancelled && !batch.cancel_asked {
+            found.wrong.push(format!("batch {id} is cancelled and its cancel was never requested"));
+        }
+        let all_well = !is_cancelled && ends.clone().all(|job| job.end() == Some("completed"));
+        let any_failed = ends.any(|job| job.lines.iter().any(|line| line.end.as_deref() == Some("failed")));
+        // The callback of the end is always due, and those that are missing have been found.
+        for (name, due) in batch.callbacks.iter().skip(1).zip([all_well, any_failed]) {
+            if names.contains(name.as_str()) != due {
+                found.lost += usize::from(due);
+                let (is, must) = if due { ("is not", "must be") } else { ("is", "must not be") };
+                found.wrong.push(format!("{name} {is} there and {must}: batch {id}, cancelled: {is_cancelled}"));
+            }
+        }
+        let Some(from) = batch.still_from else { continue };
+        stopped += usize::from(is_cancelled);
+        let late = "SELECT a.job_id FROM batch_jobs b JOIN attempts a ON a.job_id = b.job_id WHERE b.batch_id = ? \
+                    AND a.runner <> '' AND a.expired IS NULL AND a.started_at > ?";
+        let any_retried = of.iter().any(|job| retried.contains(job));
+        for job in sqlx::query_scalar::<_, Uuid>(late).bind(id).bind(from).fetch_all(&mut *root).await? {
+            // The job of a retry may add others to the batch, and these run as well.
+            let by_retry = retried.contains(&job) || (any_retried && !batch.jobs.contains(&job));
+            if !by_retry {
+                let is = jobs.get(&job);
+                found.wrong.push(format!("batch {id} was cancelled at {from}, and job {job} started later: {is:?}"));
+            }
+        }
+    }
+    if stopped == 0 {
+        found.wrong.push("no batch was cancelled under way".to_owned());
+    }
+    found.cancelled_batches = stopped;
+    Ok(())
 }
 
 /// Check that each success that a remote worker was told of is the end of its job.
@@ -367,6 +487,44 @@ async fn tenants(
     Ok(())
 }
 
+/// Check the jobs with an expiry: no attempt started at the expiry or later, no job expired before, and each has ended.
+/// All times are of MySQL, whose clock is only set ahead in a run. Those of the runners' clocks do not count. The retry
+/// of an operator takes the expiry away, so a start after the first end of a job may come later.
+async fn expiries(found: &mut Findings, jobs: &BTreeMap<Uuid, Job>, root: &mut MySqlConnection) -> anyhow::Result<()> {
+    const LATE: &str = "a.expired IS NULL AND a.runner <> '' AND a.started_at >= x.expires_at AND NOT retried";
+    const EARLY: &str = "a.expired AND (x.expires_at IS NULL OR a.finished_at < x.expires_at OR retried)";
+    for (wrong, what) in [(LATE, "started at its expiry or later"), (EARLY, "expired before its time")] {
+        let sql = format!(
+            "SELECT x.id FROM (SELECT id, CAST(REPLACE(REPLACE(JSON_VALUE(options, '$.expires_at'), 'T', ' '), 'Z', \
+             '') AS DATETIME(6)) AS expires_at FROM jobs) x JOIN attempts a ON a.job_id = x.id WHERE {}",
+            wrong.replace(
+                "retried",
+                "EXISTS (SELECT 1 FROM attempts e WHERE e.job_id = a.job_id AND e.number < a.number \
+                 AND e.end_state IS NOT NULL)"
+            )
+        );
+        for id in sqlx::query_scalar::<_, Uuid>(sqlx::AssertSqlSafe(sql)).fetch_all(&mut *root).await? {
+            found.wrong.push(format!("job {id} {what}: {:?}", jobs.get(&id)));
+        }
+    }
+    let expiring = "SELECT id FROM jobs WHERE JSON_VALUE(options, '$.expires_at') IS NOT NULL";
+    let (mut completed, mut expired) = (0_usize, 0_usize);
+    for id in sqlx::query_scalar::<_, Uuid>(expiring).fetch_all(&mut *root).await? {
+        let Some(job) = jobs.get(&id) else { continue };
+        completed += usize::from(job.end() == Some("completed"));
+        expired += usize::from(job.has(EXPIRED));
+        if job.end().is_none() {
+            found.lost += 1;
+            found.wrong.push(format!("job {id} has an expiry and has not ended: {job:?}"));
+        }
+    }
+    if completed == 0 || expired == 0 {
+        found.wrong.push(format!("of the jobs with an expiry {completed} completed and {expired} expired"));
+    }
+    found.expired = expired;
+    Ok(())
+}
+
 /// Return the most executions that ran at the same time, from their beginnings and ends.
 fn most_at_once(mut events: Vec<(usize, bool)>) -> usize {
     events.sort_unstable();
@@ -424,11 +582,12 @@ fn callbacks(found: &mut Findings, jobs: &BTreeMap<Uuid, Job>, calls: &BTreeMap<
 
 /// Check the invariants that the tables alone can show.
 async fn tables(found: &mut Findings, root: &mut MySqlConnection) -> anyhow::Result<()> {
-    const FAULTS: [&str; 15] = [
+    const FAULTS: [&str; 17] = [
         "SELECT COUNT(*) FROM owed o LEFT JOIN jobs j ON j.id = o.id WHERE j.id IS NULL",
         "SELECT COUNT(*) FROM (SELECT job_id FROM attempts GROUP BY job_id \
          HAVING COUNT(*) <> MAX(number) OR SUM(verdict = 'succeeded') > 1) a",
-        "SELECT COUNT(*) FROM attempts WHERE runner <> '' AND (started_at < execute_at OR finished_at < started_at)",
+        "SELECT COUNT(*) FROM attempts WHERE runner <> '' AND expired IS NULL \
+         AND (started_at < execute_at OR finished_at < started_at)",
         "SELECT COUNT(*) FROM attempts a JOIN attempts b ON b.job_id = a.job_id AND b.number = a.number + 1 \
          WHERE b.started_at < a.finished_at",
         "SELECT COUNT(*) FROM owed o LEFT JOIN (SELECT job_id, COUNT(*) AS n FROM attempts GROUP BY job_id) a \
@@ -442,8 +601,10 @@ async fn tables(found: &mut Findings, root: &mut MySqlConnection) -> anyhow::Res
         "SELECT (SELECT COUNT(*) FROM parent_ends) + (SELECT COUNT(*) FROM batch_changes)",
         "SELECT COUNT(*) FROM batches WHERE completed_at IS NULL OR total <> completed + failed + cancelled \
          OR (succeeded_at IS NOT NULL AND completed < total AND failed_at IS NULL)",
+        "SELECT COUNT(*) FROM batches b WHERE total <> (SELECT COUNT(*) FROM batch_jobs j WHERE j.batch_id = b.id)",
+        "SELECT COUNT(*) FROM batch_cancels",
         "SELECT COUNT(*) FROM job_parents p WHERE (SELECT MIN(c.started_at) FROM attempts c WHERE c.job_id = p.child_id \
-         AND c.runner <> '') < (SELECT MIN(a.finished_at) FROM attempts a WHERE a.job_id = p.parent_id \
+         AND c.runner <> '' AND c.expired IS NULL) < (SELECT MIN(a.finished_at) FROM attempts a WHERE a.job_id = p.parent_id \
          AND a.end_state IS NOT NULL)",
         "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.burned > j.max_attempts",
         "SELECT CAST(ABS((SELECT COUNT(*) FROM jobs) - (SELECT COUNT(*) FROM owed) \
@@ -476,14 +637,15 @@ async fn read(root: &mut MySqlConnection) -> anyhow::Result<BTreeMap<Uuid, Job>>
     for row in sqlx::query("SELECT id, kind, payload, queue FROM jobs").fetch_all(&mut *root).await? {
         let payload: Value = serde_json::from_str(row.try_get(2)?)?;
         let name = payload["name"].as_str().or_else(|| payload["body"]["name"].as_str()).unwrap_or_default();
-        let job = Job { kind: row.try_get(1)?, queue: row.try_get(3)?, name: name.to_owned(), ..Job::default() };
+        let (name, then) = (name.to_owned(), payload["then"].as_u64().unwrap_or(0));
+        let job = Job { kind: row.try_get(1)?, queue: row.try_get(3)?, name, then, ..Job::default() };
         jobs.insert(row.try_get(0)?, job);
     }
     for id in sqlx::query_scalar::<_, Uuid>("SELECT id FROM owed").fetch_all(&mut *root).await? {
         jobs.entry(id).or_default().owed = true;
     }
-    let lines = "SELECT job_id, runner, CAST(verdict AS CHAR), CAST(end_state AS CHAR), result FROM attempts \
-                 ORDER BY job_id, number";
+    let lines = "SELECT job_id, runner, CAST(IF(expired, 'expired', verdict) AS CHAR), CAST(end_state AS CHAR), result \
+                 FROM attempts ORDER BY job_id, number";
     for row in sqlx::query(lines).fetch_all(&mut *root).await? {
         let line =
             Line { runner: row.try_get(1)?, verdict: row.try_get(2)?, end: row.try_get(3)?, result: row.try_get(4)? };

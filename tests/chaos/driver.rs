@@ -15,6 +15,7 @@ use uuid::Uuid;
 use crate::enqueue::Enqueue;
 use crate::journal;
 use crate::kinds::Act;
+use crate::ledger::Batch;
 use crate::rates::{self, PACED, PACED_KEYS};
 use crate::remote::{self, REMOTE};
 use crate::request::{self, Answer, Request};
@@ -39,8 +40,14 @@ pub(crate) const ELSEWHERE: &str = "elsewhere";
 const ELSEWHERE_BATCHES: usize = 12;
 /// Number of unique keys that the clients compete for.
 const KEYS: u32 = 20;
+/// Longest time that a client waits for the cancel of a batch: tickr answers after 20 s at most.
+const CANCEL_WAIT: Duration = Duration::from_secs(25);
 /// Number of order keys.
 const LINES: u32 = 60;
+/// One job in this many has an expiry.
+const EXPIRING: u32 = 20;
+/// One job in this many has follow-up jobs.
+const FOLLOWED: u32 = 20;
 
 /// Start all clients. Their tasks end when the token is cancelled.
 pub(crate) fn start(world: &Arc<World>, stop: &CancellationToken) -> Vec<tokio::task::JoinHandle<()>> {
@@ -122,6 +129,8 @@ impl Caller {
             58..62 => self.enqueue_a_batch_with_callbacks().await,
             62..70 => {
                 let (name, mut job) = self.job();
+                // A request that puts another job off would change the expiry of that one.
+                job.as_object_mut().map(|job| job.remove("expires_in_ms"));
                 job["unique_key"] = json!(format!("key{}", self.rng.random_range(0..KEYS)));
                 if let Some(policy) = ["return", "reject", "replace", "postpone"].choose(&mut self.rng) {
                     job["on_conflict"] = json!(policy);
@@ -137,6 +146,7 @@ impl Caller {
             87..90 => self.retry_a_failed_one().await,
             90..91 => self.discard_a_failed_one().await,
             91..93 => self.search().await,
+            93..94 => self.cancel_a_batch().await,
             _ => self.read().await,
         }
     }
@@ -146,8 +156,18 @@ impl Caller {
         format!("c{}-{}", self.number, self.made)
     }
 
-    /// Make a job. Return its name and its body.
+    /// Make a job, one in twenty with an expiry. Return its name and its body.
     fn job(&mut self) -> (String, Value) {
+        let (name, mut job) = self.job_without_expiry();
+        if self.rng.random_ratio(1, EXPIRING) {
+            // Some expire before a worker is free, some between two attempts, and the others complete in time.
+            let delay = job["delay_ms"].as_u64().unwrap_or(0);
+            job["expires_in_ms"] = json!(delay + self.rng.random_range(20..3_000));
+        }
+        (name, job)
+    }
+
+    fn job_without_expiry(&mut self) -> (String, Value) {
         let name = self.name();
         if self.rng.random_ratio(1, 8) {
             let payload = json!({"url": self.world.sink.url(), "body": {"name": name}, "timeout_ms": 3_000});
@@ -169,7 +189,10 @@ impl Caller {
         };
         let ms = if first == Act::Spin { ms.min(300) } else { ms };
         let times = self.rng.random_range(1..=2);
-        let payload = json!({"name": name, "ms": ms, "first": first, "times": times});
+        let mut payload = json!({"name": name, "ms": ms, "first": first, "times": times});
+        if self.rng.random_ratio(1, FOLLOWED) {
+            payload["then"] = json!(self.rng.random_range(1..=3));
+        }
         let attempts = if self.rng.random_ratio(1, 30) { 1 } else { 10 };
         let mut job = json!({"kind": "record", "payload": payload, "max_attempts": attempts, "retry": quick()});
         if self.rng.random_ratio(1, 5) {
@@ -212,6 +235,8 @@ impl Caller {
             // Its kind has this default queue.
             job["kind"] = json!(REMOTE);
             job.as_object_mut().map(|job| job.remove("queue"));
+            // The verdict of a remote worker has no follow-up jobs.
+            job["payload"].as_object_mut().map(|payload| payload.remove("then"));
         }
         (name, job)
     }
@@ -284,6 +309,40 @@ impl Caller {
             Answer::Said(404, _) => self.world.ledger.complain(format!("accepted job {id} was not found to cancel")),
             Answer::Said(..) | Answer::Silent | Answer::NotSent => {}
         }
+    }
+
+    /// Cancel one of the newest batches, most of which are under way, with all of its jobs.
+    async fn cancel_a_batch(&mut self) {
+        let ledger = &self.world.ledger;
+        let newest: Vec<Uuid> = ledger.write(|book| book.batches.iter().rev().take(4).map(|batch| batch.id).collect());
+        let Some(id) = newest.choose(&mut self.rng).copied() else { return };
+        self.note_of_batch(id, |batch| batch.cancel_asked = true);
+        let request = Request::post(format!("/v1/batches/{id}/cancel")).within(CANCEL_WAIT);
+        let answer = self.world.call(&mut self.rng, request).await;
+        match answer {
+            // The answer to a batch that ended at that moment is 200 as well, and such a batch is not cancelled. 202 says
+            // that some jobs are still to be cancelled, so these may start.
+            Answer::Said(status @ (200 | 202), body) => {
+                let is_cancelled = body["cancelled_at"].is_string();
+                self.note_of_batch(id, |batch| batch.cancelled |= is_cancelled);
+                if status == 200 {
+                    match rates::now(&self.world).await {
+                        Ok(now) => self.note_of_batch(id, |batch| batch.still_from = batch.still_from.or(Some(now))),
+                        Err(error) => self.world.ledger.complain(format!("mysql does not tell its time: {error:#}")),
+                    }
+                }
+            }
+            Answer::Said(404, _) => self.world.ledger.complain(format!("accepted batch {id} was not found to cancel")),
+            Answer::Said(..) | Answer::Silent | Answer::NotSent => {}
+        }
+    }
+
+    fn note_of_batch(&self, id: Uuid, note: impl FnOnce(&mut Batch)) {
+        self.world.ledger.write(|book| {
+            if let Some(batch) = book.batches.iter_mut().find(|batch| batch.id == id) {
+                note(batch);
+            }
+        });
     }
 
     async fn steer(&mut self, what: &str) {

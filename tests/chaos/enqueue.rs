@@ -8,6 +8,7 @@ use rand::rngs::StdRng;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use crate::ledger::Batch;
 use crate::request::{Answer, Request, id_of};
 use crate::world::World;
 
@@ -154,6 +155,9 @@ impl Enqueue {
                 // A parent that fails cancels its children.
                 book.children.extend(ids.iter().copied());
                 book.callbacks.insert(of_end.clone());
+                let (jobs, callbacks) = (ids.clone(), self.callbacks.clone());
+                let batch = |id| Batch { id, jobs, callbacks, cancel_asked: false, cancelled: false, still_from: None };
+                book.batches.extend(id_of(body).map(batch));
             }
             book.unknown.extend(self.callbacks);
             if self.keyed {

@@ -467,6 +467,9 @@ impl Fault {
 
     fn each_line(&self, world: &World, act: impl Fn(&Proxy)) {
         let all = self.seed.is_multiple_of(2);
+        if self.what.scene() == Scene::MysqlLines {
+            world.outbox_lines.iter().for_each(&act);
+        }
         for runner in self.runners.iter().map(|number| &world.runners[*number]) {
             if self.what.scene() != Scene::MysqlLines {
                 act(&runner.redis);
@@ -555,7 +558,7 @@ pub(crate) async fn until_done(world: &World, rng: &mut StdRng, request: Request
     }
 }
 
-/// Kill one connection of a runner. Return whether there was one.
+/// Kill one connection of a runner, or of the application with the outbox. Return whether there was one.
 async fn kill_one_connection(root: &mut MySqlConnection, rng: &mut StdRng) -> anyhow::Result<bool> {
     // Use SHOW PROCESSLIST, because MySQL 9.7 cannot list a statement that contains binary data in information_schema
     // (its error 3854).

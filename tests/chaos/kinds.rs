@@ -8,7 +8,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tickr::handlers::{Context, Failure, Handler, Kind, Outcome, Output, Registry};
+use tickr::handlers::{Context, Failure, FollowUp, Handler, Kind, Outcome, Output, Registry};
 use uuid::Uuid;
 
 use crate::journal::Journal;
@@ -39,7 +39,7 @@ pub(crate) fn run(journal: &Path) -> ExitCode {
 }
 
 /// A job whose start and end are recorded in the journal.
-#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Record {
     /// Name of the job in the driver.
@@ -53,6 +53,9 @@ pub(crate) struct Record {
     /// Number of these first attempts.
     #[serde(default)]
     pub(crate) times: u32,
+    /// Number of follow-up jobs of its success.
+    #[serde(default)]
+    pub(crate) then: u64,
 }
 
 /// What an attempt does when its duration is over.
@@ -89,6 +92,23 @@ impl Drop for End {
     fn drop(&mut self) {
         let _ = self.journal.write(self.word, self.job, self.token);
     }
+}
+
+/// Return the name of a follow-up job. The first one has the number 1.
+pub(crate) fn follow_up(of: &str, number: u64) -> String {
+    format!("{of}-then{number}")
+}
+
+/// Return the success of an attempt, with the follow-up jobs of the job. Every other one joins the batch of the job, if
+/// it has one.
+fn success(job: &Record, token: Uuid, lived: Option<&[Uuid]>) -> Outcome {
+    let mut output = Output::json(&json!({"token": token, "lived": lived}))?;
+    for number in 1..=job.then {
+        let next = Record { name: follow_up(&job.name, number), ms: 1, ..Record::default() };
+        let next = FollowUp::of(&next)?;
+        output = output.then_job(if number.is_multiple_of(2) { next.in_batch() } else { next })?;
+    }
+    Ok(output)
 }
 
 /// Return whether the attempts of a job save checkpoints.
@@ -132,16 +152,11 @@ impl Handler for Recorder {
         }
         end.word = "failed";
         match act {
-            Act::Succeed | Act::Spin => {
-                end.word = "done";
-                Output::json(&json!({"token": token, "lived": lived}))
-            }
+            Act::Succeed | Act::Spin => success(&job, token, lived.as_deref()).inspect(|_| end.word = "done"),
             Act::Fail => Err(Failure::retry("failed on request")),
             Act::Reject => Err(Failure::reject("rejected on request")),
             // A snooze does not count as an attempt used, so chance ends the series.
-            Act::Snooze if rand::random() => {
-                Output::json(&json!({"token": token, "lived": lived})).inspect(|_| end.word = "done")
-            }
+            Act::Snooze if rand::random() => success(&job, token, lived.as_deref()).inspect(|_| end.word = "done"),
             Act::Snooze => Err(Failure::snooze(Duration::from_millis(300), "snoozed on request")),
             Act::Panic => panic!("panicked on request"),
             Act::Abort => {

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use crate::locked;
@@ -31,6 +32,8 @@ pub(crate) struct Book {
     pub(crate) keyed: BTreeSet<Uuid>,
     /// Jobs of batches, some of which are cancelled when a parent does not complete.
     pub(crate) children: BTreeSet<Uuid>,
+    /// Batches that were accepted, in the order of the answers.
+    pub(crate) batches: Vec<Batch>,
     /// Names of the jobs that the ends of accepted batches must have started.
     pub(crate) callbacks: BTreeSet<String>,
     /// Jobs whose cancel was requested, whatever the answer was.
@@ -41,6 +44,10 @@ pub(crate) struct Book {
     pub(crate) over: BTreeSet<Uuid>,
     /// Jobs that an operator's retry may have started again.
     pub(crate) retry_asked: BTreeSet<Uuid>,
+    /// Number of rows of the outbox that were committed, undone and unsure.
+    pub(crate) rows: BTreeMap<&'static str, usize>,
+    /// Rows of the outbox that cannot become jobs, and whether they are known to be committed.
+    pub(crate) unfit_rows: BTreeMap<Uuid, bool>,
     /// Names of jobs that kill every runner that starts them.
     pub(crate) poison: BTreeSet<String>,
     /// Jobs whose success a remote worker reported, with the token of that attempt.
@@ -51,6 +58,22 @@ pub(crate) struct Book {
     pub(crate) answers: BTreeMap<u16, usize>,
     /// Violations that were found during the run.
     pub(crate) complaints: Vec<String>,
+}
+
+/// A batch with callbacks that was accepted.
+#[derive(Clone, Debug)]
+pub(crate) struct Batch {
+    pub(crate) id: Uuid,
+    /// Its jobs, without the follow-up jobs that join it.
+    pub(crate) jobs: Vec<Uuid>,
+    /// Names of its callbacks: that of its end, that of its success, and that of a failure.
+    pub(crate) callbacks: Vec<String>,
+    /// Whether its cancel was requested, whatever the answer was.
+    pub(crate) cancel_asked: bool,
+    /// Whether an answer said that it is cancelled.
+    pub(crate) cancelled: bool,
+    /// A moment after a cancel was answered with 200, in the time of MySQL. No job of the batch starts after it.
+    pub(crate) still_from: Option<DateTime<Utc>>,
 }
 
 impl Ledger {

@@ -10,6 +10,7 @@
 //! - `world` holds the parts of a run: `servers` (with `galera` and `sentinels`), `proxy`, `runner`, `clock`, `kinds` and `sink`.
 //! - `first_starts` kills migrations before the run begins.
 //! - `driver` makes the load. `enqueue` and `request` send it and record every answer in the `ledger`.
+//! - `outbox` is an application that requests jobs with rows in its own transactions.
 //! - `remote` are workers in this process that execute jobs over HTTP, and die and fall silent by themselves.
 //! - `rates` changes limits by key meanwhile, and knows which of them held when.
 //! - `faults` are drawn and happen, and `recovery` measures how long their effects last.
@@ -27,6 +28,7 @@ mod galera;
 mod journal;
 mod kinds;
 mod ledger;
+mod outbox;
 mod proxy;
 mod rates;
 mod recovery;
@@ -146,6 +148,7 @@ async fn run(settings: Settings, dir: &Path, template: &Path) -> anyhow::Result<
     let workers = remote::start(&world, &stop, &end)?;
     let mut callers = driver::start(&world, &stop);
     callers.push(tokio::spawn(rates::change_until_stopped(Arc::clone(&world), stop.clone())));
+    callers.push(tokio::spawn(outbox::insert_until_stopped(Arc::clone(&world), stop.clone())));
     let mut rng = StdRng::seed_from_u64(settings.seed);
     let mut story = Story::default();
     let freeze = Fault::long_freeze(&mut rng, settings.length);
@@ -249,6 +252,10 @@ fn report(world: &World, story: &Story, found: &check::Findings, settings: Setti
         world.ledger.write(|book| book.answers.iter().map(|(status, count)| (status.to_string(), *count)).collect());
     let lost_answers: usize = world.runners.iter().map(runner::Runner::lost).sum();
     println!("answers (0: none came): {}; answers lost by the proxies: {lost_answers}", list(&answers));
+    let rows: BTreeMap<String, usize> =
+        world.ledger.write(|book| book.rows.iter().map(|(fate, count)| ((*fate).to_owned(), *count)).collect());
+    let lost_commits: usize = world.outbox_lines.iter().map(proxy::Proxy::lost).sum();
+    println!("rows of the outbox: {}; answers to their COMMITs lost: {lost_commits}", list(&rows));
     println!("ends: {}; verdicts: {}; aborts: {}", list(&found.ends), list(&found.verdicts), world.ledger.aborts());
     for error in locked(&world.internal_errors).iter() {
         println!("internal error: {error}");
@@ -264,19 +271,22 @@ fn report(world: &World, story: &Story, found: &check::Findings, settings: Setti
         }
     }
     println!(
-        "chaos: seed {}, {:.0} s: {} jobs, {} attempts, {} in checkpoints, {} callbacks, {} in remote workers ({} answers lost, {} deaths, {} freezes), {} starts at {} rates, {} faults ({}), lost {}, doubled {}, slowest recovery {:.1} s ({})",
+        "chaos: seed {}, {:.0} s: {} jobs, {} attempts, {} in checkpoints, {} callbacks, {} batches cancelled, {} in remote workers ({} answers lost, {} deaths, {} freezes), {} starts at {} rates, {} expired, {} follow-up jobs, {} faults ({}), lost {}, doubled {}, slowest recovery {:.1} s ({})",
         settings.seed,
         began.elapsed().as_secs_f64(),
         found.jobs,
         found.attempts,
         found.checkpoints,
         found.callbacks,
+        found.cancelled_batches,
         world.deeds.fetched.load(Ordering::Relaxed),
         world.deeds.undelivered.load(Ordering::Relaxed),
         world.deeds.deaths.load(Ordering::Relaxed),
         world.deeds.freezes.load(Ordering::Relaxed),
         found.paced,
         world.ledger.write(|book| book.rules.len()),
+        found.expired,
+        found.follow_ups,
         story.faults.values().sum::<usize>(),
         list(&story.faults),
         found.lost,

@@ -82,7 +82,7 @@ async fn set(world: &World, rng: &mut StdRng, rule: (usize, usize), of_tenant: u
 }
 
 /// Read the time of MySQL, however long a fault lasts.
-async fn now(world: &World) -> anyhow::Result<DateTime<Utc>> {
+pub(crate) async fn now(world: &World) -> anyhow::Result<DateTime<Utc>> {
     let end = tokio::time::Instant::now() + Duration::from_secs(90);
     loop {
         let read = async {
@@ -101,7 +101,8 @@ async fn now(world: &World) -> anyhow::Result<DateTime<Utc>> {
 /// of starts.
 pub(crate) async fn exceeded(rules: &[Rule], root: &mut MySqlConnection) -> anyhow::Result<(Vec<String>, usize)> {
     let sql = "SELECT k.limit_key, a.started_at FROM jobs j JOIN job_limit_keys k ON k.job_id = j.id \
-               JOIN attempts a ON a.job_id = j.id AND a.runner <> '' WHERE j.queue = ? ORDER BY a.started_at";
+               JOIN attempts a ON a.job_id = j.id AND a.runner <> '' AND a.expired IS NULL \
+               WHERE j.queue = ? ORDER BY a.started_at";
     let mut starts: BTreeMap<Vec<u8>, Vec<DateTime<Utc>>> = BTreeMap::new();
     for row in sqlx::query(sql).bind(PACED).fetch_all(root).await? {
         starts.entry(row.try_get(0)?).or_default().push(row.try_get(1)?);

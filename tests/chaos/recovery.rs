@@ -1,5 +1,5 @@
 //! The time from the end of a fault until tickr has recovered: every runner accepts a job and the job completes, no job
-//! waits beyond its time or for a limit that has room, and no lease has expired.
+//! waits beyond its time or for a limit that has room, no row of the outbox waits for long, and no lease has expired.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -29,9 +29,13 @@ pub(crate) const BOUND: Duration = Duration::from_secs(30);
 /// Every other job that is held or blocked waits for a job that is looked at itself, that is parked, or that failed and
 /// blocks its key.
 ///
+/// A job that waits beyond its expiry must end, whatever it waits for. A runner looks at it about a second after the
+/// expiry, and 5 s later once more if an attempt ran then or another session had its row. Until then it is not overdue.
+///
 /// Parked jobs are counted by [`PARKED_WITH_ROOM`].
 const OVERDUE_JOBS: &str = "SELECT * FROM owed WHERE queue <> 'elsewhere' AND ((state <> 'executing' \
-    AND execute_at < UTC_TIMESTAMP(6) - INTERVAL IF(queue = 'remote', 5, 1) SECOND) OR (state = 'executing' \
+    AND IF(expires_at <= UTC_TIMESTAMP(6), expires_at < UTC_TIMESTAMP(6) - INTERVAL 8 SECOND, \
+    execute_at < UTC_TIMESTAMP(6) - INTERVAL IF(queue = 'remote', 5, 1) SECOND)) OR (state = 'executing' \
     AND lease_until < UTC_TIMESTAMP(6) - INTERVAL IF(queue = 'remote', 5, 0) SECOND)) \
     UNION ALL SELECT o.* FROM owed o STRAIGHT_JOIN order_places p ON p.job_id = o.id \
     STRAIGHT_JOIN order_keys k ON k.order_key = p.order_key \
@@ -41,21 +45,34 @@ const OVERDUE_JOBS: &str = "SELECT * FROM owed WHERE queue <> 'elsewhere' AND ((
     AND (SELECT MAX(a.finished_at) FROM job_parents p JOIN attempts a ON a.job_id = p.parent_id \
     WHERE p.child_id = b.job_id) < UTC_TIMESTAMP(6) - INTERVAL 5 SECOND";
 
-/// The first parked job of each tenant, if the limit has room for it: fewer jobs of its key execute, or were let go and
-/// keep their slots, than may run. Jobs of paused queues stay parked.
+/// The first parked job of each key of a limit, if the limit has room for it. Jobs of paused queues stay parked, and
+/// those behind the first one wait for it. There is room if all of this is so:
+///
+/// - Fewer jobs of the key execute, or were let go and keep their slots, than may run.
+/// - With a rate, no slot is kept. tickr lets a job go before its turn comes, with the turn as its due time. It lets
+///   one go at a time while the rate is below ten starts a second, as all rates of the run are.
+/// - With an open breaker, its pause is over, no slot is kept, and the job whose call decides does not execute.
 ///
 /// Such a job is let go when an attempt ends, or by the next sweep of the runners, about a second later. So there are
 /// such jobs now and then, and one is forgotten only if it stays.
-///
-/// The jobs of other limits wait for a rate or a breaker as well, so their room is not known here. They are left to
-/// [`until_nothing_is_owed`].
 const PARKED_WITH_ROOM: &str = "SELECT w.job_id, w.parked_at FROM limit_waits w JOIN limits l ON l.name = w.limit_name \
-    JOIN owed o ON o.id = w.job_id AND o.execute_at = '9999-12-30 00:00:00' WHERE w.limit_name = 'tenants' \
-    AND w.parked_at IS NOT NULL AND w.job_id = (SELECT f.job_id FROM limit_waits f WHERE f.limit_name = w.limit_name \
+    JOIN owed o ON o.id = w.job_id AND o.execute_at = '9999-12-30 00:00:00' \
+    LEFT JOIN limit_keys k ON k.limit_name = w.limit_name AND k.limit_key = w.limit_key \
+    WHERE w.parked_at IS NOT NULL AND w.job_id = (SELECT f.job_id FROM limit_waits f WHERE f.limit_name = w.limit_name \
     AND f.limit_key = w.limit_key AND f.queue NOT IN (SELECT name FROM queues WHERE paused_at IS NOT NULL) \
-    ORDER BY f.due_at, f.job_id LIMIT 1) AND l.concurrency > (SELECT COUNT(*) FROM limit_slots s \
-    LEFT JOIN owed r ON r.id = s.job_id WHERE s.limit_name = w.limit_name AND s.limit_key = w.limit_key \
-    AND ((s.kept_until IS NULL AND r.state = 'executing') OR s.kept_until > UTC_TIMESTAMP(6)))";
+    ORDER BY f.due_at, f.job_id LIMIT 1) AND (l.concurrency IS NULL OR l.concurrency > (SELECT COUNT(*) \
+    FROM limit_slots s LEFT JOIN owed r ON r.id = s.job_id WHERE s.limit_name = w.limit_name \
+    AND s.limit_key = w.limit_key AND ((s.kept_until IS NULL AND r.state = 'executing') \
+    OR s.kept_until > UTC_TIMESTAMP(6)))) AND ((l.rate IS NULL AND k.probe_at IS NULL) OR NOT EXISTS (SELECT 1 \
+    FROM limit_slots s WHERE s.limit_name = w.limit_name AND s.limit_key = w.limit_key \
+    AND s.kept_until > UTC_TIMESTAMP(6))) AND (k.probe_at IS NULL OR (k.probe_at <= UTC_TIMESTAMP(6) \
+    AND NOT EXISTS (SELECT 1 FROM limit_slots s JOIN owed r ON r.id = s.job_id WHERE s.limit_name = w.limit_name \
+    AND s.limit_key = w.limit_key AND s.job_id = k.probe_job AND s.kept_until IS NULL AND r.state = 'executing')))";
+
+/// Rows of the outbox that should have become jobs. Another runner follows within six seconds when the one that looks
+/// for rows dies. A row that found the lock of another session rests for 10 s at most.
+const FORGOTTEN_ROWS: &str =
+    "SELECT COUNT(*) FROM tickr_outbox WHERE created_at < UTC_TIMESTAMP(6) - INTERVAL 12 SECOND";
 
 /// Parked jobs, each with the time when it was parked. One that was let go and is parked again counts anew.
 type Parked = BTreeSet<(Uuid, DateTime<Utc>)>;
@@ -162,27 +179,29 @@ async fn missing(world: &World, seen: &mut Seen, rng: &mut StdRng) -> Option<Str
         let overdue = format!("SELECT COUNT(*) FROM ({OVERDUE_JOBS}) overdue");
         let overdue: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(overdue)).fetch_one(&mut root).await?;
         let parked: Vec<(Uuid, DateTime<Utc>)> = sqlx::query_as(PARKED_WITH_ROOM).fetch_all(&mut root).await?;
-        anyhow::Ok((waiting, overdue, parked))
+        let rows: i64 = sqlx::query_scalar(FORGOTTEN_ROWS).fetch_one(&mut root).await?;
+        anyhow::Ok((waiting, overdue, rows, parked))
     };
-    let (waiting, overdue, now) = match looked.await {
+    let (waiting, overdue, rows, now) = match looked.await {
         Ok(looked) => looked,
         Err(error) => return Some(format!("{error:#}")),
     };
     let now: Parked = now.into_iter().collect();
     let parked = seen.parked.get_or_insert_with(|| now.clone());
     parked.retain(|job| now.contains(job));
-    if (waiting, overdue) == (0, 0) && parked.is_empty() {
+    if (waiting, overdue, rows) == (0, 0, 0) && parked.is_empty() {
         return None;
     }
     let ids: Vec<String> = parked.iter().map(|(id, _)| id.to_string()).collect();
     Some(format!(
-        "{waiting} fresh jobs have not ended, {overdue} are overdue, {} are parked while their limit has room: {}",
+        "{waiting} fresh jobs have not ended, {overdue} are overdue, {rows} rows are in the outbox, {} jobs are parked \
+         while their limit has room: {}",
         ids.len(),
         ids.join(" ")
     ))
 }
 
-/// Wait until no job is owed, except in the queue that no runner serves.
+/// Wait until no job is owed, except in the queue that no runner serves, and no row of the outbox is to become one.
 pub(crate) async fn until_nothing_is_owed(world: &World, limit: Duration) -> Result<Duration, String> {
     let began = Instant::now();
     loop {
@@ -196,7 +215,10 @@ pub(crate) async fn until_nothing_is_owed(world: &World, limit: Duration) -> Res
                     world.ask(addr, driver::discard(id)).await;
                 }
             }
-            let owed = "SELECT COUNT(*) FROM owed WHERE queue <> 'elsewhere'";
+            // The callbacks of a batch become jobs when the ends of its jobs are counted.
+            let owed = "SELECT (SELECT COUNT(*) FROM owed WHERE queue <> 'elsewhere') \
+                        + (SELECT COUNT(*) FROM tickr_outbox) \
+                        + (SELECT COUNT(*) FROM batch_changes) + (SELECT COUNT(*) FROM batch_cancels)";
             anyhow::Ok(sqlx::query_scalar::<_, i64>(owed).fetch_one(&mut root).await?)
         };
         match counted.await {

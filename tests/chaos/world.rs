@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::clock;
 use crate::first_starts;
 use crate::ledger::Ledger;
+use crate::proxy::{Protocol, Proxy};
 use crate::remote::Deeds;
 use crate::request::InternalErrors;
 use crate::runner::Runner;
@@ -24,6 +25,8 @@ pub(crate) struct World {
     pub(crate) dir: PathBuf,
     pub(crate) servers: Servers,
     pub(crate) runners: Vec<Runner>,
+    /// The connections of the application that writes rows of the outbox: one proxy for each MySQL server.
+    pub(crate) outbox_lines: Vec<Proxy>,
     pub(crate) sink: Sink,
     pub(crate) ledger: Arc<Ledger>,
     /// What the remote workers did.
@@ -70,11 +73,16 @@ impl World {
         for number in 0..RUNNERS {
             runners.push(Runner::start(number, &servers, apart, dir, &ledger, faketime.as_deref()).await?);
         }
+        let mut outbox_lines = Vec::new();
+        for socket in servers.mysql_sockets()? {
+            outbox_lines.push(Proxy::start(&socket, Protocol::Mysql).await?);
+        }
         let client = reqwest::Client::builder().no_proxy().connect_timeout(Duration::from_secs(2)).build()?;
         let sink = Sink::start(seed).await?;
         let (dir, internal_errors) = (dir.to_owned(), InternalErrors::default());
         let (deeds, quiet) = (Deeds::default(), AtomicBool::new(false));
-        let world = Self { seed, dir, servers, runners, sink, ledger, deeds, client, internal_errors, quiet };
+        let world =
+            Self { seed, dir, servers, runners, outbox_lines, sink, ledger, deeds, client, internal_errors, quiet };
         for runner in &world.runners {
             let up = tokio::time::timeout(Duration::from_secs(30), runner.until_up()).await;
             up.map_err(|_| anyhow::anyhow!("runner {} does not come up", runner.number))?;
