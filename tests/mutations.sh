@@ -1139,7 +1139,7 @@ mutants() {
         'let longest = rule.breaker.max_pause_ms;' 'let longest = rule.breaker.max_pause_ms * 16;' \
         receivers::the_pause_doubles_up_to_the_longest_and_no_call_comes_before_its_end
     mutant 'call of a dead runner' internal/store/rows/breakers.rs \
-        'AND s.kept_until IS NULL) AS probing' 'AND s.kept_until IS NULL) OR k.probe_job IS NOT NULL AS probing' \
+        'AND s.kept_until IS NULL)) AS probing' 'AND s.kept_until IS NULL) OR TRUE) AS probing' \
         receivers::a_call_that_was_to_decide_and_lost_its_runner_is_made_again
     mutant 'call that counted before the answer was lost' internal/store/attempts/breakers.rs \
         'if earlier == PriorRun::MayHaveCommitted && !calls.is_empty() {' \

@@ -603,9 +603,10 @@ async fn tables(found: &mut Findings, root: &mut MySqlConnection) -> anyhow::Res
          OR (succeeded_at IS NOT NULL AND completed < total AND failed_at IS NULL)",
         "SELECT COUNT(*) FROM batches b WHERE total <> (SELECT COUNT(*) FROM batch_jobs j WHERE j.batch_id = b.id)",
         "SELECT COUNT(*) FROM batch_cancels",
+        // A child that expired while it was blocked does not wait again when an operator retries it.
         "SELECT COUNT(*) FROM job_parents p WHERE (SELECT MIN(c.started_at) FROM attempts c WHERE c.job_id = p.child_id \
-         AND c.runner <> '' AND c.expired IS NULL) < (SELECT MIN(a.finished_at) FROM attempts a WHERE a.job_id = p.parent_id \
-         AND a.end_state IS NOT NULL)",
+         AND c.runner <> '') < (SELECT MIN(a.finished_at) FROM attempts a WHERE a.job_id = p.parent_id \
+         AND a.end_state IS NOT NULL) AND NOT EXISTS (SELECT 1 FROM attempts e WHERE e.job_id = p.child_id AND e.expired)",
         "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.burned > j.max_attempts",
         "SELECT CAST(ABS((SELECT COUNT(*) FROM jobs) - (SELECT COUNT(*) FROM owed) \
          - (SELECT COALESCE(SUM(n), 0) FROM tallies)) AS SIGNED)",
