@@ -2287,6 +2287,14 @@ mutants() {
         'longest: config.callback_timeout,' \
         'longest: config.callback_timeout.min(std::time::Duration::from_secs(30)),' \
         callbacks::a_callback_may_wait_as_long_as_the_setting_says_and_no_longer
+    mutant 'lost attempts before the first one' internal/engine/attempt_metrics.rs \
+        'ended(kind, Verdict::Lost).increment(0);' \
+        'let _ = Verdict::Lost;' \
+        metrics::counters_that_alerts_watch_begin_at_zero_with_the_process
+    mutant 'ticks before the first one' internal/broker/lib.rs \
+        'schedules::begin_counting();' \
+        'let _ = schedules::begin_counting;' \
+        metrics::counters_that_alerts_watch_begin_at_zero_with_the_process
 }
 
 # mutant NAME FILES OLD NEW [FILES OLD NEW ...] TESTS
