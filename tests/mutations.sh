@@ -2295,6 +2295,10 @@ mutants() {
         'schedules::begin_counting();' \
         'let _ = schedules::begin_counting;' \
         metrics::counters_that_alerts_watch_begin_at_zero_with_the_process
+    mutant 'parameters of a MySQL URL' internal/config/url.rs \
+        'parts.check_mysql_parameters()?;' \
+        'let _ = parts.check_mysql_parameters();' \
+        cli::serve_names_everything_that_is_wrong_with_its_settings_at_once
 }
 
 # mutant NAME FILES OLD NEW [FILES OLD NEW ...] TESTS

@@ -19,6 +19,7 @@ impl ServerUrl {
     pub fn mysql(text: &str) -> Result<ServerUrl, UrlError> {
         let parts = Parts::split(text.trim(), &["mysql", "mariadb"])?;
         parts.check_hosts(parts.query.split('&').any(|pair| pair.starts_with("socket=")))?;
+        parts.check_mysql_parameters()?;
         match parts.path.strip_prefix('/') {
             Some(database) if !database.is_empty() && !database.contains('/') => Ok(parts.rebuilt("mysql")),
             _ => Err(UrlError::NoDatabase),
@@ -146,6 +147,18 @@ pub enum UrlError {
     /// A parameter that such a URL does not have.
     #[error("the url has an unknown parameter")]
     UnknownParameter,
+    /// A parameter that a MySQL URL does not have.
+    #[error("the url has an unknown parameter")]
+    UnknownMysqlParameter,
+    /// A parameter without a value that needs one.
+    #[error("a parameter of the url has no value")]
+    EmptyParameter,
+    /// Another word than those for the use of TLS.
+    #[error("ssl-mode is none of {}", SSL_MODES.join(", "))]
+    BadSslMode,
+    /// A size of the statement cache that is not a number.
+    #[error("statement-cache-capacity is not a number")]
+    BadStatementCache,
 }
 
 impl From<UrlError> for Wrong {
@@ -166,6 +179,13 @@ impl From<UrlError> for Wrong {
             UrlError::UnknownParameter => {
                 "the parameters are db, sentinel_user and sentinel_password for sentinels, and none for a cluster"
             }
+            UrlError::UnknownMysqlParameter => {
+                "the parameters are ssl-mode, ssl-ca, ssl-cert, ssl-key, socket, charset, collation, timezone and \
+                 statement-cache-capacity"
+            }
+            UrlError::EmptyParameter => "write NAME=VALUE, or leave it out",
+            UrlError::BadSslMode => "write it like mysql://user:password@host/tickr?ssl-mode=VERIFY_IDENTITY",
+            UrlError::BadStatementCache => "write it like statement-cache-capacity=100",
         };
         Wrong::new(error.to_string(), right)
     }
@@ -196,6 +216,13 @@ const REDIS_SCHEMES: [&str; 8] =
 
 /// Query parameters whose values are useful to see and cannot be secrets.
 const SHOWN_PARAMETERS: [&str; 7] = ["socket", "ssl-mode", "charset", "collation", "timezone", "db", "protocol"];
+
+/// Words for `ssl-mode`, which is the same in lower case.
+const SSL_MODES: [&str; 5] = ["DISABLED", "PREFERRED", "REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY"];
+
+/// Parameters of a MySQL URL whose values are any text, beside `socket`.
+const MYSQL_TEXTS: [&str; 10] =
+    ["ssl-ca", "sslca", "ssl-cert", "sslcert", "ssl-key", "sslkey", "charset", "collation", "timezone", "time-zone"];
 
 struct Parts<'a> {
     scheme: &'a str,
@@ -286,6 +313,24 @@ impl<'a> Parts<'a> {
             return Err(UrlError::SocketOfSeveral);
         }
         self.hosts.iter().try_for_each(|host| host.check(has_socket))
+    }
+
+    /// Check the parameters as the driver reads them. It refuses the whole URL for some wrong values, and ignores
+    /// parameters that it does not know, such as a misspelt `ssl-mode`.
+    fn check_mysql_parameters(&self) -> Result<(), UrlError> {
+        for pair in self.query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            match name {
+                "ssl-mode" | "sslmode" if SSL_MODES.iter().any(|mode| mode.eq_ignore_ascii_case(value)) => {}
+                "ssl-mode" | "sslmode" => return Err(UrlError::BadSslMode),
+                "statement-cache-capacity" if value.parse::<usize>().is_ok() => {}
+                "statement-cache-capacity" => return Err(UrlError::BadStatementCache),
+                _ if name != "socket" && !MYSQL_TEXTS.contains(&name) => return Err(UrlError::UnknownMysqlParameter),
+                _ if value.is_empty() => return Err(UrlError::EmptyParameter),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     fn check_one_redis(&self) -> Result<(), UrlError> {
@@ -478,6 +523,33 @@ mod tests {
         }
         assert_eq!(ServerUrl::redis("redis+unix://run").unwrap_err(), UrlError::NoSocketPath);
         assert_eq!(ServerUrl::redis("redis://h/x").unwrap_err(), UrlError::BadRedisDatabase);
+    }
+
+    #[test]
+    fn parameters_of_mysql_are_those_that_the_driver_reads() {
+        for good in [
+            "ssl-mode=verify_identity&ssl-ca=/etc/ca.pem",
+            "sslmode=DISABLED",
+            "charset=utf8mb4&collation=utf8mb4_bin&timezone=%2B00:00",
+            "statement-cache-capacity=0",
+            "",
+        ] {
+            assert!(ServerUrl::mysql(&format!("mysql://u@h/d?{good}")).is_ok(), "{good}");
+        }
+        for (bad, expected) in [
+            ("ssl-mode=VERIFY-IDENTITY", UrlError::BadSslMode),
+            ("sslmode=canary", UrlError::BadSslMode),
+            ("ssl-mode", UrlError::BadSslMode),
+            ("ssl_mode=VERIFY_IDENTITY", UrlError::UnknownMysqlParameter),
+            ("charset=utf8mb4&canary=canary", UrlError::UnknownMysqlParameter),
+            ("statement-cache-capacity=canary", UrlError::BadStatementCache),
+            ("ssl-ca=", UrlError::EmptyParameter),
+        ] {
+            let error = ServerUrl::mysql(&format!("mysql://u@h/d?{bad}")).unwrap_err();
+            assert_eq!(error, expected, "{bad}");
+            let said = format!("{error} {:?}", Wrong::from(error.clone()));
+            assert!(!said.contains("canary"), "{said}");
+        }
     }
 
     #[test]

@@ -68,6 +68,19 @@ async fn serve_names_everything_that_is_wrong_with_its_settings_at_once() {
 
     let (code, _, err) = outcome(run(dir.path(), &["serve", "--no-such-flag"])).await;
     assert_eq!(code, 2, "{err}");
+    // The driver alone would refuse this URL, after the start, as if the server could not be reached.
+    let mysql = "mysql://tickr:canary@127.0.0.1:1/tickr?ssl-mode=VERIFY-IDENTITY";
+    std::fs::write(dir.path().join("tickr.toml"), "").unwrap();
+    for command in [vec!["serve"], vec!["migrate"], vec!["verify"], vec!["check", "--pending"], vec!["config"]] {
+        let mut command = run(dir.path(), &command);
+        command.env("TICKR_MYSQL_URL", mysql).env("TICKR_REDIS_URL", "redis://127.0.0.1:1");
+        let (code, out, err) = outcome(command).await;
+        assert_eq!(code, 2, "{out}{err}");
+        for part in ["mysql_url", "TICKR_MYSQL_URL", "ssl-mode is none of DISABLED"] {
+            assert!(err.contains(part), "{part} is not in:\n{err}");
+        }
+        assert!(!err.contains("canary"), "{err}");
+    }
     let (code, _, err) = outcome(run(dir.path(), &[])).await;
     assert!(code == 2 && err.contains("serve") && err.contains("dev"), "{err}");
     let (code, _, err) = outcome(run(dir.path(), &["serve", "--config", "nowhere.toml"])).await;
