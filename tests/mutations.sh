@@ -710,7 +710,10 @@ mutants() {
     mutant 'idempotency key of a message' internal/api/compat/delayed.rs \
         'key.request("POST /schedule", Some(&text))?;' 'key.request("POST /schedule", Some(&text))?.filter(|_| false);' \
         compat_delayed::a_message_that_is_scheduled_twice_with_one_idempotency_key_is_one_message
-    mutant 'service that cannot be called' internal/app/mod.rs \
+    mutant 'service that cannot be called' internal/app/kinds.rs \
+        '.and_then(|delayed| calls.problem_of_text(&delayed.url));' \
+        '.and_then(|delayed| calls.problem_of_text(&delayed.url)).filter(|_| false);' \
+        internal/app/mod.rs \
         '&& let Some(problem) = kinds::callbacks(config).problem_of(&delayed.url).await' \
         '&& let Some(problem) = kinds::callbacks(config).problem_of(&delayed.url).await.filter(|_| false)' \
         compat_delayed::a_service_that_cannot_be_called_is_named_at_the_start
@@ -2299,6 +2302,10 @@ mutants() {
         'parts.check_mysql_parameters()?;' \
         'let _ = parts.check_mysql_parameters();' \
         cli::serve_names_everything_that_is_wrong_with_its_settings_at_once
+    mutant 'files of a MySQL URL at the start' internal/app/mod.rs \
+        'mistakes.extend(unreadable("mysql_url", config.mysql_url.as_ref()));' \
+        'let _ = ServerUrl::tls_files;' \
+        cli::serve_names_the_files_urls_and_kinds_that_it_cannot_use_at_once_and_without_mysql
 }
 
 # mutant NAME FILES OLD NEW [FILES OLD NEW ...] TESTS

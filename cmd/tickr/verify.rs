@@ -79,8 +79,12 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
 }
 
 async fn check(config: &Config, since: Option<Duration>, repair: bool) -> Result<Report, Failure> {
-    let store = connect_store(config).await.map_err(|error| Failure::new(UNCHECKED, error))?;
     let index = index_of(config)?;
+    let store = match connect_store(config).await {
+        Ok(store) => store,
+        Err(error) if error.is_wrong_configuration() => return Err(Failure::from(error)),
+        Err(error) => return Err(Failure::new(UNCHECKED, error)),
+    };
     let settings = VerifySettings {
         since: since.map(|since| store.clock().now() - since),
         patience: VerifySettings::PATIENCE,

@@ -1,6 +1,7 @@
 //! The URL of a server. It may contain a password, which must never be shown.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use secrecy::{ExposeSecret, SecretString};
 
@@ -73,6 +74,25 @@ impl ServerUrl {
         });
         let mode = parameter(&["ssl-mode", "sslmode"]).unwrap_or_default();
         !are_here && parameter(&["socket"]).is_none() && !["verify_ca", "verify_identity"].contains(&mode.as_str())
+    }
+
+    /// Return the files that a connection to MySQL reads to check the server and to show who it is, each with the name
+    /// of its parameter. A URL without such a check has none.
+    pub fn tls_files(&self) -> Vec<(&'static str, PathBuf)> {
+        let Ok(parts) = Parts::split(self.expose(), &["mysql"]) else { return Vec::new() };
+        let given = |names: [&str; 2]| {
+            let mut pairs = parts.query.split('&').filter_map(|pair| pair.split_once('='));
+            pairs.rfind(|(name, _)| names.contains(name)).map(|(_, value)| decoded(value))
+        };
+        let mode = given(["ssl-mode", "sslmode"]).unwrap_or_default().to_ascii_lowercase();
+        if !["verify_ca", "verify_identity"].contains(&mode.as_str()) {
+            return Vec::new();
+        }
+        let files = [("ssl-ca", "sslca"), ("ssl-cert", "sslcert"), ("ssl-key", "sslkey")];
+        let named = files.into_iter().filter_map(|(name, other)| Some((name, given([name, other])?)));
+        // The driver takes a certificate in place of a file as well.
+        let files = named.filter(|(_, text)| !text.trim_start().starts_with("-----BEGIN"));
+        files.map(|(name, file)| (name, PathBuf::from(file))).collect()
     }
 
     /// Return true if both URLs name the same database, as far as their texts show it. The account does not matter.
@@ -391,6 +411,22 @@ fn check_redis_database(text: &str) -> Result<(), UrlError> {
     if text.is_empty() || text.parse::<u32>().is_ok() { Ok(()) } else { Err(UrlError::BadRedisDatabase) }
 }
 
+/// Return the value of a query parameter without its escapes.
+fn decoded(value: &str) -> String {
+    let (mut decoded, mut bytes) = (Vec::new(), value.bytes());
+    while let Some(byte) = bytes.next() {
+        decoded.push(match byte {
+            b'+' => b' ',
+            b'%' => {
+                let hex: String = bytes.by_ref().take(2).map(char::from).collect();
+                u8::from_str_radix(&hex, 16).unwrap_or(b'%')
+            }
+            _ => byte,
+        });
+    }
+    String::from_utf8_lossy(&decoded).into_owned()
+}
+
 fn masked_pairs(query: &str) -> String {
     let pair = |pair: &str| match pair.split_once('=') {
         Some((key, _)) if SHOWN_PARAMETERS.contains(&key) => pair.to_owned(),
@@ -479,6 +515,18 @@ mod tests {
         ] {
             assert!(!is_unverified(url), "{url}");
         }
+    }
+
+    #[test]
+    fn files_of_a_url_are_those_of_a_checked_connection() {
+        let files = |parameters: &str| ServerUrl::mysql(&format!("mysql://u@h/d?{parameters}")).unwrap().tls_files();
+        assert!(files("ssl-ca=/etc/ca.pem").is_empty());
+        assert!(files("ssl-mode=REQUIRED&ssl-ca=/etc/ca.pem").is_empty());
+        assert!(files("ssl-mode=VERIFY_CA&ssl-ca=-----BEGIN+CERTIFICATE-----").is_empty());
+        assert_eq!(
+            files("sslca=/etc/a%20b+c.pem&ssl-mode=verify_identity&sslkey=k.pem"),
+            [("ssl-ca", PathBuf::from("/etc/a b c.pem")), ("ssl-key", PathBuf::from("k.pem"))]
+        );
     }
 
     #[test]

@@ -88,6 +88,39 @@ async fn serve_names_everything_that_is_wrong_with_its_settings_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn serve_names_the_files_urls_and_kinds_that_it_cannot_use_at_once_and_without_mysql() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = "redis_ca_file = \"no-redis-ca\"\ncallback_ca_file = \"no-callback-ca\"\n[kinds.nope]\n\
+         max_attempts = 2\n[alerts]\nurl = \"http://10.0.0.5/x\"\ndead_letters = 1\n[compat.delayed]\n\
+         url = \"http://10.0.0.6/x\"\n";
+    std::fs::write(dir.path().join("tickr.toml"), file).unwrap();
+    let mysql = "mysql://u:canary@127.0.0.1:1/tickr?ssl-mode=VERIFY_IDENTITY&ssl-ca=no-mysql-ca";
+    let ran = |args: &[&str]| {
+        let mut command = run(dir.path(), args);
+        command.env("TICKR_MYSQL_URL", mysql).env("TICKR_REDIS_URL", "rediss://127.0.0.1:1");
+        outcome(command)
+    };
+    let (code, out, err) = ran(&["serve", "--http-addr", "127.0.0.1:0"]).await;
+    assert_eq!(code, 2, "{out}{err}");
+    for part in [
+        "redis_ca_file",
+        "no-redis-ca",
+        "callback_ca_file",
+        "no-callback-ca",
+        "[kinds.nope]",
+        "the url of [alerts] cannot be called",
+        "the url of [compat.delayed] cannot be called",
+        "ssl-ca of mysql_url: no-mysql-ca",
+    ] {
+        assert!(err.contains(part), "{part} is not in:\n{err}");
+    }
+    assert!(!err.contains("canary"), "{err}");
+    // Commands that need only MySQL do not look at the other files.
+    let (code, out, err) = ran(&["migrate"]).await;
+    assert!(code == 2 && err.contains("no-mysql-ca") && !err.contains("no-redis-ca"), "{out}{err}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn without_mysql_it_says_what_it_tried_and_how_to_start_one() {
     let dir = tempfile::tempdir().unwrap();
     // The test holds this port without accepting connections, so that no server answers on it.
