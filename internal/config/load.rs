@@ -174,14 +174,22 @@ impl<'a> Loading<'a> {
         {
             return (SettingOrigin::Flag(setting.flag().unwrap_or_default()), Ok(Some(text.clone())));
         }
-        for variable in setting.env(section).into_iter().chain(setting.also.map(str::to_owned)) {
-            if let Some(text) = self.env.get(&variable) {
-                return (SettingOrigin::Environment(variable), Ok(Some(text.clone())));
-            }
+        let of_variable = |variable: String| {
+            let text = self.env.get(&variable)?.clone();
+            Some((SettingOrigin::Environment(variable), Ok(Some(text))))
+        };
+        if let Some(found) = setting.env(section).and_then(of_variable) {
+            return found;
         }
-        match table.entries.get(setting.name) {
-            Some(entry) => (self.at(entry.line), entry.node.text(setting.shape).map(Some)),
-            None => (SettingOrigin::Default, Ok(setting.default.map(str::to_owned))),
+        let entry = table.entries.get(setting.name);
+        match entry.map(|entry| (self.at(entry.line), entry.node.text(setting.shape).map(Some))) {
+            Some(of_file) if of_file.0 != SettingOrigin::Default => of_file,
+            // The host sets this variable for all programs, so it decides only where tickr was not told otherwise.
+            of_program => {
+                let of_host = setting.also.map(str::to_owned).and_then(of_variable);
+                let usual = || (SettingOrigin::Default, Ok(setting.default.map(str::to_owned)));
+                of_host.or(of_program).unwrap_or_else(usual)
+            }
         }
     }
 

@@ -655,6 +655,19 @@ fn a_variable_that_other_programs_know_is_asked_after_our_own() {
     assert!(loaded.warnings.is_empty());
     let loaded = load(&[otel, ("TICKR_OTLP_ENDPOINT", "http://own")]).unwrap();
     assert_eq!(typed(&loaded.config, "otlp_endpoint"), "http://own");
+    // The file is of tickr, and the variable is of the host: a foreign one neither decides nor stops the start.
+    let with_file = |text: &str| {
+        let (_dir, path) = file(text);
+        let vars = [("OTEL_EXPORTER_OTLP_ENDPOINT", "grpc://theirs"), ("OTEL_SERVICE_NAME", "theirs")];
+        Config::load(&Flags::default(), env(&vars), Some(path))
+    };
+    let loaded = with_file("otlp_endpoint = \"http://mine\"\notlp_service = \"mine\"\n").unwrap();
+    assert_eq!(typed(&loaded.config, "otlp_endpoint"), "http://mine");
+    assert_eq!(typed(&loaded.config, "otlp_service"), "mine");
+    let errors = with_file("otlp_service = \"mine\"\n").unwrap_err();
+    assert!(errors.to_string().contains("OTEL_EXPORTER_OTLP_ENDPOINT"), "{errors}");
+    let loaded = load(&[("OTEL_SERVICE_NAME", "theirs")]).unwrap();
+    assert_eq!(typed(&loaded.config, "otlp_service"), "theirs");
     for bad in ["collector:4318", "ftp://c", "http://", "http://user:canary@c", "http://c?k=canary"] {
         let errors = load(&[("TICKR_OTLP_ENDPOINT", bad)]).unwrap_err();
         assert!(!errors.to_string().contains("canary@"), "{errors}");
