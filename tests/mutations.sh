@@ -2306,6 +2306,14 @@ mutants() {
         'mistakes.extend(unreadable("mysql_url", config.mysql_url.as_ref()));' \
         'let _ = ServerUrl::tls_files;' \
         cli::serve_names_the_files_urls_and_kinds_that_it_cannot_use_at_once_and_without_mysql
+    mutant 'limit of the first try of an enqueue' cmd/tickr/client.rs \
+        'let first = if is_timeout(&error) { began } else { Instant::now() };' \
+        'let first = Instant::now().max(began);' \
+        cli_faults::an_enqueue_gives_up_in_time_at_a_server_that_takes_requests_and_says_nothing
+    mutant 'limit of the wait of an enqueue' cmd/tickr/enqueue.rs \
+        'let longest = end.saturating_duration_since(Instant::now()) + LAST_CALL;' \
+        'let longest = LAST_CALL * 18;' \
+        cli_faults::an_enqueue_gives_up_in_time_at_a_server_that_takes_requests_and_says_nothing
 }
 
 # mutant NAME FILES OLD NEW [FILES OLD NEW ...] TESTS
