@@ -574,8 +574,10 @@ fn schedules_are_read_and_every_mistake_in_them_is_named_with_its_key() {
         "schedules.b.zone",
         "schedules.c.every",
         "schedules.c.crom",
+        "schedules.c.kind",
         "schedules.d.dst",
         "schedules.e.payload",
+        "schedules.e.kind",
         "schedules.f.cron",
         "schedules.g.kind",
         "schedules.g.zone",
@@ -587,6 +589,33 @@ fn schedules_are_read_and_every_mistake_in_them_is_named_with_its_key() {
         "schedules.preview",
     ];
     assert_eq!(at_fault(mistakes), named);
+
+    // A wrong key hides no other one, and a key that needs it is not at fault.
+    let mistakes = load_file(
+        "[schedules.a]\npriority = 99\ncron = \"99 * * * *\"\n[schedules.b]\nevery = \"1x\"\nzone = \"Mars/Base\"\n\
+         anchor = \"2026-01-01T00:00:00Z\"\n[schedules.c]\nevery = \"1m\"\nkind = \"noop\"\norder_key = \" \"\n\
+         on_failure = \"skip\"\n[schedules.d]\nevery = \"1x\"\ncron = \"99 * * * *\"\nkind = \"noop\"\n\
+         [reports.queries.q]\ntitle = \"Q\"\nsql = \"SELECT 1 AS one\"\n\
+         params = [{ name = \"a b\", type = \"what\", required = true, default = \"1\" }]\n",
+    );
+    let named = [
+        "schedules.a.priority",
+        "schedules.a.kind",
+        "schedules.a.cron",
+        "schedules.b.every",
+        "schedules.b.kind",
+        "schedules.b.zone",
+        "schedules.c.order_key",
+        "schedules.d.every",
+        "schedules.d.cron",
+    ];
+    let mut at_fault = at_fault(mistakes);
+    let of_schedules = at_fault.split_off(at_fault.len() - named.len());
+    assert_eq!(of_schedules, named);
+    for key in ["name", "type", "required"] {
+        let named = format!("reports.queries.q.params[0].{key}");
+        assert!(at_fault.contains(&named), "{named} is not in {at_fault:?}");
+    }
 }
 
 #[test]

@@ -66,6 +66,11 @@ async fn serve_names_everything_that_is_wrong_with_its_settings_at_once() {
     }
     assert!(!err.contains("canary") && !err.contains("backtrace"), "{err}");
 
+    let mut serve = run(dir.path(), &["serve"]);
+    serve.env("TICKR_MYSQL_ULR", "mysql://u@h/d");
+    let (code, _, err) = outcome(serve).await;
+    assert!(code == 2 && err.contains("TICKR_MYSQL_ULR: did you mean TICKR_MYSQL_URL?"), "{err}");
+
     let (code, _, err) = outcome(run(dir.path(), &["serve", "--no-such-flag"])).await;
     assert_eq!(code, 2, "{err}");
     // The driver alone would refuse this URL, after the start, as if the server could not be reached.
