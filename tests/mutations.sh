@@ -2314,6 +2314,10 @@ mutants() {
         'let longest = end.saturating_duration_since(Instant::now()) + LAST_CALL;' \
         'let longest = LAST_CALL * 18;' \
         cli_faults::an_enqueue_gives_up_in_time_at_a_server_that_takes_requests_and_says_nothing
+    mutant 'hangup under nohup' internal/app/signals.rs \
+        'let hangup = (!is_hangup_ignored()).then_some(SIGHUP);' \
+        'let hangup = is_hangup_ignored().then_some(SIGHUP).or(Some(SIGHUP));' \
+        cli::a_runner_under_nohup_outlives_its_terminal
 }
 
 # mutant NAME FILES OLD NEW [FILES OLD NEW ...] TESTS

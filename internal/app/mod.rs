@@ -1,7 +1,7 @@
 //! A whole tickr process: it puts all parts together, and starts and stops them in order.
 //!
 //! Start: MySQL, listening address, migrations (meanwhile the probes are answered), index (Redis may be out), broker,
-//! engine, API. Stop, on the first SIGTERM or SIGINT:
+//! engine, API. Stop, on the first SIGTERM, SIGINT or SIGHUP:
 //! 1. readiness turns red, so that a load balancer sends no more requests here; responses ask clients to close their
 //!    connections
 //! 2. the fetcher stops; running jobs get the shutdown grace, and HTTP goes on meanwhile
@@ -18,7 +18,7 @@
 //! - `server.rs`: the HTTP server, its limit on connections and its stop.
 //! - `connection.rs`: one HTTP connection and its time limits.
 //! - `graceful_close.rs`: a listening socket that closes without breaking a request.
-//! - `signals.rs`: SIGTERM and SIGINT.
+//! - `signals.rs`: SIGTERM, SIGINT and SIGHUP.
 //! - `supervisor.rs`: messages to systemd, or to another supervisor of this process.
 //! - `kinds.rs`: registers the kinds of this process.
 //! - `schedules.rs`: writes the schedules of the configuration to MySQL.
@@ -403,7 +403,7 @@ impl App {
         self.engine.runner()
     }
 
-    /// Run until the first SIGTERM or SIGINT, then stop. A second signal ends the grace at once.
+    /// Run until the first SIGTERM, SIGINT or SIGHUP, then stop. A second signal ends the grace at once.
     pub async fn run_until_signalled(self, signals: &mut Signals) -> Stopped {
         self.run_under(&Supervisor::default(), signals).await
     }

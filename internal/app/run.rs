@@ -15,7 +15,7 @@ use crate::telemetry::init_logs;
 /// Time that threads have to end when the ordered stop could not reach them.
 pub const SHUTDOWN: Duration = Duration::from_secs(1);
 
-/// Run a whole tickr, with the built-in kinds and those in `own`, until SIGTERM or SIGINT.
+/// Run a whole tickr, with the built-in kinds and those in `own`, until SIGTERM, SIGINT or SIGHUP.
 ///
 /// Takes the flags, the `TICKR_*` environment variables and the `tickr.toml` of `tickr serve`. With the subcommand
 /// `check` it runs no job: it tells whether the handlers of this binary can read the payloads of all unfinished jobs,

@@ -170,6 +170,22 @@ async fn without_redis_it_serves_all_the_same_and_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_runner_under_nohup_outlives_its_terminal() {
+    let app = TestApp::start().await;
+    let script = "trap '' HUP; exec \"$0\" serve --http-addr 127.0.0.1:0";
+    let mut serve = command(Path::new("/bin/sh"), app.dir.path(), &["-c", script, tickr().to_str().unwrap()]);
+    servers(&app, &mut serve);
+    serve.env("TICKR_TEST_KINDS", "1").env("TICKR_LOG_FORMAT", "json");
+    let mut program = Program::spawn(serve);
+    program.url().await;
+    program.signal("HUP").await;
+    program.runs_a_job().await;
+    assert!(!program.said().contains("SIGHUP"), "{}", program.said());
+    program.ends_well().await;
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_taken_port_is_named_with_the_setting_that_changes_it() {
     let app = TestApp::start().await;
     let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
