@@ -120,6 +120,11 @@ async fn serve_names_the_files_urls_and_kinds_that_it_cannot_use_at_once_and_wit
         assert!(err.contains(part), "{part} is not in:\n{err}");
     }
     assert!(!err.contains("canary"), "{err}");
+    // A reader of JSON lines gets the same reason.
+    let (_, _, err) = ran(&["serve", "--http-addr", "127.0.0.1:0", "--log-format", "json"]).await;
+    let line = err.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()).find(|l| l["level"] == "ERROR");
+    let reason = line.as_ref().and_then(|line| line["reason"].as_str()).unwrap_or_default();
+    assert!(reason.contains("no-redis-ca") && reason.contains("[kinds.nope]"), "{err}");
     // Commands that need only MySQL do not look at the other files.
     let (code, out, err) = ran(&["migrate"]).await;
     assert!(code == 2 && err.contains("no-mysql-ca") && !err.contains("no-redis-ca"), "{out}{err}");
