@@ -379,6 +379,27 @@ async fn a_scrape_answers_while_mysql_and_redis_do_not_and_says_so() {
     tickr.stop().await;
 }
 
+/// An operator who reads of too many busy connections must find each pool of the page in the table.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_table_names_every_pool_of_the_page() {
+    let tickr = idle().await;
+    let runner = Runner::start(&tickr, &[]);
+    let base = runner.base().await;
+    let pools = eventually("the page has the pools", || async {
+        let page = scrape(&base).await;
+        let of_pools = page.samples.into_iter().filter(|sample| sample.name == "tickr_pool_connections");
+        let pools: BTreeSet<String> = of_pools.filter_map(|mut sample| sample.labels.remove("pool")).collect();
+        (!pools.is_empty()).then_some(pools)
+    })
+    .await;
+    let help = metric("tickr_pool_connections").unwrap().help;
+    for pool in pools {
+        let is_word = |word: &str| word == pool;
+        assert!(help.split(|c: char| !c.is_ascii_alphanumeric()).any(is_word), "{pool} is not in: {help}");
+    }
+    tickr.stop().await;
+}
+
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
