@@ -10,6 +10,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
 use super::error::Wrong;
+use super::url::is_host_and_port;
 use tickr_job::{Hours, TablePrefix};
 
 /// Store a parsed value in its field, so that a row of the settings table fits on one line.
@@ -135,7 +136,8 @@ pub(super) fn web_address(text: &str) -> Result<String, Wrong> {
     let text = text.trim();
     let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
     let host = rest.map(|rest| rest.split(['/', '?', '#']).next().unwrap_or(""));
-    let fits = host.is_some_and(|host| !host.is_empty() && !host.contains('@')) && text.len() <= 2_048;
+    // The characters alone would let a port above 65535 pass, and then every call would fail.
+    let fits = host.is_some_and(is_host_and_port) && text.len() <= 2_048;
     if fits && text.bytes().all(|b| b.is_ascii_graphic()) && !text.contains(['?', '#']) {
         return Ok(text.to_owned());
     }

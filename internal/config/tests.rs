@@ -697,7 +697,10 @@ fn a_variable_that_other_programs_know_is_asked_after_our_own() {
     assert!(errors.to_string().contains("OTEL_EXPORTER_OTLP_ENDPOINT"), "{errors}");
     let loaded = load(&[("OTEL_SERVICE_NAME", "theirs")]).unwrap();
     assert_eq!(typed(&loaded.config, "otlp_service"), "theirs");
-    for bad in ["collector:4318", "ftp://c", "http://", "http://user:canary@c", "http://c?k=canary"] {
+    let wrong_places = ["http://[bad", "http://a:99999999", "http://a:b:1", "http://:4318", "http://[::1]x:1"];
+    let wrong_texts = ["collector:4318", "ftp://c", "http://", "http://user:canary@c", "http://c?k=canary"];
+    assert!(load(&[("TICKR_OTLP_ENDPOINT", "https://[::1]:4318/v1")]).is_ok());
+    for bad in wrong_places.into_iter().chain(wrong_texts) {
         let errors = load(&[("TICKR_OTLP_ENDPOINT", bad)]).unwrap_err();
         assert!(!errors.to_string().contains("canary@"), "{errors}");
     }

@@ -211,6 +211,11 @@ impl From<UrlError> for Wrong {
     }
 }
 
+/// Return true for a host, with a port or without one.
+pub(super) fn is_host_and_port(text: &str) -> bool {
+    Host::split(text).check(false).is_ok()
+}
+
 /// Return the text of a URL setting without its secrets. Of an invalid URL, return at most the scheme.
 pub(super) fn masked(text: &str) -> String {
     match ServerUrl::mysql(text).or_else(|_| ServerUrl::redis(text)) {
