@@ -710,7 +710,10 @@ mutants() {
     mutant 'idempotency key of a message' internal/api/compat/delayed.rs \
         'key.request("POST /schedule", Some(&text))?;' 'key.request("POST /schedule", Some(&text))?.filter(|_| false);' \
         compat_delayed::a_message_that_is_scheduled_twice_with_one_idempotency_key_is_one_message
-    mutant 'service that cannot be called' internal/app/mod.rs \
+    mutant 'service that cannot be called' internal/app/kinds.rs \
+        '.and_then(|delayed| calls.problem_of_text(&delayed.url));' \
+        '.and_then(|delayed| calls.problem_of_text(&delayed.url)).filter(|_| false);' \
+        internal/app/mod.rs \
         '&& let Some(problem) = kinds::callbacks(config).problem_of(&delayed.url).await' \
         '&& let Some(problem) = kinds::callbacks(config).problem_of(&delayed.url).await.filter(|_| false)' \
         compat_delayed::a_service_that_cannot_be_called_is_named_at_the_start
@@ -2326,6 +2329,34 @@ mutants() {
         'longest: config.callback_timeout,' \
         'longest: config.callback_timeout.min(std::time::Duration::from_secs(30)),' \
         callbacks::a_callback_may_wait_as_long_as_the_setting_says_and_no_longer
+    mutant 'lost attempts before the first one' internal/engine/attempt_metrics.rs \
+        'ended(kind, Verdict::Lost).increment(0);' \
+        'let _ = Verdict::Lost;' \
+        metrics::counters_that_alerts_watch_begin_at_zero_with_the_process
+    mutant 'ticks before the first one' internal/broker/lib.rs \
+        'schedules::begin_counting();' \
+        'let _ = schedules::begin_counting;' \
+        metrics::counters_that_alerts_watch_begin_at_zero_with_the_process
+    mutant 'parameters of a MySQL URL' internal/config/url.rs \
+        'parts.check_mysql_parameters()?;' \
+        'let _ = parts.check_mysql_parameters();' \
+        cli::serve_names_everything_that_is_wrong_with_its_settings_at_once
+    mutant 'files of a MySQL URL at the start' internal/app/mod.rs \
+        'mistakes.extend(unreadable("mysql_url", config.mysql_url.as_ref()));' \
+        'let _ = ServerUrl::tls_files;' \
+        cli::serve_names_the_files_urls_and_kinds_that_it_cannot_use_at_once_and_without_mysql
+    mutant 'limit of the first try of an enqueue' cmd/tickr/client.rs \
+        'let first = if is_timeout(&error) { began } else { Instant::now() };' \
+        'let first = Instant::now().max(began);' \
+        cli_faults::an_enqueue_gives_up_in_time_at_a_server_that_takes_requests_and_says_nothing
+    mutant 'limit of the wait of an enqueue' cmd/tickr/enqueue.rs \
+        'let longest = end.saturating_duration_since(Instant::now()) + LAST_CALL;' \
+        'let longest = LAST_CALL * 18;' \
+        cli_faults::an_enqueue_gives_up_in_time_at_a_server_that_takes_requests_and_says_nothing
+    mutant 'hangup under nohup' internal/app/signals.rs \
+        'let hangup = (!is_hangup_ignored()).then_some(SIGHUP);' \
+        'let hangup = is_hangup_ignored().then_some(SIGHUP).or(Some(SIGHUP));' \
+        cli::a_runner_under_nohup_outlives_its_terminal
 }
 
 # mutant NAME FILES OLD NEW [FILES OLD NEW ...] TESTS

@@ -174,6 +174,11 @@ pub(crate) fn may_be_done(error: &anyhow::Error) -> bool {
     error.downcast_ref::<reqwest::Error>().is_some_and(|error| !error.is_connect() && !error.is_builder())
 }
 
+/// Return whether the time of a call was over before its answer was there.
+fn is_timeout(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<reqwest::Error>().is_some_and(reqwest::Error::is_timeout)
+}
+
 /// Return whether no request with this idempotency key can ever be sent.
 fn is_unsendable(error: &anyhow::Error) -> bool {
     error.downcast_ref::<reqwest::Error>().is_some_and(reqwest::Error::is_builder)
@@ -313,10 +318,10 @@ impl Client {
         patience: Duration,
         say: impl Fn(&str),
     ) -> Result<Json, Failed> {
-        let (mut pause, mut end) = (FIRST_PAUSE, None::<Instant>);
+        let (mut pause, mut end, began) = (FIRST_PAUSE, None::<Instant>, Instant::now());
         loop {
-            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            let longest = left.map_or(LONGEST_CALL, |left| (left + LAST_CALL).min(LONGEST_CALL));
+            let left = end.map_or(patience, |end| end.saturating_duration_since(Instant::now()));
+            let longest = (left + LAST_CALL).min(LONGEST_CALL);
             let request = self.http.post(format!("{}{path}", self.url)).json(body).timeout(longest);
             let request = request.header("Idempotency-Key", key);
             let error = match self.call(request).await {
@@ -333,7 +338,9 @@ impl Client {
                 return Err(if may_be_repeated { Failed::Unknown(error) } else { Failed::NotDone(error) });
             }
             let wanted = refusal.map(|refusal| refusal.after).unwrap_or_default();
-            let left = end.get_or_insert_with(|| Instant::now() + patience).saturating_duration_since(Instant::now());
+            // A server that takes the request and says nothing has used up the patience meanwhile.
+            let first = if is_timeout(&error) { began } else { Instant::now() };
+            let left = end.get_or_insert_with(|| first + patience).saturating_duration_since(Instant::now());
             if left.is_zero() || (!may_pass(&error) && wanted.is_zero()) {
                 return Err(Failed::Unknown(error));
             }

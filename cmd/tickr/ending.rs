@@ -12,7 +12,8 @@ const FAILED: u8 = 3;
 const CANCELLED: u8 = 4;
 /// The job has not ended yet, as far as is known; or it is not known whether it is enqueued.
 pub(crate) const NOT_OVER: u8 = 5;
-/// Exit codes that a shell reports for SIGINT and SIGTERM.
+/// Exit codes that a shell reports for SIGHUP, SIGINT and SIGTERM.
+const HUNG_UP: u8 = 129;
 const INTERRUPTED: u8 = 130;
 const TERMINATED: u8 = 143;
 
@@ -62,5 +63,9 @@ pub(crate) fn perhaps(key: &str, error: anyhow::Error) -> Failure {
 
 /// Report that a signal of this name ended the command. This prints nothing.
 pub(crate) fn stopped(signal: &str) -> Failure {
-    Failure::quiet(if signal == "SIGINT" { INTERRUPTED } else { TERMINATED })
+    Failure::quiet(match signal {
+        "SIGHUP" => HUNG_UP,
+        "SIGINT" => INTERRUPTED,
+        _ => TERMINATED,
+    })
 }

@@ -283,15 +283,20 @@ async fn with_held(client: &Client, id: &str, job: Json) -> Json {
     }
 }
 
-/// Wait until a job has ended, but at most for `wait`, also while its server restarts. Return the job as it is then.
+/// Wait until a job has ended, but at most for `wait`, also while its server restarts. Return the job as it is then. A
+/// server that says nothing has [`LAST_CALL`] more.
 async fn until_over(client: &Client, id: &str, wait: Duration) -> anyhow::Result<Json> {
     let end = Instant::now() + wait;
     loop {
         let asked = Instant::now();
-        let ms = end.saturating_duration_since(asked).min(MAX_CALL).as_millis();
+        let wait = end.saturating_duration_since(asked).min(MAX_CALL);
         // Only the wait counts here. If this call fails for good, the next one fails as well.
-        let _ = client.get(&format!("/v1/jobs/{id}/result?wait={ms}ms")).await;
-        let job = client.get_until(&format!("/v1/jobs/{id}"), end, |_| {}).await?;
+        let path = format!("/v1/jobs/{id}/result?wait={}ms", wait.as_millis());
+        let _ = tokio::time::timeout(wait + LOOK_EVERY, client.get(&path)).await;
+        let path = format!("/v1/jobs/{id}");
+        let longest = end.saturating_duration_since(Instant::now()) + LAST_CALL;
+        let read = tokio::time::timeout(longest, client.get_until(&path, end, |_| {})).await;
+        let job = read.map_err(|_| anyhow::anyhow!("no answer came from {}", client.url()))??;
         let over = ["completed", "failed", "cancelled"].contains(&print::text(&job, "state").as_str());
         let now = Instant::now();
         if over || now >= end {

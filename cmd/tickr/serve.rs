@@ -9,8 +9,9 @@ use crate::CommandResult;
 
 pub(crate) fn command() -> Command {
     let command = Command::new("serve").about("Run jobs and the HTTP API until SIGTERM").long_about(
-        "Run jobs and the HTTP API. The first SIGTERM or SIGINT stops fetching and gives running jobs the shutdown \
-         grace to finish; a second one returns them to their queues at once. The exit code is 0 in both cases.",
+        "Run jobs and the HTTP API. The first SIGTERM, SIGINT or SIGHUP stops fetching and gives running jobs the \
+         shutdown grace to finish; a second one returns them to their queues at once. The exit code is 0 in both \
+         cases. Under nohup, SIGHUP does nothing.",
     );
     Flags::args(command, Subset::All)
 }

@@ -3,6 +3,7 @@
 use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
 
+use chrono::TimeDelta;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use comfy_table::{Table, presets};
 use tickr::app::{connect_store, index_of, retention_of};
@@ -79,10 +80,17 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
 }
 
 async fn check(config: &Config, since: Option<Duration>, repair: bool) -> Result<Report, Failure> {
-    let store = connect_store(config).await.map_err(|error| Failure::new(UNCHECKED, error))?;
     let index = index_of(config)?;
+    let store = match connect_store(config).await {
+        Ok(store) => store,
+        Err(error) if error.is_wrong_configuration() => return Err(Failure::from(error)),
+        Err(error) => return Err(Failure::new(UNCHECKED, error)),
+    };
     let settings = VerifySettings {
-        since: since.map(|since| store.clock().now() - since),
+        // Before 1970 there was no job, and far before there is no date.
+        since: since
+            .and_then(|since| store.clock().now().checked_sub_signed(TimeDelta::from_std(since).ok()?))
+            .filter(|since| since.timestamp() > 0),
         patience: VerifySettings::PATIENCE,
         repair,
         retention: retention_of(config),

@@ -1,13 +1,14 @@
 //! The kinds of this process: the built-in ones, set up from the configuration, and those of the embedding program.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::{StartError, report_source};
 use crate::config::{CallbackSecret, Config, Smtp};
 use crate::handlers::email::{AllowedAddresses, Delivery, Email, EmailHandler, EmailSettings};
-use crate::handlers::http::{CallbackSecrets, CallbackSettings, HttpHandler, SigningSecret};
-use crate::handlers::later::LaterHandler;
-use crate::handlers::report::{FinishedReports, ReportSettings, Reports};
+use crate::handlers::http::{CallbackSecrets, CallbackSettings, HttpCallback, HttpHandler, SigningSecret};
+use crate::handlers::later::{LaterHandler, LaterTask};
+use crate::handlers::report::{FinishedReports, Report, ReportSettings, Reports};
 use crate::handlers::{Kind as _, Registry, test_kinds};
 
 /// Register all kinds, and apply the kind settings of the configuration.
@@ -40,6 +41,45 @@ pub(super) fn register_all(config: &Config, own: Registry, finished: &FinishedRe
     }
     let names: Vec<String> = registry.iter().map(|kind| kind.name().to_string()).collect();
     Err(StartError::UnknownKinds { unknown, has: names.join(", ") })
+}
+
+/// Find what no start with these settings and the kinds in `own` can work with, without a call to a server: files that
+/// cannot be used, URLs that can never be called, and sections of kinds that this process does not have.
+pub(super) fn mistakes(config: &Config, own: &Registry) -> Vec<StartError> {
+    // The client of callbacks takes time to build, and only this file makes it fail.
+    let http = config.callback_ca_file.as_ref().and_then(|_| http(config).err());
+    let email = email(config, FinishedReports::in_folder(&config.reports_dir)).err();
+    let mut found: Vec<StartError> = http.into_iter().chain(email).collect();
+    let calls = callbacks(config);
+    let alerts = config.alerts.as_ref().and_then(|alerts| calls.problem_of_text(&alerts.url));
+    found.extend(alerts.map(StartError::Alerts));
+    let delayed = config.compat.delayed.as_ref().and_then(|delayed| calls.problem_of_text(&delayed.url));
+    found.extend(delayed.map(StartError::DelayedMessages));
+    let names = names(config, own);
+    let unknown: Vec<String> = config.kinds.keys().filter(|kind| !names.contains(*kind)).cloned().collect();
+    if !unknown.is_empty() {
+        let has = names.into_iter().collect::<Vec<_>>().join(", ");
+        found.push(StartError::UnknownKinds { unknown, has });
+    }
+    found
+}
+
+/// Return the names of the kinds that [`register_all`] registers.
+fn names(config: &Config, own: &Registry) -> BTreeSet<String> {
+    let mut names: BTreeSet<String> = own.names().iter().map(ToString::to_string).collect();
+    names.extend([HttpCallback::NAME, Report::NAME].map(str::to_owned));
+    if config.compat.later {
+        names.insert(LaterTask::NAME.to_owned());
+    }
+    if config.outbox_dir.is_some() || config.smtp.is_some() {
+        names.insert(Email::NAME.to_owned());
+    }
+    if config.test_kinds {
+        let mut tests = Registry::new();
+        test_kinds::register(&mut tests);
+        names.extend(tests.names().iter().map(ToString::to_string));
+    }
+    names
 }
 
 fn http(config: &Config) -> Result<HttpHandler, StartError> {

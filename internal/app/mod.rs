@@ -1,7 +1,7 @@
 //! A whole tickr process: it puts all parts together, and starts and stops them in order.
 //!
 //! Start: MySQL, listening address, migrations (meanwhile the probes are answered), index (Redis may be out), broker,
-//! engine, API. Stop, on the first SIGTERM or SIGINT:
+//! engine, API. Stop, on the first SIGTERM, SIGINT or SIGHUP:
 //! 1. readiness turns red, so that a load balancer sends no more requests here; responses ask clients to close their
 //!    connections
 //! 2. the fetcher stops; running jobs get the shutdown grace, and HTTP goes on meanwhile
@@ -18,7 +18,7 @@
 //! - `server.rs`: the HTTP server, its limit on connections and its stop.
 //! - `connection.rs`: one HTTP connection and its time limits.
 //! - `graceful_close.rs`: a listening socket that closes without breaking a request.
-//! - `signals.rs`: SIGTERM and SIGINT.
+//! - `signals.rs`: SIGTERM, SIGINT and SIGHUP.
 //! - `supervisor.rs`: messages to systemd, or to another supervisor of this process.
 //! - `kinds.rs`: registers the kinds of this process.
 //! - `schedules.rs`: writes the schedules of the configuration to MySQL.
@@ -46,6 +46,7 @@ pub use supervisor::Supervisor;
 pub use suspect::{is_for_a_suspect, run_suspect};
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -59,7 +60,7 @@ use tokio_util::task::TaskTracker;
 use crate::api::{self, ApiParts, CompatRoutes, Readiness, Readings, RequestPermits, Tokens, Verifier, Warnings};
 use crate::broker::{Broker, ClusterEvents, OperatorSettingsCopy, Watches};
 use crate::client::{Client, RunnerClient};
-use crate::config::{Alerts, Config, ConfigErrors, KeptLogs, KindConfig, Outbox, Threshold};
+use crate::config::{Alerts, Config, ConfigErrors, KeptLogs, KindConfig, Outbox, ServerUrl, Threshold};
 #[cfg(feature = "dashboard")]
 use crate::dashboard;
 use crate::engine::{
@@ -149,6 +150,22 @@ pub enum StartError {
         /// The names that are registered, as a list.
         has: String,
     },
+    /// Settings are wrong, as far as no server is needed to see that.
+    #[error("{}", lines(.0))]
+    Mistakes(Vec<StartError>),
+    /// A file that a MySQL URL names cannot be read.
+    #[error("cannot use {parameter} of {setting}: {}: {cause}", file.display())]
+    MysqlFile {
+        /// Name of the setting that holds the URL.
+        setting: &'static str,
+        /// Name of the parameter.
+        parameter: &'static str,
+        /// The file.
+        file: PathBuf,
+        /// Reason given by the operating system.
+        #[source]
+        cause: std::io::Error,
+    },
     /// The Redis URL or a file for its TLS cannot be used. A Redis that is only out is not an error.
     #[error("{0}")]
     Index(#[from] crate::index::IndexError),
@@ -165,8 +182,13 @@ impl StartError {
     /// by itself is none of these, such as a host that cannot be resolved, because a supervisor gives up on these.
     #[must_use]
     pub const fn is_wrong_configuration(&self) -> bool {
-        matches!(self, Self::Config(_) | Self::Kind { .. } | Self::UnknownKinds { .. } | Self::Index(_))
+        let is_of_files = matches!(self, Self::MysqlFile { .. } | Self::Index(_) | Self::Kind { .. });
+        is_of_files || matches!(self, Self::Config(_) | Self::Mistakes(_) | Self::UnknownKinds { .. })
     }
+}
+
+fn lines(mistakes: &[StartError]) -> String {
+    mistakes.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
 fn sections(kinds: &[String]) -> String {
@@ -216,6 +238,7 @@ impl App {
         // Metrics must exist before the first event that is counted.
         let _ = crate::telemetry::metrics_page();
         let runner = runner_of_this_process();
+        let index = without_mistakes(config, &own)?;
         let (tracer, exporter) = tracer_of(config, &runner)?;
         let store = connect_store(config).await?;
         store.check_payload_size(config.body_limit_bytes).map_err(|e| start_error(e, config))?;
@@ -229,7 +252,6 @@ impl App {
         }
         tracing::info!(server = durability.server, durable = durability.durable, "connected to mysql");
 
-        let index = index_of(config)?;
         let finished = reports::finished(config, &store, runner.clone());
         let registry = Arc::new(kinds::register_all(config, own, &finished)?);
         if let Some(alerts) = &config.alerts
@@ -381,7 +403,7 @@ impl App {
         self.engine.runner()
     }
 
-    /// Run until the first SIGTERM or SIGINT, then stop. A second signal ends the grace at once.
+    /// Run until the first SIGTERM, SIGINT or SIGHUP, then stop. A second signal ends the grace at once.
     pub async fn run_until_signalled(self, signals: &mut Signals) -> Stopped {
         self.run_under(&Supervisor::default(), signals).await
     }
@@ -523,6 +545,28 @@ pub fn engine_settings(
     }
 }
 
+/// Create the index, if no setting is wrong as far as no server is needed to see that. Otherwise report all mistakes.
+fn without_mistakes(config: &Config, own: &Registry) -> Result<Index, StartError> {
+    let mut mistakes = kinds::mistakes(config, own);
+    mistakes.extend(unreadable("mysql_url", config.mysql_url.as_ref()));
+    mistakes.extend(unreadable("reports.mysql_url", config.reports.mysql_url.as_ref()));
+    match index_of(config) {
+        Ok(index) if mistakes.is_empty() => return Ok(index),
+        Ok(_) => {}
+        Err(mistake) => mistakes.push(mistake),
+    }
+    Err(StartError::Mistakes(mistakes))
+}
+
+/// Find the files of a MySQL URL that cannot be read. The driver would take each for a server that does not answer.
+fn unreadable(setting: &'static str, url: Option<&ServerUrl>) -> Vec<StartError> {
+    let read = |(parameter, file): (&'static str, PathBuf)| {
+        let cause = std::fs::read(&file).err()?;
+        Some(StartError::MysqlFile { setting, parameter, file, cause })
+    };
+    url.map(ServerUrl::tls_files).unwrap_or_default().into_iter().filter_map(read).collect()
+}
+
 /// Return the outboxes of applications in this configuration.
 fn sources_of(config: &Config) -> Vec<SourceSettings> {
     let source = |(name, outbox): (&Name, &Outbox)| SourceSettings {
@@ -537,6 +581,9 @@ fn sources_of(config: &Config) -> Vec<SourceSettings> {
 /// # Errors
 /// [`StartError`] when MySQL is not configured or cannot be reached.
 pub async fn connect_store(config: &Config) -> Result<Store, StartError> {
+    if let Some(unreadable) = unreadable("mysql_url", config.mysql_url.as_ref()).into_iter().next() {
+        return Err(unreadable);
+    }
     let settings = StoreSettings {
         url: config.mysql_url()?.expose().to_owned(),
         connections: config.mysql_connections,

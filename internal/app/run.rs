@@ -15,7 +15,7 @@ use crate::telemetry::init_logs;
 /// Time that threads have to end when the ordered stop could not reach them.
 pub const SHUTDOWN: Duration = Duration::from_secs(1);
 
-/// Run a whole tickr, with the built-in kinds and those in `own`, until SIGTERM or SIGINT.
+/// Run a whole tickr, with the built-in kinds and those in `own`, until SIGTERM, SIGINT or SIGHUP.
 ///
 /// Takes the flags, the `TICKR_*` environment variables and the `tickr.toml` of `tickr serve`. With the subcommand
 /// `check` it runs no job: it tells whether the handlers of this binary can read the payloads of all unfinished jobs,
@@ -101,7 +101,7 @@ pub fn serve_with(matches: &ArgMatches, own: Registry, suspects: Suspects) -> an
         Suspects::Here => None,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let outcome = runtime.block_on(async {
+    let outcome: anyhow::Result<()> = runtime.block_on(async {
         // Registered before the start, so that a signal during the start is not lost.
         let mut signals = Signals::register()?;
         let supervisor = Supervisor::from_env();
@@ -119,7 +119,12 @@ pub fn serve_with(matches: &ArgMatches, own: Registry, suspects: Suspects) -> an
     });
     // Everything is settled. A handler that blocks its thread must not delay the exit.
     runtime.shutdown_timeout(SHUTDOWN);
-    outcome
+    outcome.inspect_err(|error| {
+        // The program also prints it as plain lines, which a reader of JSON cannot take.
+        if loaded.config.log_format == LogFormat::Json {
+            tracing::error!(reason = format!("{error:#}"), "tickr does not start");
+        }
+    })
 }
 
 /// Warn when callbacks are not signed: their receiver cannot tell them from forged ones. If some hosts have secrets,

@@ -113,6 +113,7 @@ impl Broker {
             (kind, counter)
         };
         let accepted = Arc::new(registry.names().into_iter().map(counter).collect());
+        schedules::begin_counting();
         Self {
             store,
             registry,

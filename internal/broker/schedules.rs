@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use chrono::TimeDelta;
+use metrics::Counter;
 
 use super::{Broker, Draft, Invalid};
 use tickr_event::{Event, SettingChanged};
@@ -270,8 +271,7 @@ impl Broker {
         }
         for line in &ticked.lines {
             let cause = line.cause.map_or("", SkipCause::as_str);
-            metrics::counter!("tickr_schedule_ticks_total", "outcome" => line.outcome(), "cause" => cause)
-                .increment(line.ticks.into());
+            ticks(line.outcome(), cause).increment(line.ticks.into());
             // A trigger is never late.
             if line.cause.is_none() && line.number == 0 {
                 let late = (line.recorded_at - line.due_at).max(TimeDelta::zero()).to_std().unwrap_or_default();
@@ -285,6 +285,18 @@ impl Broker {
         }
         self.hint_heads(&ticked.cancelled).await;
     }
+}
+
+/// Let the counters of ticks begin at 0. Otherwise the first ticks that a process counts would be no increase.
+pub(super) fn begin_counting() {
+    ticks("fired", "").increment(0);
+    for cause in SkipCause::ALL {
+        ticks("skipped", cause.as_str()).increment(0);
+    }
+}
+
+fn ticks(outcome: &'static str, cause: &'static str) -> Counter {
+    metrics::counter!("tickr_schedule_ticks_total", "outcome" => outcome, "cause" => cause)
 }
 
 fn setting(row: &Scheduled) -> SettingChanged {

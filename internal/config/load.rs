@@ -72,7 +72,7 @@ fn make(
     config.outboxes = loading.outboxes(&root, config.mysql_url.as_ref());
     config.compat = loading.compat(&root);
     if !loading.broken_file {
-        loading.require();
+        loading.require(&config);
         loading.cross_checks(&config);
     }
     loading.odd_variables(&config);
@@ -174,14 +174,22 @@ impl<'a> Loading<'a> {
         {
             return (SettingOrigin::Flag(setting.flag().unwrap_or_default()), Ok(Some(text.clone())));
         }
-        for variable in setting.env(section).into_iter().chain(setting.also.map(str::to_owned)) {
-            if let Some(text) = self.env.get(&variable) {
-                return (SettingOrigin::Environment(variable), Ok(Some(text.clone())));
-            }
+        let of_variable = |variable: String| {
+            let text = self.env.get(&variable)?.clone();
+            Some((SettingOrigin::Environment(variable), Ok(Some(text))))
+        };
+        if let Some(found) = setting.env(section).and_then(of_variable) {
+            return found;
         }
-        match table.entries.get(setting.name) {
-            Some(entry) => (self.at(entry.line), entry.node.text(setting.shape).map(Some)),
-            None => (SettingOrigin::Default, Ok(setting.default.map(str::to_owned))),
+        let entry = table.entries.get(setting.name);
+        match entry.map(|entry| (self.at(entry.line), entry.node.text(setting.shape).map(Some))) {
+            Some(of_file) if of_file.0 != SettingOrigin::Default => of_file,
+            // The host sets this variable for all programs, so it decides only where tickr was not told otherwise.
+            of_program => {
+                let of_host = setting.also.map(str::to_owned).and_then(of_variable);
+                let usual = || (SettingOrigin::Default, Ok(setting.default.map(str::to_owned)));
+                of_host.or(of_program).unwrap_or_else(usual)
+            }
         }
     }
 
@@ -209,12 +217,16 @@ impl<'a> Loading<'a> {
         }
     }
 
-    fn require(&mut self) {
+    fn require(&mut self, config: &Config) {
+        let unknown = self.unknown_variables(config);
         for setting in SETTINGS.iter().filter(|setting| self.flags.required.contains(&setting.name)) {
             let given = self.origins.get(setting.name).is_none_or(|effective| effective.value.is_some());
             if !given {
                 let (flag, env) = (setting.flag().unwrap_or_default(), setting.env("").unwrap_or_default());
-                let right = format!("give {flag}, {env} or {} in the file", setting.name);
+                let mut right = format!("give {flag}, {env} or {} in the file", setting.name);
+                if let Some((variable, _)) = unknown.iter().find(|(_, near)| near.as_ref() == Some(&env)) {
+                    right.push_str(&format!("; no setting has the variable {variable}: did you mean {env}?"));
+                }
                 self.fail(setting.name, SettingOrigin::Default, None, Wrong::new("required but not set", right));
             }
         }
@@ -269,8 +281,8 @@ impl<'a> Loading<'a> {
         }
     }
 
-    fn odd_variables(&mut self, config: &Config) {
-        let has_smtp = config.smtp.is_some();
+    /// Return the variables that no setting has, each with the variable of a setting with a similar name.
+    fn unknown_variables(&self, config: &Config) -> Vec<(String, Option<String>)> {
         let flat = SETTINGS.iter().filter_map(|setting| setting.env(""));
         let smtp = SMTP.iter().filter_map(|setting| setting.env("smtp"));
         let reports = REPORTS.iter().filter_map(|setting| setting.env("reports"));
@@ -279,19 +291,23 @@ impl<'a> Loading<'a> {
             OUTBOX.iter().filter_map(move |setting| setting.env(&section))
         });
         let others = OTHER_VARIABLES.map(str::to_owned);
-        let known: Vec<String> = flat.chain(smtp.clone()).chain(reports).chain(outboxes).chain(others).collect();
-        for variable in self.env.keys() {
-            let others = SETTINGS.iter().any(|setting| setting.also == Some(variable.as_str()));
-            if known.contains(variable) || others || variable.starts_with(TEST_VARIABLES) {
-                continue;
-            }
-            let hint = nearest(variable, known.iter().map(String::as_str))
-                .map_or_else(|| "remove it".to_owned(), |near| format!("did you mean {near}?"));
-            self.warnings.push(ConfigWarning {
-                setting: variable.clone(),
-                message: format!("no setting has this environment variable; {hint}"),
-            });
+        let known: Vec<String> = flat.chain(smtp).chain(reports).chain(outboxes).chain(others).collect();
+        let is_known = |variable: &String| {
+            let is_of_others = SETTINGS.iter().any(|setting| setting.also == Some(variable.as_str()));
+            known.contains(variable) || is_of_others || variable.starts_with(TEST_VARIABLES)
+        };
+        let near = |variable: &String| nearest(variable, known.iter().map(String::as_str)).map(str::to_owned);
+        let unknown = self.env.keys().filter(|variable| !is_known(variable));
+        unknown.map(|variable| (variable.clone(), near(variable))).collect()
+    }
+
+    fn odd_variables(&mut self, config: &Config) {
+        for (variable, near) in self.unknown_variables(config) {
+            let hint = near.map_or_else(|| "remove it".to_owned(), |near| format!("did you mean {near}?"));
+            self.warn(&variable, &format!("no setting has this environment variable; {hint}"));
         }
+        let has_smtp = config.smtp.is_some();
+        let smtp = SMTP.iter().filter_map(|setting| setting.env("smtp"));
         for variable in smtp.filter(|variable| !has_smtp && self.env.contains_key(variable)).collect::<Vec<_>>() {
             self.warn(&variable, "has no effect without [smtp] in the file");
         }

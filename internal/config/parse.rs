@@ -6,8 +6,11 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use secrecy::SecretString;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 use super::error::Wrong;
+use super::url::is_host_and_port;
 use tickr_job::{Hours, TablePrefix};
 
 /// Store a parsed value in its field, so that a row of the settings table fits on one line.
@@ -133,7 +136,8 @@ pub(super) fn web_address(text: &str) -> Result<String, Wrong> {
     let text = text.trim();
     let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
     let host = rest.map(|rest| rest.split(['/', '?', '#']).next().unwrap_or(""));
-    let fits = host.is_some_and(|host| !host.is_empty() && !host.contains('@')) && text.len() <= 2_048;
+    // The characters alone would let a port above 65535 pass, and then every call would fail.
+    let fits = host.is_some_and(is_host_and_port) && text.len() <= 2_048;
     if fits && text.bytes().all(|b| b.is_ascii_graphic()) && !text.contains(['?', '#']) {
         return Ok(text.to_owned());
     }
@@ -203,14 +207,21 @@ pub(super) fn table_prefix(text: &str) -> Result<TablePrefix, Wrong> {
     text.parse().map_err(|_| Wrong::new("not a usable prefix", right()))
 }
 
-/// Parse a log filter. It is checked here so that a typing error stops the start instead of silencing the log.
+/// Parse a log filter. It is checked here so that a typing error stops the start instead of silencing the log: the
+/// library takes a word that is no level for a target, shows its lines, and hides all others.
 pub(super) fn log_filter(text: &str) -> Result<String, Wrong> {
-    match tracing_subscriber::EnvFilter::try_new(text) {
-        Ok(_) if !text.trim().is_empty() => Ok(text.trim().to_owned()),
-        Ok(_) | Err(_) => {
-            Err(Wrong::new("not a log filter", "write a level or targets with levels, like info or info,tickr=debug"))
-        }
+    let is_level = |text: &str| !text.is_empty() && text.parse::<LevelFilter>().is_ok();
+    let is_part = |part: &str| match part.rsplit_once('=') {
+        Some((target, level)) => !target.contains(char::is_whitespace) && is_level(level),
+        None => is_level(part),
+    };
+    let parts: Vec<&str> = text.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
+    let filter = parts.join(",");
+    if !parts.is_empty() && parts.into_iter().all(is_part) && EnvFilter::try_new(&filter).is_ok() {
+        return Ok(filter);
     }
+    let right = "write a level (off, error, warn, info, debug or trace), or targets with levels, like info,tickr=debug";
+    Err(Wrong::new("not a log filter", right))
 }
 
 /// Parse a mailbox. It is checked before the text goes into a mail header, where a line break would be an injection.
@@ -262,7 +273,18 @@ mod tests {
     }
 
     #[test]
-    fn tokens_prefixes_filters_and_mailboxes_are_narrow() {
+    fn a_log_filter_has_a_level_in_each_part() {
+        for good in ["info", "WARN", "off", "tickr=debug,info", "info,sqlx=warn", "tickr::api=trace", "[job]=debug"] {
+            assert_eq!(log_filter(good).as_deref(), Ok(good));
+        }
+        assert_eq!(log_filter(" info, tickr=debug,").as_deref(), Ok("info,tickr=debug"));
+        for bad in ["", ",", "warning", "inof", "error warn", "tickr:debug", "tickr", "tickr=", "tickr=loud", "a b=1"] {
+            assert!(log_filter(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn tokens_prefixes_and_mailboxes_are_narrow() {
         let long = |text: &str| format!("{text}{}", "x".repeat(20));
         assert!(token(&long("t0k~en")).is_ok() && token(&"x".repeat(20)).is_ok() && token(&"x".repeat(256)).is_ok());
         for bad in ["", "a", &"x".repeat(19), &long("a b"), &long("ä"), &"x".repeat(257)] {
@@ -280,7 +302,6 @@ mod tests {
         assert!(table_prefix("tickr_").is_ok() && table_prefix("").is_ok_and(|prefix| prefix.is_empty()));
         assert!(table_prefix("Tickr_").is_err() && table_prefix("_").is_err() && table_prefix("a;b").is_err());
         assert!(key_prefix("tickr").is_ok() && key_prefix("a{b").is_err() && key_prefix("").is_err());
-        assert!(log_filter("info,sqlx=warn").is_ok() && log_filter("tickr=loud").is_err() && log_filter("").is_err());
         assert!(mailbox("Jobs <jobs@example.com>").is_ok() && mailbox("jobs").is_err());
         assert!(mailbox("jobs@example.com\r\nBcc: x@example.com").is_err());
     }

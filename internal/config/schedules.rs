@@ -159,6 +159,16 @@ fn json(text: &str) -> Result<Box<RawValue>, Wrong> {
 }
 
 impl ScheduleKeys {
+    /// Put a usual value in place of each failed key that other keys need, so that they are checked as well.
+    pub(super) fn stand_in_for(&mut self, has_failed: impl Fn(&str) -> bool) {
+        if has_failed("every") && self.cron.is_none() {
+            self.every = Some(DAY);
+        }
+        if has_failed("order_key") {
+            self.order_key = Some("key".to_owned());
+        }
+    }
+
     /// Check the keys together. Each problem comes with its key.
     pub(super) fn finish(self, now: Timestamp) -> Result<Schedule, Vec<(&'static str, Wrong)>> {
         let mut wrongs = Vec::new();

@@ -130,16 +130,14 @@ impl Loading<'_> {
                 let wrong = Wrong::new("not usable as the name of a schedule: the API uses it", "write another name");
                 self.fail(&section, self.at(line), None, wrong);
             }
-            if self.errors.len() > errors_before {
-                continue;
-            }
+            keys.stand_in_for(|key| self.has_failed(&[&full_name(&section, key)]));
             match (keys.finish(now), name.parse()) {
-                (Ok(schedule), Ok(name)) => {
+                (Err(wrongs), _) => self.fail_keys(&section, line, table, wrongs),
+                (Ok(schedule), Ok(name)) if self.errors.len() == errors_before => {
                     schedules.insert(name, ScheduleConfig { schedule, origin: self.at(line) });
                 }
-                (Err(wrongs), _) => self.fail_keys(&section, line, table, wrongs),
-                // `named_sections` has already checked the name.
-                (Ok(_), Err(_)) => {}
+                // A key has failed already. `named_sections` has checked the name.
+                (Ok(_), _) => {}
             }
         }
         schedules
@@ -228,11 +226,9 @@ impl Loading<'_> {
             let errors = self.errors.len();
             self.settings(&section, PARAM, table, &mut draft);
             self.unknown_keys(&section, table, PARAM, &[]);
-            if self.errors.len() > errors {
-                continue;
-            }
             match draft.finish() {
-                Ok(param) => params.push(param),
+                Ok(param) if self.errors.len() == errors => params.push(param),
+                Ok(_) => {}
                 Err(wrongs) => self.fail_keys(&section, line, table, wrongs),
             }
         }

@@ -574,8 +574,10 @@ fn schedules_are_read_and_every_mistake_in_them_is_named_with_its_key() {
         "schedules.b.zone",
         "schedules.c.every",
         "schedules.c.crom",
+        "schedules.c.kind",
         "schedules.d.dst",
         "schedules.e.payload",
+        "schedules.e.kind",
         "schedules.f.cron",
         "schedules.g.kind",
         "schedules.g.zone",
@@ -587,6 +589,33 @@ fn schedules_are_read_and_every_mistake_in_them_is_named_with_its_key() {
         "schedules.preview",
     ];
     assert_eq!(at_fault(mistakes), named);
+
+    // A wrong key hides no other one, and a key that needs it is not at fault.
+    let mistakes = load_file(
+        "[schedules.a]\npriority = 99\ncron = \"99 * * * *\"\n[schedules.b]\nevery = \"1x\"\nzone = \"Mars/Base\"\n\
+         anchor = \"2026-01-01T00:00:00Z\"\n[schedules.c]\nevery = \"1m\"\nkind = \"noop\"\norder_key = \" \"\n\
+         on_failure = \"skip\"\n[schedules.d]\nevery = \"1x\"\ncron = \"99 * * * *\"\nkind = \"noop\"\n\
+         [reports.queries.q]\ntitle = \"Q\"\nsql = \"SELECT 1 AS one\"\n\
+         params = [{ name = \"a b\", type = \"what\", required = true, default = \"1\" }]\n",
+    );
+    let named = [
+        "schedules.a.priority",
+        "schedules.a.kind",
+        "schedules.a.cron",
+        "schedules.b.every",
+        "schedules.b.kind",
+        "schedules.b.zone",
+        "schedules.c.order_key",
+        "schedules.d.every",
+        "schedules.d.cron",
+    ];
+    let mut at_fault = at_fault(mistakes);
+    let of_schedules = at_fault.split_off(at_fault.len() - named.len());
+    assert_eq!(of_schedules, named);
+    for key in ["name", "type", "required"] {
+        let named = format!("reports.queries.q.params[0].{key}");
+        assert!(at_fault.contains(&named), "{named} is not in {at_fault:?}");
+    }
 }
 
 #[test]
@@ -635,7 +664,7 @@ proptest::proptest! {
     /// No printed text contains a password, wherever it breaks the URL. A host always follows it: without one, a
     /// password that begins with @ would be read as a host.
     #[test]
-    fn any_password_stays_hidden(before in "[!-~]{0,6}", after in "[!-~]{0,6}", tail in "@h(:33)?(/d)?(\\?a=b)?") {
+    fn any_password_stays_hidden(before in "[!-~]{0,6}", after in "[!-~]{0,6}", tail in "@h(:33)?(/d)?(\\?s?slca=b)?") {
         let text = format!("mysql://u:{before}canary{after}{tail}");
         let shown = match ServerUrl::mysql(&text) {
             Ok(url) => format!("{url} {url:?}"),
@@ -655,7 +684,23 @@ fn a_variable_that_other_programs_know_is_asked_after_our_own() {
     assert!(loaded.warnings.is_empty());
     let loaded = load(&[otel, ("TICKR_OTLP_ENDPOINT", "http://own")]).unwrap();
     assert_eq!(typed(&loaded.config, "otlp_endpoint"), "http://own");
-    for bad in ["collector:4318", "ftp://c", "http://", "http://user:canary@c", "http://c?k=canary"] {
+    // The file is of tickr, and the variable is of the host: a foreign one neither decides nor stops the start.
+    let with_file = |text: &str| {
+        let (_dir, path) = file(text);
+        let vars = [("OTEL_EXPORTER_OTLP_ENDPOINT", "grpc://theirs"), ("OTEL_SERVICE_NAME", "theirs")];
+        Config::load(&Flags::default(), env(&vars), Some(path))
+    };
+    let loaded = with_file("otlp_endpoint = \"http://mine\"\notlp_service = \"mine\"\n").unwrap();
+    assert_eq!(typed(&loaded.config, "otlp_endpoint"), "http://mine");
+    assert_eq!(typed(&loaded.config, "otlp_service"), "mine");
+    let errors = with_file("otlp_service = \"mine\"\n").unwrap_err();
+    assert!(errors.to_string().contains("OTEL_EXPORTER_OTLP_ENDPOINT"), "{errors}");
+    let loaded = load(&[("OTEL_SERVICE_NAME", "theirs")]).unwrap();
+    assert_eq!(typed(&loaded.config, "otlp_service"), "theirs");
+    let wrong_places = ["http://[bad", "http://a:99999999", "http://a:b:1", "http://:4318", "http://[::1]x:1"];
+    let wrong_texts = ["collector:4318", "ftp://c", "http://", "http://user:canary@c", "http://c?k=canary"];
+    assert!(load(&[("TICKR_OTLP_ENDPOINT", "https://[::1]:4318/v1")]).is_ok());
+    for bad in wrong_places.into_iter().chain(wrong_texts) {
         let errors = load(&[("TICKR_OTLP_ENDPOINT", bad)]).unwrap_err();
         assert!(!errors.to_string().contains("canary@"), "{errors}");
     }

@@ -1,6 +1,7 @@
 //! The URL of a server. It may contain a password, which must never be shown.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use secrecy::{ExposeSecret, SecretString};
 
@@ -19,6 +20,7 @@ impl ServerUrl {
     pub fn mysql(text: &str) -> Result<ServerUrl, UrlError> {
         let parts = Parts::split(text.trim(), &["mysql", "mariadb"])?;
         parts.check_hosts(parts.query.split('&').any(|pair| pair.starts_with("socket=")))?;
+        parts.check_mysql_parameters()?;
         match parts.path.strip_prefix('/') {
             Some(database) if !database.is_empty() && !database.contains('/') => Ok(parts.rebuilt("mysql")),
             _ => Err(UrlError::NoDatabase),
@@ -72,6 +74,25 @@ impl ServerUrl {
         });
         let mode = parameter(&["ssl-mode", "sslmode"]).unwrap_or_default();
         !are_here && parameter(&["socket"]).is_none() && !["verify_ca", "verify_identity"].contains(&mode.as_str())
+    }
+
+    /// Return the files that a connection to MySQL reads to check the server and to show who it is, each with the name
+    /// of its parameter. A URL without such a check has none.
+    pub fn tls_files(&self) -> Vec<(&'static str, PathBuf)> {
+        let Ok(parts) = Parts::split(self.expose(), &["mysql"]) else { return Vec::new() };
+        let given = |names: [&str; 2]| {
+            let mut pairs = parts.query.split('&').filter_map(|pair| pair.split_once('='));
+            pairs.rfind(|(name, _)| names.contains(name)).map(|(_, value)| decoded(value))
+        };
+        let mode = given(["ssl-mode", "sslmode"]).unwrap_or_default().to_ascii_lowercase();
+        if !["verify_ca", "verify_identity"].contains(&mode.as_str()) {
+            return Vec::new();
+        }
+        let files = [("ssl-ca", "sslca"), ("ssl-cert", "sslcert"), ("ssl-key", "sslkey")];
+        let named = files.into_iter().filter_map(|(name, other)| Some((name, given([name, other])?)));
+        // The driver takes a certificate in place of a file as well.
+        let files = named.filter(|(_, text)| !text.trim_start().starts_with("-----BEGIN"));
+        files.map(|(name, file)| (name, PathBuf::from(file))).collect()
     }
 
     /// Return true if both URLs name the same database, as far as their texts show it. The account does not matter.
@@ -146,6 +167,18 @@ pub enum UrlError {
     /// A parameter that such a URL does not have.
     #[error("the url has an unknown parameter")]
     UnknownParameter,
+    /// A parameter that a MySQL URL does not have.
+    #[error("the url has an unknown parameter")]
+    UnknownMysqlParameter,
+    /// A parameter without a value that needs one.
+    #[error("a parameter of the url has no value")]
+    EmptyParameter,
+    /// Another word than those for the use of TLS.
+    #[error("ssl-mode is none of {}", SSL_MODES.join(", "))]
+    BadSslMode,
+    /// A size of the statement cache that is not a number.
+    #[error("statement-cache-capacity is not a number")]
+    BadStatementCache,
 }
 
 impl From<UrlError> for Wrong {
@@ -166,9 +199,21 @@ impl From<UrlError> for Wrong {
             UrlError::UnknownParameter => {
                 "the parameters are db, sentinel_user and sentinel_password for sentinels, and none for a cluster"
             }
+            UrlError::UnknownMysqlParameter => {
+                "the parameters are ssl-mode, ssl-ca, ssl-cert, ssl-key, socket, charset, collation, timezone and \
+                 statement-cache-capacity"
+            }
+            UrlError::EmptyParameter => "write NAME=VALUE, or leave it out",
+            UrlError::BadSslMode => "write it like mysql://user:password@host/tickr?ssl-mode=VERIFY_IDENTITY",
+            UrlError::BadStatementCache => "write it like statement-cache-capacity=100",
         };
         Wrong::new(error.to_string(), right)
     }
+}
+
+/// Return true for a host, with a port or without one.
+pub(super) fn is_host_and_port(text: &str) -> bool {
+    Host::split(text).check(false).is_ok()
 }
 
 /// Return the text of a URL setting without its secrets. Of an invalid URL, return at most the scheme.
@@ -196,6 +241,13 @@ const REDIS_SCHEMES: [&str; 8] =
 
 /// Query parameters whose values are useful to see and cannot be secrets.
 const SHOWN_PARAMETERS: [&str; 7] = ["socket", "ssl-mode", "charset", "collation", "timezone", "db", "protocol"];
+
+/// Words for `ssl-mode`, which is the same in lower case.
+const SSL_MODES: [&str; 5] = ["DISABLED", "PREFERRED", "REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY"];
+
+/// Parameters of a MySQL URL whose values are any text, beside `socket`.
+const MYSQL_TEXTS: [&str; 10] =
+    ["ssl-ca", "sslca", "ssl-cert", "sslcert", "ssl-key", "sslkey", "charset", "collation", "timezone", "time-zone"];
 
 struct Parts<'a> {
     scheme: &'a str,
@@ -288,6 +340,24 @@ impl<'a> Parts<'a> {
         self.hosts.iter().try_for_each(|host| host.check(has_socket))
     }
 
+    /// Check the parameters as the driver reads them. It refuses the whole URL for some wrong values, and ignores
+    /// parameters that it does not know, such as a misspelt `ssl-mode`.
+    fn check_mysql_parameters(&self) -> Result<(), UrlError> {
+        for pair in self.query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            match name {
+                "ssl-mode" | "sslmode" if SSL_MODES.iter().any(|mode| mode.eq_ignore_ascii_case(value)) => {}
+                "ssl-mode" | "sslmode" => return Err(UrlError::BadSslMode),
+                "statement-cache-capacity" if value.parse::<usize>().is_ok() => {}
+                "statement-cache-capacity" => return Err(UrlError::BadStatementCache),
+                _ if name != "socket" && !MYSQL_TEXTS.contains(&name) => return Err(UrlError::UnknownMysqlParameter),
+                _ if value.is_empty() => return Err(UrlError::EmptyParameter),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
     fn check_one_redis(&self) -> Result<(), UrlError> {
         if self.hosts.len() > 1 {
             return Err(UrlError::SeveralHosts);
@@ -344,6 +414,22 @@ impl<'a> Parts<'a> {
 
 fn check_redis_database(text: &str) -> Result<(), UrlError> {
     if text.is_empty() || text.parse::<u32>().is_ok() { Ok(()) } else { Err(UrlError::BadRedisDatabase) }
+}
+
+/// Return the value of a query parameter without its escapes.
+fn decoded(value: &str) -> String {
+    let (mut decoded, mut bytes) = (Vec::new(), value.bytes());
+    while let Some(byte) = bytes.next() {
+        decoded.push(match byte {
+            b'+' => b' ',
+            b'%' => {
+                let hex: String = bytes.by_ref().take(2).map(char::from).collect();
+                u8::from_str_radix(&hex, 16).unwrap_or(b'%')
+            }
+            _ => byte,
+        });
+    }
+    String::from_utf8_lossy(&decoded).into_owned()
 }
 
 fn masked_pairs(query: &str) -> String {
@@ -437,6 +523,18 @@ mod tests {
     }
 
     #[test]
+    fn files_of_a_url_are_those_of_a_checked_connection() {
+        let files = |parameters: &str| ServerUrl::mysql(&format!("mysql://u@h/d?{parameters}")).unwrap().tls_files();
+        assert!(files("ssl-ca=/etc/ca.pem").is_empty());
+        assert!(files("ssl-mode=REQUIRED&ssl-ca=/etc/ca.pem").is_empty());
+        assert!(files("ssl-mode=VERIFY_CA&ssl-ca=-----BEGIN+CERTIFICATE-----").is_empty());
+        assert_eq!(
+            files("sslca=/etc/a%20b+c.pem&ssl-mode=verify_identity&sslkey=k.pem"),
+            [("ssl-ca", PathBuf::from("/etc/a b c.pem")), ("ssl-key", PathBuf::from("k.pem"))]
+        );
+    }
+
+    #[test]
     fn two_urls_name_the_same_database_if_server_and_name_are_the_same() {
         let url = |text| ServerUrl::mysql(text).unwrap();
         for (one, other, same) in [
@@ -478,6 +576,33 @@ mod tests {
         }
         assert_eq!(ServerUrl::redis("redis+unix://run").unwrap_err(), UrlError::NoSocketPath);
         assert_eq!(ServerUrl::redis("redis://h/x").unwrap_err(), UrlError::BadRedisDatabase);
+    }
+
+    #[test]
+    fn parameters_of_mysql_are_those_that_the_driver_reads() {
+        for good in [
+            "ssl-mode=verify_identity&ssl-ca=/etc/ca.pem",
+            "sslmode=DISABLED",
+            "charset=utf8mb4&collation=utf8mb4_bin&timezone=%2B00:00",
+            "statement-cache-capacity=0",
+            "",
+        ] {
+            assert!(ServerUrl::mysql(&format!("mysql://u@h/d?{good}")).is_ok(), "{good}");
+        }
+        for (bad, expected) in [
+            ("ssl-mode=VERIFY-IDENTITY", UrlError::BadSslMode),
+            ("sslmode=canary", UrlError::BadSslMode),
+            ("ssl-mode", UrlError::BadSslMode),
+            ("ssl_mode=VERIFY_IDENTITY", UrlError::UnknownMysqlParameter),
+            ("charset=utf8mb4&canary=canary", UrlError::UnknownMysqlParameter),
+            ("statement-cache-capacity=canary", UrlError::BadStatementCache),
+            ("ssl-ca=", UrlError::EmptyParameter),
+        ] {
+            let error = ServerUrl::mysql(&format!("mysql://u@h/d?{bad}")).unwrap_err();
+            assert_eq!(error, expected, "{bad}");
+            let said = format!("{error} {:?}", Wrong::from(error.clone()));
+            assert!(!said.contains("canary"), "{said}");
+        }
     }
 
     #[test]

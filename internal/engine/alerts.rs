@@ -33,7 +33,7 @@ pub struct AlertSettings {
 
 pub(super) async fn run_until_stopped(shared: Arc<EngineState>) {
     // Kinds that have a metric. It goes back to zero when the kind has no more dead letters.
-    let mut shown: BTreeSet<Name> = shared.registry.known_names().into_iter().collect();
+    let mut shown: BTreeSet<Name> = BTreeSet::new();
     loop {
         if let Err(error) = look(&shared, &mut shown).await {
             tracing::debug!(%error, "cannot count dead letters");
@@ -47,6 +47,8 @@ pub(super) async fn run_until_stopped(shared: Arc<EngineState>) {
 
 async fn look(shared: &EngineState, shown: &mut BTreeSet<Name>) -> Result<(), StoreError> {
     let counts = shared.store.dead_letter_counts().await?;
+    // Operators declare kinds at any time. Their metric begins with 0, so that their first dead letters are a growth.
+    shown.extend(shared.registry.known_names());
     shown.extend(counts.iter().map(|count| count.kind.clone()));
     for kind in shown.iter() {
         let measured = of_kind(&counts, Some(kind));

@@ -49,6 +49,12 @@ impl AttemptMetrics {
             run: metrics::histogram!("tickr_run_seconds", "kind" => kind.to_string()),
             succeeded: ended(kind, Verdict::Succeeded),
         };
+        // Most processes count one of these at most once in their lives. A series that began with this count would have
+        // no increase, so no alert would fire.
+        for kind in kinds {
+            ended(kind, Verdict::Lost).increment(0);
+            blocked(kind).increment(0);
+        }
         let workers_gauge = metrics::gauge!("tickr_workers");
         // Added, not set: one process may hold several runners.
         workers_gauge.increment(workers as f64);
@@ -100,12 +106,21 @@ impl AttemptMetrics {
             _ => ended(kind, verdict).increment(1),
         }
     }
+
+    /// Count a handler that blocks its thread and does not end.
+    pub(super) fn record_blocked(&self, kind: &Name) {
+        blocked(kind).increment(1);
+    }
 }
 
 impl Drop for AttemptMetrics {
     fn drop(&mut self) {
         self.workers_gauge.decrement(self.workers);
     }
+}
+
+fn blocked(kind: &Name) -> Counter {
+    metrics::counter!("tickr_blocked_handlers_total", "kind" => kind.to_string())
 }
 
 fn ended(kind: &Name, verdict: Verdict) -> Counter {

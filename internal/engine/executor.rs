@@ -502,7 +502,7 @@ async fn drop_handler(shared: &EngineState, claimed: &Claimed, mut handler: Abor
         _ = &mut handler => HandlerEnd::Dropped,
         () = last => {
             tracing::error!(job = %claimed.id, kind = %claimed.kind, "a handler blocks its thread and does not end, freeing its worker slot");
-            metrics::counter!("tickr_blocked_handlers_total", "kind" => claimed.kind.to_string()).increment(1);
+            shared.attempt_metrics.record_blocked(&claimed.kind);
             HandlerEnd::Blocking
         }
     }

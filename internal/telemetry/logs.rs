@@ -164,7 +164,10 @@ pub fn init_logs(filter: &str, json: bool, attempts: LevelFilter) {
         // Terminals get colours, files do not.
         Lines::Text(Format::default().with_target(false).with_ansi(std::io::stderr().is_terminal()))
     };
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).event_format(lines).with_filter(filter);
+    // Standard error may be closed, for example because the terminal is gone. Another line about a line that was not
+    // written would fail as well, and panic.
+    let lines = tracing_subscriber::fmt::layer().log_internal_errors(false).event_format(lines);
+    let lines = lines.with_writer(std::io::stderr).with_filter(filter);
     if tracing_subscriber::registry().with(lines).with(attempt_log_layer()).try_init().is_ok() {
         log_panics(json);
     }

@@ -216,7 +216,7 @@ pub static METRICS: &[Metric] = &[
         Gauge,
         Runner,
         &["pool", "state"],
-        "Connections to MySQL, idle and busy: for controls, loops, changes (pool steering), reads, reports and sources",
+        "Connections to MySQL, idle and busy: for controls, loops, changes (pool steering), reads, reports, sources, the requests of remote workers (workers) and their heartbeats (beats)",
     ),
     row(
         "tickr_commit_seconds",

@@ -66,12 +66,68 @@ async fn serve_names_everything_that_is_wrong_with_its_settings_at_once() {
     }
     assert!(!err.contains("canary") && !err.contains("backtrace"), "{err}");
 
+    let mut serve = run(dir.path(), &["serve"]);
+    serve.env("TICKR_MYSQL_ULR", "mysql://u@h/d");
+    let (code, _, err) = outcome(serve).await;
+    assert!(code == 2 && err.contains("TICKR_MYSQL_ULR: did you mean TICKR_MYSQL_URL?"), "{err}");
+
     let (code, _, err) = outcome(run(dir.path(), &["serve", "--no-such-flag"])).await;
     assert_eq!(code, 2, "{err}");
+    // The driver alone would refuse this URL, after the start, as if the server could not be reached.
+    let mysql = "mysql://tickr:canary@127.0.0.1:1/tickr?ssl-mode=VERIFY-IDENTITY";
+    std::fs::write(dir.path().join("tickr.toml"), "").unwrap();
+    for command in [vec!["serve"], vec!["migrate"], vec!["verify"], vec!["check", "--pending"], vec!["config"]] {
+        let mut command = run(dir.path(), &command);
+        command.env("TICKR_MYSQL_URL", mysql).env("TICKR_REDIS_URL", "redis://127.0.0.1:1");
+        let (code, out, err) = outcome(command).await;
+        assert_eq!(code, 2, "{out}{err}");
+        for part in ["mysql_url", "TICKR_MYSQL_URL", "ssl-mode is none of DISABLED"] {
+            assert!(err.contains(part), "{part} is not in:\n{err}");
+        }
+        assert!(!err.contains("canary"), "{err}");
+    }
     let (code, _, err) = outcome(run(dir.path(), &[])).await;
     assert!(code == 2 && err.contains("serve") && err.contains("dev"), "{err}");
     let (code, _, err) = outcome(run(dir.path(), &["serve", "--config", "nowhere.toml"])).await;
     assert!(code == 2 && err.contains("nowhere.toml"), "{err}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn serve_names_the_files_urls_and_kinds_that_it_cannot_use_at_once_and_without_mysql() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = "redis_ca_file = \"no-redis-ca\"\ncallback_ca_file = \"no-callback-ca\"\n[kinds.nope]\n\
+         max_attempts = 2\n[alerts]\nurl = \"http://10.0.0.5/x\"\ndead_letters = 1\n[compat.delayed]\n\
+         url = \"http://10.0.0.6/x\"\n";
+    std::fs::write(dir.path().join("tickr.toml"), file).unwrap();
+    let mysql = "mysql://u:canary@127.0.0.1:1/tickr?ssl-mode=VERIFY_IDENTITY&ssl-ca=no-mysql-ca";
+    let ran = |args: &[&str]| {
+        let mut command = run(dir.path(), args);
+        command.env("TICKR_MYSQL_URL", mysql).env("TICKR_REDIS_URL", "rediss://127.0.0.1:1");
+        outcome(command)
+    };
+    let (code, out, err) = ran(&["serve", "--http-addr", "127.0.0.1:0"]).await;
+    assert_eq!(code, 2, "{out}{err}");
+    for part in [
+        "redis_ca_file",
+        "no-redis-ca",
+        "callback_ca_file",
+        "no-callback-ca",
+        "[kinds.nope]",
+        "the url of [alerts] cannot be called",
+        "the url of [compat.delayed] cannot be called",
+        "ssl-ca of mysql_url: no-mysql-ca",
+    ] {
+        assert!(err.contains(part), "{part} is not in:\n{err}");
+    }
+    assert!(!err.contains("canary"), "{err}");
+    // A reader of JSON lines gets the same reason.
+    let (_, _, err) = ran(&["serve", "--http-addr", "127.0.0.1:0", "--log-format", "json"]).await;
+    let line = err.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()).find(|l| l["level"] == "ERROR");
+    let reason = line.as_ref().and_then(|line| line["reason"].as_str()).unwrap_or_default();
+    assert!(reason.contains("no-redis-ca") && reason.contains("[kinds.nope]"), "{err}");
+    // Commands that need only MySQL do not look at the other files.
+    let (code, out, err) = ran(&["migrate"]).await;
+    assert!(code == 2 && err.contains("no-mysql-ca") && !err.contains("no-redis-ca"), "{out}{err}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -115,6 +171,22 @@ async fn without_redis_it_serves_all_the_same_and_says_so() {
     .await;
     program.signal("TERM").await;
     assert_eq!(program.ends().await.code(), Some(0), "{}", program.said());
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runner_under_nohup_outlives_its_terminal() {
+    let app = TestApp::start().await;
+    let script = "trap '' HUP; exec \"$0\" serve --http-addr 127.0.0.1:0";
+    let mut serve = command(Path::new("/bin/sh"), app.dir.path(), &["-c", script, tickr().to_str().unwrap()]);
+    servers(&app, &mut serve);
+    serve.env("TICKR_TEST_KINDS", "1").env("TICKR_LOG_FORMAT", "json");
+    let mut program = Program::spawn(serve);
+    program.url().await;
+    program.signal("HUP").await;
+    program.runs_a_job().await;
+    assert!(!program.said().contains("SIGHUP"), "{}", program.said());
+    program.ends_well().await;
     app.stop().await;
 }
 

@@ -415,6 +415,41 @@ async fn an_enqueue_gives_up_soon_at_an_address_that_answers_nothing_and_tells_w
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_enqueue_gives_up_in_time_at_a_server_that_takes_requests_and_says_nothing() {
+    let mute = Stub::start(|_, _| None).await;
+    let froze = Stub::start(|_, request| if request == "POST /v1/jobs" { job(201, "waiting") } else { None }).await;
+    let began = Instant::now();
+    let timed = async |command: Command| (outcome(command).await, began.elapsed());
+    let (sent, waited) = tokio::join!(
+        timed(mute.client(&["enqueue", "noop", "--patience", "1"])),
+        timed(froze.client(&["enqueue", "noop", "--wait", "1s"]))
+    );
+    let ((code, out, err), took) = sent;
+    assert!((code, out.as_str()) == (5, "") && err.contains("not known whether the job is enqueued"), "{code} {err}");
+    // Ten seconds are left for the last answer.
+    assert!(took < Duration::from_secs(20), "{took:?}");
+    let ((code, out, err), took) = waited;
+    assert_eq!((code, out.trim()), (5, ID), "{err}");
+    assert!(took < Duration::from_secs(20), "{took:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_patience_is_too_long_to_count() {
+    let stub = Stub::start(|before, _| if before == 0 { page(502) } else { job(201, "waiting") }).await;
+    let forever = u64::MAX.to_string();
+    let (code, out, err) = outcome(stub.client(&["enqueue", "noop", "--patience", &forever])).await;
+    assert_eq!((code, out), (0, format!("{ID} waiting\n")), "{err}");
+    let stub = Stub::start(|before, _| match before {
+        0 => job(200, "running"),
+        1 => page(502),
+        _ => job(200, "done"),
+    })
+    .await;
+    let (code, out, err) = outcome(stub.client(&["operations", "watch", ID, "--patience", &forever])).await;
+    assert_eq!(code, 0, "{out}{err}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_list_loses_no_page_to_a_busy_server_or_a_restart_and_asks_when_the_server_wants() {
     for args in [&["jobs", "list"][..], &["dead-letters", "groups"], &["schedules", "list"], &["outbox", "rejected"]] {
         let times = Arc::<Mutex<Vec<Instant>>>::default();

@@ -352,7 +352,7 @@ async fn a_service_that_cannot_be_called_is_named_at_the_start() {
     let mut serve = command(&program::tickr(), dir.path(), &["serve", "--http-addr", "127.0.0.1:0"]);
     on_servers(&mut serve, &mysql, &servers().redis_url(), &name);
     let (code, _, said) = outcome(serve).await;
-    assert_eq!(code, 1, "{said}");
+    assert_eq!(code, 2, "{said}");
     for part in ["the url of [compat.delayed] cannot be called", "callback_allow"] {
         assert!(said.contains(part), "{part} is not in {said}");
     }

@@ -102,6 +102,26 @@ fn every_configuration_of_the_documents_is_read() {
     }
 }
 
+#[test]
+fn every_environment_of_the_documents_is_read() {
+    let compose = std::fs::read_to_string(root().join("compose.yaml")).unwrap();
+    let blocks = documents().iter().flat_map(|document| document.blocks_of("text")).collect::<Vec<Block>>();
+    let texts = blocks.into_iter().map(|block| (block.place, block.text, "="));
+    let mut loaded = 0;
+    for (place, text, between) in texts.chain([("compose.yaml".to_owned(), compose, ": ")]) {
+        let variable = |line: &str| {
+            let (name, value) = line.trim().split_once(between)?;
+            let is_name = name.starts_with("TICKR_") && name.bytes().all(|b| b.is_ascii_uppercase() || b == b'_');
+            is_name.then(|| (name.to_owned(), value.to_owned()))
+        };
+        let variables: Vec<(String, String)> = text.lines().filter_map(variable).collect();
+        loaded += variables.len();
+        let wrong = Config::load(&Flags::default(), variables.into_iter(), None).err();
+        assert_eq!(wrong.map(|wrong| wrong.to_string()).unwrap_or_default(), "", "{place}");
+    }
+    assert!(loaded >= 9, "only {loaded} variables were read");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn every_configuration_of_the_documents_with_a_schedule_starts() {
     let with_schedules: Vec<Block> =

@@ -122,11 +122,19 @@ async fn a_job_that_starts_while_the_runner_stops_is_given_back_too() {
     tickr.stop().await;
 }
 
+/// Return whether SIGHUP is ignored in this process, and so in each runner that a test starts, as under nohup.
+fn hangups_are_ignored() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    ignored.is_none_or(|mask| u64::from_str_radix(mask.trim(), 16).unwrap() & 1 == 1)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn signals_under_load_lose_nothing_and_run_nothing_twice() {
     let tickr = bystander().await;
     tickr.enqueue_many((0..1_500).map(|n| sleep(n % 40))).await;
-    for signal in ["TERM", "INT"] {
+    let signals = if hangups_are_ignored() { vec!["TERM", "INT"] } else { vec!["TERM", "INT", "HUP"] };
+    for signal in signals {
         let done = tickr.count("SELECT COUNT(*) FROM attempts").await;
         let mut runner = Runner::start(&tickr, &[("TICKR_WORKERS", "8")]);
         eventually("it works", || async {

@@ -437,6 +437,9 @@ async fn the_command_repairs_the_index_and_ends_with_0_or_1() {
     let (code, out, _) = outcome(run(&rest, &["verify", "--since", "1h"])).await;
     assert_eq!(code, 0, "{out}");
     assert!(out.contains("every promise that the tables can show was kept") && out.contains("30 scheduled"), "{out}");
+    // A time before all dates means all jobs.
+    let (code, out, err) = outcome(run(&rest, &["verify", "--since", "100000000d"])).await;
+    assert!(code == 0 && out.contains("30 jobs"), "{code} {out}{err}");
     // Redis lost everything, including the epoch, and all of it is fed again.
     redis.del(&[rest.key("epoch"), scheduled.clone()][..]).await.unwrap();
     let (code, out, err) = outcome(run(&rest, &["verify", "--repair"])).await;

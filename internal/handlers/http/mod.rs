@@ -209,13 +209,20 @@ impl Default for CallbackSettings {
 }
 
 impl CallbackSettings {
-    /// Return the reason why a URL can never be called, if there is one. Resolve its host name, if it has one.
-    pub async fn problem_of(&self, url: &str) -> Option<String> {
+    /// Return the reason why a URL can never be called, if its text alone shows one.
+    #[must_use]
+    pub fn problem_of_text(&self, url: &str) -> Option<String> {
         let rule = Rule::new(self.allow_private, self.allow.clone());
         let callback = HttpCallback::post(url, &()).ok()?;
-        if let Some(problem) = check::problems(&callback, &rule, self.longest).into_iter().next() {
-            return Some(problem.detail);
+        check::problems(&callback, &rule, self.longest).into_iter().next().map(|problem| problem.detail)
+    }
+
+    /// Return the reason why a URL can never be called, if there is one. Resolve its host name, if it has one.
+    pub async fn problem_of(&self, url: &str) -> Option<String> {
+        if let Some(problem) = self.problem_of_text(url) {
+            return Some(problem);
         }
+        let rule = Rule::new(self.allow_private, self.allow.clone());
         let judged = async { guard::check_name(&Url::parse(url).ok()?, &rule, &SystemLookup).await.err() };
         // The DNS server may be unreachable at this moment. No result within the limit means no problem.
         timeout(LOOKUP_TIMEOUT, judged).await.ok().flatten().map(|refused| refused.to_string())
