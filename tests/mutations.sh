@@ -1231,6 +1231,9 @@ mutants() {
     mutant 'due time of a parked job' internal/store/jobs/read.rs \
         'Some(parked) if is_parked(parked) =>' 'Some(parked) if is_parked(parked) && false =>' \
         key_limits::a_parked_job_that_was_made_due_shows_that_due_time
+    mutant 'due times of jobs that wait for a turn in a filter' internal/store/jobs/conditions.rs \
+        "CASE WHEN o.execute_at < '9999-12-30' THEN" "CASE WHEN o.execute_at < '9999-12-31 13:00:00' THEN" \
+        operations::a_due_time_selects_jobs_that_wait_for_a_turn_by_the_one_that_they_show
     mutant 'due time of a parked holder of a unique key' internal/store/jobs/key_holders.rs \
         'COALESCE(q.due_at, j.execute_at)' 'j.execute_at' \
         key_limits::a_parked_job_that_was_made_due_shows_that_due_time
