@@ -1234,6 +1234,9 @@ mutants() {
     mutant 'due times of jobs that wait for a turn in a filter' internal/store/jobs/conditions.rs \
         "CASE WHEN o.execute_at < '9999-12-30' THEN" "CASE WHEN o.execute_at < '9999-12-31 13:00:00' THEN" \
         operations::a_due_time_selects_jobs_that_wait_for_a_turn_by_the_one_that_they_show
+    mutant 'due time of a parked head of an order key' internal/store/jobs/order_keys.rs \
+        'ELSE {DUE_OF_OWED} END AS since' 'ELSE o.execute_at END AS since' \
+        key_limits::a_job_with_an_order_key_and_a_limit_key_follows_both
     mutant 'due time of a parked holder of a unique key' internal/store/jobs/key_holders.rs \
         'COALESCE(q.due_at, j.execute_at)' 'j.execute_at' \
         key_limits::a_parked_job_that_was_made_due_shows_that_due_time

@@ -837,6 +837,9 @@ async fn a_job_with_an_order_key_and_a_limit_key_follows_both() {
     tickr.until_count("SELECT COUNT(*) FROM limit_waits", 1).await;
     let code = async |id| tickr.get(&format!("/v1/jobs/{id}/explain")).await.body["reasons"][0]["code"].clone();
     assert_eq!((code(line[0]).await, code(line[1]).await), (json!("limit_reached"), json!("behind_key")));
+    let of_key = tickr.get("/v1/order-keys").await.body["data"][0].clone();
+    let shown = tickr.job(line[0]).await["execute_at"].clone();
+    assert_eq!((&of_key["head"]["id"], &of_key["head"]["since"]), (&json!(line[0]), &shown), "{of_key:#}");
     tickr.assert_sound().await;
     // The next one is at the head when that one is cancelled, and finds no room either.
     tickr.post(&format!("/v1/jobs/{}/cancel", line[0]), json!({})).await;
