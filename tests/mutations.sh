@@ -1203,6 +1203,9 @@ mutants() {
     mutant 'sweep of limits by key' internal/engine/limits.rs \
         'if (!in_use && !uncounted) ||' 'if !uncounted ||' \
         key_limits::a_changed_or_removed_limit_holds_within_seconds
+    mutant 'sweeps after a change of a limit during an outage' internal/engine/limits.rs \
+        'if trouble && changed {' 'if trouble && changed && false {' \
+        mysql_faults::a_limit_that_is_removed_during_an_outage_holds_no_job_up_after_it
     mutant 'parked jobs of paused queues' internal/store/rows/limits.rs \
         'const NOT_PAUSED: &str = "queue NOT IN (SELECT name FROM queues WHERE paused_at IS NOT NULL)";' \
         'const NOT_PAUSED: &str = "TRUE";' \
