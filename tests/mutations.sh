@@ -1247,6 +1247,10 @@ mutants() {
         'AND h.attempt = o.attempt + 1), UTC_TIMESTAMP(3))' \
         'AND h.attempt = o.attempt), (SELECT j.execute_at FROM jobs j WHERE j.id = o.id))' \
         key_limits::a_delayed_job_that_was_made_due_starts_when_its_limit_is_removed
+    mutant 'due time of a job that was put off before its turn' internal/store/jobs/change.rs \
+        'if request.change.due.is_some() {' 'if request.change.due.is_some() && false {' \
+        internal/store/bulk.rs 'Some(due) if !changed.is_empty() =>' 'Some(due) if !changed.is_empty() && false =>' \
+        key_limits::a_job_that_is_put_off_before_its_turn_is_parked_with_its_new_due_time
     mutant 'parked jobs that a limit does not cover' internal/store/attempts/limited.rs \
         'if set.limit.key_of(&kind, &queue, by) != Some(key.key.as_str()) {' \
         'if set.limit.key_of(&kind, &queue, by) != Some(key.key.as_str()) && false {' \

@@ -1124,6 +1124,43 @@ async fn a_job_whose_due_time_a_client_puts_off_does_not_start_with_a_faster_rat
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_is_put_off_before_its_turn_is_parked_with_its_new_due_time() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|_| {}, calls.registry()).await;
+    let rate = |period_ms: u64| json!({"rate": {"starts": 1, "period_ms": period_ms, "burst": 0}});
+    // Within a minute, so that the next job of each key is let go.
+    set_and_wait(&tickr, "l", rate(55_000)).await;
+    tickr.enqueue_many(["a", "b"].map(|key| job(key, 1))).await;
+    tickr.until_count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'", 2).await;
+    let ids = tickr.enqueue_many(["a", "b"].map(|key| job(key, 1))).await;
+    tickr.until_count("SELECT COUNT(*) FROM limit_slots WHERE kept_until IS NOT NULL", 2).await;
+
+    let due_at = chrono::DateTime::from_timestamp_millis(chrono::Utc::now().timestamp_millis() + 6_000).unwrap();
+    let answer = tickr.patch(&format!("/v1/jobs/{}", ids[0]), json!({"execute_at": due_at})).await;
+    assert_eq!(answer.status, 200, "{:#}", answer.body);
+    let reschedule = json!({"action": "reschedule", "filter": {"ids": [ids[1]]}, "execute_at": due_at});
+    assert_eq!(tickr.post("/v1/operations", reschedule).await.status, 202);
+    // At this time they find no room, and are let go for their turns once more.
+    let again = "SELECT COUNT(*) FROM limit_holds WHERE released_at > due_at AND due_at > parked_at + INTERVAL 1 SECOND";
+    tickr.until_count(again, 2).await;
+    // Under this rate their turns are more than a minute ahead, so they stay parked.
+    set(&tickr, "l", rate(600_000)).await;
+    for id in &ids {
+        let parked = eventually("it is parked", || async {
+            let job = tickr.job(*id).await;
+            (job["held"] == true).then_some(job)
+        })
+        .await;
+        let shown: chrono::DateTime<chrono::Utc> = serde_json::from_value(parked["execute_at"].clone()).unwrap();
+        assert_eq!(shown, due_at, "{parked:#}");
+    }
+    cancel_all(&tickr, ids).await;
+    tickr.until_idle().await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn jobs_that_a_changed_limit_does_not_cover_any_more_go_on() {
     let calls = Calls::default();
     let queues = ["by-queue", "by-kind", "by-key"];

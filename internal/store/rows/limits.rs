@@ -1003,6 +1003,21 @@ pub(crate) async fn unpark(conn: &mut Session<'_>, id: Uuid) -> Result<(), sqlx:
     sqlx::query("DELETE FROM limit_waits WHERE job_id = ?").bind(id).execute(conn).await.map(drop)
 }
 
+/// Note that a client has given these jobs another due time. Their rows in `owed` are locked. Those that were let go and
+/// are parked again before they start are in the line by this time.
+pub(crate) async fn note_due_time(conn: &mut Session<'_>, ids: &[Uuid], due_at: Timestamp) -> Result<(), sqlx::Error> {
+    let mut script = Script::as_text();
+    let (list, of_ids) = script.list(ids);
+    let mut values = vec![Value::from(due_at)];
+    values.extend(of_ids);
+    let sql = format!(
+        "UPDATE limit_holds h FORCE INDEX (PRIMARY) STRAIGHT_JOIN owed o FORCE INDEX (PRIMARY) ON o.id = h.job_id \
+         AND h.attempt = o.attempt + 1 SET h.due_at = ? WHERE h.job_id IN {list}"
+    );
+    script.push(sql, values);
+    script.run(conn).await.map(drop)
+}
+
 /// Let parked jobs of these keys go, as many as have room, those that were due first before others. The keys are locked.
 /// Returns the jobs with their due times, and whether there may be more with room.
 pub(crate) async fn let_go(
@@ -1219,7 +1234,8 @@ async fn let_go_of(
     }
     let mut script = Script::as_text();
     // The timelines of these jobs show how long they waited. A job that was parked several times before its attempt has
-    // one row, so the number of rows is bounded by the number of attempts.
+    // one row, so the number of rows is bounded by the number of attempts. It may have been parked again with a turn of a
+    // rate as its due time, which is later than the time at which it is due.
     let (list, values) = script.list(&ids);
     script.push(
         format!(
@@ -1227,7 +1243,8 @@ async fn let_go_of(
              SELECT w.job_id, o.attempt + 1, w.limit_name, w.limit_key, w.due_at, w.parked_at, UTC_TIMESTAMP(6) \
              FROM limit_waits w FORCE INDEX (PRIMARY) STRAIGHT_JOIN owed o FORCE INDEX (PRIMARY) ON o.id = w.job_id \
              WHERE w.job_id IN {list} AND w.parked_at IS NOT NULL \
-             ON DUPLICATE KEY UPDATE released_at = VALUES(released_at)"
+             ON DUPLICATE KEY UPDATE due_at = LEAST(limit_holds.due_at, VALUES(due_at)), \
+             released_at = VALUES(released_at)"
         ),
         values,
     );
