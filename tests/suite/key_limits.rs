@@ -455,6 +455,45 @@ async fn parked_jobs_of_a_paused_queue_keep_no_slot_from_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn many_parked_jobs_of_a_paused_queue_leave_the_line_and_come_back_after_the_pause() {
+    let calls = Calls::default();
+    let queues = |config: &mut Config| config.queues = vec!["default".to_owned(), "mail".to_owned()];
+    let tickr = TestApp::start_with(queues, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 1})).await;
+    let first = tickr.enqueue(job("a", 600_000)).await;
+    tickr.until(first, State::Executing).await;
+    let in_mail = || json!({"kind": "call", "payload": {"key": "a", "ms": 0}, "limit_key": "a", "queue": "mail"});
+    let next = tickr.enqueue(in_mail()).await;
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 1).await;
+    // Behind a parked job they are parked at once.
+    tickr.enqueue_many((0..1_099).map(|_| in_mail())).await;
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 1_100).await;
+    assert_eq!(tickr.post("/v1/queues/mail/pause", json!({})).await.status, 200);
+    tickr.until_count("SELECT COUNT(*) <= 512 FROM limit_waits WHERE queue = 'mail'", 1).await;
+    // The others are due, and nothing starts them.
+    let due = "SELECT COUNT(*) >= 588 FROM owed WHERE queue = 'mail' AND execute_at <= UTC_TIMESTAMP(3)";
+    assert_eq!(tickr.count(due).await, 1);
+    let explained = tickr.get(&format!("/v1/jobs/{next}/explain")).await.body;
+    assert_eq!(explained["reasons"][0]["code"], "queue_paused", "{explained:#}");
+    let second = tickr.enqueue(job("a", 1)).await;
+    cancel(&tickr, first).await;
+    tickr.until(second, State::Completed).await;
+    let started = "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE j.queue = 'mail'";
+    assert_eq!(tickr.count(started).await, 0);
+    tickr.assert_sound().await;
+
+    assert_eq!(tickr.post("/v1/queues/mail/resume", json!({})).await.status, 200);
+    // All of them count, parked or not.
+    eventually("some have run", || async { (tickr.count(started).await >= 5).then_some(()) }).await;
+    assert_eq!(calls.most("a"), 1);
+    set(&tickr, "l", json!({"concurrency": 100})).await;
+    tickr.until_idle().await;
+    assert_eq!(tickr.count(started).await, 1_100);
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn verify_finds_no_fault_while_the_jobs_of_a_removed_limit_are_let_go_or_their_queue_is_paused() {
     let calls = Calls::default();
     let queues = |config: &mut tickr::config::Config| config.queues = vec!["default".to_owned(), "mail".to_owned()];

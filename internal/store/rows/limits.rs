@@ -52,6 +52,13 @@ const FURTHEST_TURN: TimeDelta = TimeDelta::seconds(60);
 /// A slot is kept for no longer than this from now. One that is kept for longer dates from before the clock was set back.
 pub(crate) const KEPT_AT_MOST_S: i64 = 70;
 
+/// Parked jobs at the front of a line in which a sweep looks for those of paused queues.
+const FRONT: usize = 1_024;
+/// So many jobs of paused queues may stay at the front of a line. Each search for the next job reads them.
+const MAX_PAUSED_IN_FRONT: usize = 512;
+/// Time for which a transaction lets jobs of paused queues leave a line. A claim that needs the key waits for a second.
+const LEAVING: Duration = Duration::from_millis(250);
+
 /// Age from which the limits of a process are read again before a claim. They are read about once a second. Less than the
 /// time after which the attempts of a new limit are counted, by more than a claim takes.
 const OLD: Duration = Duration::from_millis(1_500);
@@ -452,6 +459,12 @@ pub(crate) struct KeyState {
 }
 
 impl KeyState {
+    /// The state of a key for jobs that leave its line, whether there is room or not.
+    fn unread() -> Self {
+        let (first_due, next_start, followed, version, gate) = (None, None, None, None, None);
+        Self { running: 0, kept: 0, first_due, next_start, followed, version, gate, now: Timestamp::default() }
+    }
+
     /// Return whether a job that this key has not let go may start now. If so, count it. `due_at` is the due time of a job
     /// that another key has let go.
     pub(crate) fn admit(&mut self, bounds: KeyBounds, due_at: Option<Timestamp>) -> bool {
@@ -1003,8 +1016,8 @@ pub(crate) async fn unpark(conn: &mut Session<'_>, id: Uuid) -> Result<(), sqlx:
     sqlx::query("DELETE FROM limit_waits WHERE job_id = ?").bind(id).execute(conn).await.map(drop)
 }
 
-/// Note that a client has given these jobs another due time. Their rows in `owed` are locked. Those that were let go and
-/// are parked again before they start are in the line by this time.
+/// Note that a client has given these jobs another due time. Their rows in `owed` are locked. Those that were let go
+/// and are parked again before they start are in the line by this time.
 pub(crate) async fn note_due_time(conn: &mut Session<'_>, ids: &[Uuid], due_at: Timestamp) -> Result<(), sqlx::Error> {
     let mut script = Script::as_text();
     let (list, of_ids) = script.list(ids);
@@ -1081,6 +1094,70 @@ pub(crate) async fn let_uncovered_go(
     }
     let found = ParkedJobs::lock(conn, &waiting).await?;
     let_go_of(conn, found, &states, &[]).await
+}
+
+/// Condition on a job at the front of a line, `w`: its queue is paused.
+const PAUSED: &str = "w.queue IN (SELECT name FROM queues WHERE paused_at IS NOT NULL)";
+
+/// Build the source `w` with the jobs at the front of the line of a key.
+fn front_of_line() -> String {
+    format!(
+        "(SELECT limit_name, limit_key, job_id, due_at, queue FROM limit_waits FORCE INDEX (limit_waits_line) \
+         WHERE limit_name = ? AND limit_key = ? ORDER BY due_at, job_id LIMIT {FRONT}) w"
+    )
+}
+
+/// Return those of these keys whose lines begin with many jobs of paused queues.
+pub(crate) async fn lines_behind_paused_jobs(
+    conn: &mut Session<'_>,
+    keys: &[&LimitKey],
+) -> Result<Vec<LimitKey>, sqlx::Error> {
+    let front = front_of_line();
+    let of = |place: usize| {
+        format!("(SELECT {place} AS place FROM {front} WHERE {PAUSED} HAVING COUNT(*) > {MAX_PAUSED_IN_FRONT})")
+    };
+    let parts: Vec<String> = (0..keys.len()).map(of).collect();
+    let values = keys.iter().flat_map(|key| [Value::from(key.limit.as_str()), Value::from(key.key.as_bytes())]);
+    let mut script = Script::as_text();
+    script.push(parts.join(" UNION ALL "), values.collect());
+    let mut found = Vec::new();
+    for row in script.run(conn).await?.iter().flat_map(|step| &step.rows) {
+        let place = usize::try_from(row.try_get::<i64, _>("place")?).unwrap_or(usize::MAX);
+        found.extend(keys.get(place).map(|key| (*key).clone()));
+    }
+    Ok(found)
+}
+
+/// Let jobs of paused queues leave the front of this line while there are many. They wait in their queues like any due
+/// job, and are parked again after the pause, by their due times. The key is locked. Returns the jobs, and whether
+/// there may be more.
+pub(crate) async fn let_paused_leave(
+    conn: &mut Session<'_>,
+    key: &LimitKey,
+) -> Result<(Vec<DueJob>, bool), sqlx::Error> {
+    let (front, states) = (front_of_line(), BTreeMap::from([(key.clone(), KeyState::unread())]));
+    let (mut all, began) = (Vec::new(), Instant::now());
+    while began.elapsed() < LEAVING {
+        let sql = format!("SELECT w.limit_name, w.limit_key, w.job_id, w.due_at FROM {front} WHERE {PAUSED}");
+        let mut script = Script::as_text();
+        script.push(sql, vec![Value::from(key.limit.as_str()), Value::from(key.key.as_bytes())]);
+        let rows: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
+        if rows.len() <= MAX_PAUSED_IN_FRONT {
+            return Ok((all, false));
+        }
+        let mut are_all_locked = true;
+        for rows in rows.chunks(MAX_AT_ONCE) {
+            let of_row = |row: &MySqlRow| Ok((row.try_get("job_id")?, (key_in(row)?, row.try_get("due_at")?)));
+            let waiting: Parked = rows.iter().map(of_row).collect::<Result<_, sqlx::Error>>()?;
+            let found = ParkedJobs::lock(conn, &waiting).await?;
+            are_all_locked &= found.is_empty();
+            all.extend(let_go_of(conn, found, &states, &[]).await?);
+        }
+        if are_all_locked {
+            return Ok((all, false));
+        }
+    }
+    Ok((all, true))
 }
 
 /// The keys and the due times of parked jobs.
