@@ -1224,10 +1224,16 @@ mutants() {
     mutant 'sweep of limits by key' internal/engine/limits.rs \
         'if (!in_use && !uncounted) ||' 'if !uncounted ||' \
         key_limits::a_changed_or_removed_limit_holds_within_seconds
+    mutant 'sweeps after a change of a limit during an outage' internal/engine/limits.rs \
+        'if trouble && changed {' 'if trouble && changed && false {' \
+        mysql_faults::a_limit_that_is_removed_during_an_outage_holds_no_job_up_after_it
     mutant 'parked jobs of paused queues' internal/store/rows/limits.rs \
         'const NOT_PAUSED: &str = "queue NOT IN (SELECT name FROM queues WHERE paused_at IS NOT NULL)";' \
         'const NOT_PAUSED: &str = "TRUE";' \
         key_limits::parked_jobs_of_a_paused_queue_keep_no_slot_from_others
+    mutant 'parked jobs of paused queues in front of a line' internal/store/attempts/limited.rs \
+        'for key in keys.behind_paused {' 'for key in keys.behind_paused.into_iter().take(0) {' \
+        key_limits::many_parked_jobs_of_a_paused_queue_leave_the_line_and_come_back_after_the_pause
     mutant 'slots of attempts that still run' internal/store/rows/limits.rs \
         "WHERE state = 'executing' AND id IN {list}" "WHERE state = 'waiting' AND id IN {list}" \
         internal/store/attempts/limited.rs \
@@ -1252,6 +1258,12 @@ mutants() {
     mutant 'due time of a parked job' internal/store/jobs/read.rs \
         'Some(parked) if is_parked(parked) =>' 'Some(parked) if is_parked(parked) && false =>' \
         key_limits::a_parked_job_that_was_made_due_shows_that_due_time
+    mutant 'due times of jobs that wait for a turn in a filter' internal/store/jobs/conditions.rs \
+        "CASE WHEN o.execute_at < '9999-12-30' THEN" "CASE WHEN o.execute_at < '9999-12-31 13:00:00' THEN" \
+        operations::a_due_time_selects_jobs_that_wait_for_a_turn_by_the_one_that_they_show
+    mutant 'due time of a parked head of an order key' internal/store/jobs/order_keys.rs \
+        'ELSE {DUE_OF_OWED} END AS since' 'ELSE o.execute_at END AS since' \
+        key_limits::a_job_with_an_order_key_and_a_limit_key_follows_both
     mutant 'due time of a parked holder of a unique key' internal/store/jobs/key_holders.rs \
         'COALESCE(q.due_at, j.execute_at)' 'j.execute_at' \
         key_limits::a_parked_job_that_was_made_due_shows_that_due_time
@@ -1259,6 +1271,10 @@ mutants() {
         'AND h.attempt = o.attempt + 1), UTC_TIMESTAMP(3))' \
         'AND h.attempt = o.attempt), (SELECT j.execute_at FROM jobs j WHERE j.id = o.id))' \
         key_limits::a_delayed_job_that_was_made_due_starts_when_its_limit_is_removed
+    mutant 'due time of a job that was put off before its turn' internal/store/jobs/change.rs \
+        'if request.change.due.is_some() {' 'if request.change.due.is_some() && false {' \
+        internal/store/bulk.rs 'Some(due) if !changed.is_empty() =>' 'Some(due) if !changed.is_empty() && false =>' \
+        key_limits::a_job_that_is_put_off_before_its_turn_is_parked_with_its_new_due_time
     mutant 'parked jobs that a limit does not cover' internal/store/attempts/limited.rs \
         'if set.limit.key_of(&kind, &queue, by) != Some(key.key.as_str()) {' \
         'if set.limit.key_of(&kind, &queue, by) != Some(key.key.as_str()) && false {' \

@@ -152,7 +152,7 @@ impl Remote {
         let began = Instant::now();
         let (permit, text) = match self.shared.permit_at_once() {
             Some(permit) => (Some(permit), text),
-            None => match self.shared.wait(text, |jobs, permit| self.start_together(jobs, permit)).await {
+            None => match self.shared.wait(text, PATIENCE, |jobs, permit| self.start_together(jobs, permit)).await {
                 Shared::Told(told) => return told,
                 Shared::Alone(permit) => (permit, serde_json::to_vec(body).map_err(setup)?),
             },
@@ -176,7 +176,8 @@ impl Remote {
     }
 
     /// Send jobs of several callers in a task of its own: a caller that goes away must not take the others with it. The
-    /// task ends with the answer, or with the time limit of a call.
+    /// task ends with the answer, or with the time limit of a call. It stands still if the thread of this caller leaves
+    /// its runtime alone, so each caller has a time limit of its own as well.
     fn start_together(self: &Arc<Self>, jobs: Vec<WaitingJob>, permit: Option<OwnedSemaphorePermit>) {
         let remote = Arc::clone(self);
         tokio::spawn(async move { remote.send_together(jobs, permit).await });

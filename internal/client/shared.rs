@@ -61,6 +61,11 @@ pub(super) enum Shared {
 #[error("the request was given up with the runtime that sent it")]
 struct GivenUp;
 
+/// The task that sent the job has not told its outcome: its runtime may stand still.
+#[derive(Debug, thiserror::Error)]
+#[error("the request that carried the job got no answer in time")]
+struct NoAnswer;
+
 impl Default for SharedRequests {
     fn default() -> Self {
         Self {
@@ -90,12 +95,28 @@ impl SharedRequests {
 
     /// Let a job wait for a request, and return its answer. `send` sends jobs together and tells each its outcome. It
     /// must not depend on the future of this caller.
+    ///
+    /// The request may be a task of another runtime, and its time limit stands still with that runtime. A thread that
+    /// leaves its runtime alone must not hold up the callers of others. So this caller waits for `patience` at most, by
+    /// its own runtime.
     pub(super) async fn wait(
         &self,
         text: Vec<u8>,
+        patience: Duration,
         send: impl Fn(Vec<WaitingJob>, Option<OwnedSemaphorePermit>),
     ) -> Shared {
-        let (number, mut answer) = self.join(text);
+        let (number, answer) = self.join(text);
+        let told = tokio::time::timeout(patience, self.answer(number, answer, send)).await;
+        told.unwrap_or_else(|_| Shared::Told(Err(super::http::unavailable(NoAnswer))))
+    }
+
+    /// Send requests until the job with this number is in one, and return its answer.
+    async fn answer(
+        &self,
+        number: u64,
+        mut answer: oneshot::Receiver<Shared>,
+        send: impl Fn(Vec<WaitingJob>, Option<OwnedSemaphorePermit>),
+    ) -> Shared {
         loop {
             let permit = tokio::select! {
                 biased;
@@ -188,8 +209,19 @@ mod tests {
 
     /// A caller that enqueues `text`. The requests go to `requests`.
     fn caller(shared: &Arc<SharedRequests>, text: &str, requests: &mpsc::Sender<Sent>) -> JoinHandle<Shared> {
+        caller_for(Duration::from_secs(60), shared, text, requests)
+    }
+
+    /// A caller that waits for its answer for this time at most.
+    fn caller_for(
+        patience: Duration,
+        shared: &Arc<SharedRequests>,
+        text: &str,
+        requests: &mpsc::Sender<Sent>,
+    ) -> JoinHandle<Shared> {
         let (shared, text, requests) = (Arc::clone(shared), text.as_bytes().to_vec(), requests.clone());
-        tokio::spawn(async move { shared.wait(text, |jobs, permit| requests.send((jobs, permit)).unwrap()).await })
+        let send = move |jobs, permit| requests.send((jobs, permit)).unwrap();
+        tokio::spawn(async move { shared.wait(text, patience, send).await })
     }
 
     /// Let the callers run until this many jobs wait.
@@ -280,6 +312,27 @@ mod tests {
         drop(jobs);
         for caller in callers {
             let told = caller.await.unwrap();
+            assert!(matches!(&told, Shared::Told(Err(error)) if error.is_transient()), "{told:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_caller_waits_no_longer_than_its_call_for_a_request_whose_runtime_stands_still() {
+        let shared = patient();
+        let (requests, sent) = mpsc::channel();
+        let (first, _second) = (shared.permit_at_once().unwrap(), shared.permit_at_once().unwrap());
+        let mut callers = Vec::new();
+        for text in ["a", "b"] {
+            callers.push(caller_for(Duration::from_secs(2), &shared, text, &requests));
+            until_waiting(&shared, callers.len()).await;
+        }
+        drop(first);
+        until_waiting(&shared, 0).await;
+        // The request is under way, and its task does not go on.
+        let (jobs, _permit) = sent.try_recv().unwrap();
+        assert_eq!(texts(&jobs), ["a", "b"]);
+        for caller in callers {
+            let told = tokio::time::timeout(Duration::from_secs(30), caller).await.expect("the call ends").unwrap();
             assert!(matches!(&told, Shared::Told(Err(error)) if error.is_transient()), "{told:?}");
         }
     }

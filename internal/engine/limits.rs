@@ -26,7 +26,12 @@ pub(super) async fn sweep_until_stopped(shared: &EngineState) {
         let before = std::mem::replace(&mut changed_before, changes);
         let changed = changes || before;
         let uncounted = shared.operator_settings.now().limits.iter().any(|set| !set.counted);
-        if (!in_use && !uncounted) || shared.store_trouble.is_known() {
+        let trouble = shared.store_trouble.is_known();
+        if trouble && changed {
+            // The sweeps that follow a change are still to come after the outage.
+            settings.clear();
+        }
+        if (!in_use && !uncounted) || trouble {
             continue;
         }
         match shared.store.sweep_limits(std::mem::take(&mut sweep), changed).await {

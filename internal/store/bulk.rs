@@ -28,7 +28,7 @@ use crate::jobs::search::{Breakdown, Counted, Order, Search, SearchBudget, break
 use crate::retention::remove::{Removal, remove};
 use crate::rows::aged::{Aged, purge_aged};
 use crate::rows::jobs::Accepted;
-use crate::rows::limits::waits_for_turn;
+use crate::rows::limits::{note_due_time, waits_for_turn};
 use crate::rows::links::{AWAITED, IN_BATCH};
 use crate::rows::order::{lock_free_keys as lock_free_order_keys, order_keys_of};
 use crate::rows::owed::{Owed, SKIP_LOCKED, expiries_of, left_of, lock_free};
@@ -1141,6 +1141,7 @@ impl Work {
         let mut free = lock_free(conn, ids.iter().copied().map(JobId::from_uuid)).await?;
         let locked = left_of(conn, ids.iter().copied().map(JobId::from_uuid).collect(), &free).await?;
         let expiries = if due.is_some() { expiries_of(conn, ids).await? } else { BTreeMap::new() };
+        let mut changed = Vec::new();
         for id in self.share_out(ids, locked, now) {
             let Some(owed) = free.remove(&id) else { continue };
             let held = waits_for_turn(owed.execute_at);
@@ -1163,6 +1164,7 @@ impl Work {
                 Err(error) if waited_for_lock(&error) && self.leaves(conn, id).await => continue,
                 written => written?,
             }
+            changed.push(id.uuid());
             self.done.push(id.uuid());
             self.batched.waits.push(Accepted {
                 id,
@@ -1174,7 +1176,10 @@ impl Work {
                 held,
             });
         }
-        Ok(())
+        match due {
+            Some(due) if !changed.is_empty() => note_due_time(conn, &changed, due).await,
+            _ => Ok(()),
+        }
     }
 }
 

@@ -563,6 +563,45 @@ async fn parked_jobs_of_a_paused_queue_keep_no_slot_from_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn many_parked_jobs_of_a_paused_queue_leave_the_line_and_come_back_after_the_pause() {
+    let calls = Calls::default();
+    let queues = |config: &mut Config| config.queues = vec!["default".to_owned(), "mail".to_owned()];
+    let tickr = TestApp::start_with(queues, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 1})).await;
+    let first = tickr.enqueue(job("a", 600_000)).await;
+    tickr.until(first, State::Executing).await;
+    let in_mail = || json!({"kind": "call", "payload": {"key": "a", "ms": 0}, "limit_key": "a", "queue": "mail"});
+    let next = tickr.enqueue(in_mail()).await;
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 1).await;
+    // Behind a parked job they are parked at once.
+    tickr.enqueue_many((0..1_099).map(|_| in_mail())).await;
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 1_100).await;
+    assert_eq!(tickr.post("/v1/queues/mail/pause", json!({})).await.status, 200);
+    tickr.until_count("SELECT COUNT(*) <= 512 FROM limit_waits WHERE queue = 'mail'", 1).await;
+    // The others are due, and nothing starts them.
+    let due = "SELECT COUNT(*) >= 588 FROM owed WHERE queue = 'mail' AND execute_at <= UTC_TIMESTAMP(3)";
+    assert_eq!(tickr.count(due).await, 1);
+    let explained = tickr.get(&format!("/v1/jobs/{next}/explain")).await.body;
+    assert_eq!(explained["reasons"][0]["code"], "queue_paused", "{explained:#}");
+    let second = tickr.enqueue(job("a", 1)).await;
+    cancel(&tickr, first).await;
+    tickr.until(second, State::Completed).await;
+    let started = "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE j.queue = 'mail'";
+    assert_eq!(tickr.count(started).await, 0);
+    tickr.assert_sound().await;
+
+    assert_eq!(tickr.post("/v1/queues/mail/resume", json!({})).await.status, 200);
+    // All of them count, parked or not.
+    eventually("some have run", || async { (tickr.count(started).await >= 5).then_some(()) }).await;
+    assert_eq!(calls.most("a"), 1);
+    set(&tickr, "l", json!({"concurrency": 100})).await;
+    tickr.until_idle().await;
+    assert_eq!(tickr.count(started).await, 1_100);
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn verify_finds_no_fault_while_the_jobs_of_a_removed_limit_are_let_go_or_their_queue_is_paused() {
     let calls = Calls::default();
     let queues = |config: &mut tickr::config::Config| config.queues = vec!["default".to_owned(), "mail".to_owned()];
@@ -1046,6 +1085,9 @@ async fn a_job_with_an_order_key_and_a_limit_key_follows_both() {
     tickr.until_count("SELECT COUNT(*) FROM limit_waits", 1).await;
     let code = async |id| tickr.get(&format!("/v1/jobs/{id}/explain")).await.body["reasons"][0]["code"].clone();
     assert_eq!((code(line[0]).await, code(line[1]).await), (json!("limit_reached"), json!("behind_key")));
+    let of_key = tickr.get("/v1/order-keys").await.body["data"][0].clone();
+    let shown = tickr.job(line[0]).await["execute_at"].clone();
+    assert_eq!((&of_key["head"]["id"], &of_key["head"]["since"]), (&json!(line[0]), &shown), "{of_key:#}");
     tickr.assert_sound().await;
     // The next one is at the head when that one is cancelled, and finds no room either.
     tickr.post(&format!("/v1/jobs/{}/cancel", line[0]), json!({})).await;
@@ -1326,6 +1368,43 @@ async fn a_job_whose_due_time_a_client_puts_off_does_not_start_with_a_faster_rat
     assert_eq!((&job["state"], &job["held"], &job["execute_at"]), expected, "{job:#}");
     assert_eq!(tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await.status, 200);
     tickr.until_idle().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_is_put_off_before_its_turn_is_parked_with_its_new_due_time() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|_| {}, calls.registry()).await;
+    let rate = |period_ms: u64| json!({"rate": {"starts": 1, "period_ms": period_ms, "burst": 0}});
+    // Within a minute, so that the next job of each key is let go.
+    set_and_wait(&tickr, "l", rate(55_000)).await;
+    tickr.enqueue_many(["a", "b"].map(|key| job(key, 1))).await;
+    tickr.until_count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'", 2).await;
+    let ids = tickr.enqueue_many(["a", "b"].map(|key| job(key, 1))).await;
+    tickr.until_count("SELECT COUNT(*) FROM limit_slots WHERE kept_until IS NOT NULL", 2).await;
+
+    let due_at = chrono::DateTime::from_timestamp_millis(chrono::Utc::now().timestamp_millis() + 6_000).unwrap();
+    let answer = tickr.patch(&format!("/v1/jobs/{}", ids[0]), json!({"execute_at": due_at})).await;
+    assert_eq!(answer.status, 200, "{:#}", answer.body);
+    let reschedule = json!({"action": "reschedule", "filter": {"ids": [ids[1]]}, "execute_at": due_at});
+    assert_eq!(tickr.post("/v1/operations", reschedule).await.status, 202);
+    // At this time they find no room, and are let go for their turns once more.
+    let again = "SELECT COUNT(*) FROM limit_holds WHERE released_at > due_at AND due_at > parked_at + INTERVAL 1 SECOND";
+    tickr.until_count(again, 2).await;
+    // Under this rate their turns are more than a minute ahead, so they stay parked.
+    set(&tickr, "l", rate(600_000)).await;
+    for id in &ids {
+        let parked = eventually("it is parked", || async {
+            let job = tickr.job(*id).await;
+            (job["held"] == true).then_some(job)
+        })
+        .await;
+        let shown: chrono::DateTime<chrono::Utc> = serde_json::from_value(parked["execute_at"].clone()).unwrap();
+        assert_eq!(shown, due_at, "{parked:#}");
+    }
+    cancel_all(&tickr, ids).await;
+    tickr.until_idle().await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
     tickr.stop().await;
 }
 

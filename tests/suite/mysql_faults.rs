@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use sqlx::{AssertSqlSafe, Connection, Executor, Row};
+use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection, Row};
 use tickr::app::App;
 use tickr::broker::Broker;
 use tickr::config::{Config, ServerUrl};
@@ -16,9 +16,10 @@ use tickr::store::{EnqueueOutcome, Store, StoreSettings};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::support::limits::set_and_wait;
 use crate::support::{
-    Answer, DEADLINE, Proxy, Runner, TestApp, answer, draft, eventually, eventually_seen, http, make_api_key,
-    server_options, table_prefix,
+    Answer, DEADLINE, Proxy, Runner, TestApp, answer, connect, draft, eventually, eventually_seen, http, make_api_key,
+    server_options, table_prefix, unique_name,
 };
 
 /// Configure a tickr that accepts jobs and runs none of them.
@@ -311,9 +312,14 @@ async fn lock_waits_that_time_out_leave_no_half_and_are_repeated() {
 
 /// Make an account without special rights, because servers refuse such accounts first. Return the URL with its login.
 async fn ordinary_url(tickr: &TestApp) -> String {
-    let url = tickr.config.mysql_url().unwrap().expose().to_owned();
+    ordinary_account(&mut tickr.mysql().await, tickr.config.mysql_url().unwrap().expose()).await
+}
+
+/// Make this account. `url` has the login of an administrator.
+async fn ordinary_account(administrator: &mut MySqlConnection, url: &str) -> String {
     for host in ["localhost", "127.0.0.1"] {
-        tickr.sql(format!("CREATE USER app@'{host}'; GRANT ALL ON `t%`.* TO app@'{host}'")).await;
+        let sql = format!("CREATE USER app@'{host}'; GRANT ALL ON `t%`.* TO app@'{host}'");
+        administrator.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await.unwrap();
     }
     let (before, after) = url.split_once("://").unwrap().1.split_once('@').unwrap();
     assert!(before.starts_with("root"));
@@ -367,6 +373,45 @@ async fn a_read_only_server_is_an_outage_that_ends() {
     tickr.assert_each_ran_once(104).await;
     assert_eq!(ask(&runner, "/readyz").await.status, 200);
     runner.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_that_is_removed_during_an_outage_holds_no_job_up_after_it() {
+    // Within a minute, so that the next job is let go, and longer than this test takes.
+    const PERIOD_MS: u64 = 55_000;
+    let own = Services::start(&server_options()).unwrap();
+    let name = unique_name();
+    let url = own.mysql_url(&name);
+    Store::create_database(&url).await.unwrap();
+    let settings = StoreSettings { url: url.clone(), connections: 6, flushers: 1, table_prefix: table_prefix() };
+    let store = Store::connect(&settings, Duration::from_secs(10)).await.unwrap();
+    store.migrate().await.unwrap();
+    store.close().await;
+    let mut administrator = connect(&url).await;
+    let account = ServerUrl::mysql(&ordinary_account(&mut administrator, &url).await).unwrap();
+    // This runner is alone: another one with a login that may write would sweep in its place.
+    let change = |config: &mut Config| {
+        (config.mysql_url, config.lease) = (Some(account), Duration::from_secs(30));
+    };
+    let tickr = TestApp::start_in(own, &name, change).await;
+    set_and_wait(&tickr, "l", json!({"rate": {"starts": 1, "period_ms": PERIOD_MS, "burst": 0}})).await;
+    tickr.enqueue_many((0..2).map(|_| json!({"kind": "noop", "limit_key": "a"}))).await;
+    tickr.until_count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'", 1).await;
+    // The other one is let go with the due time of its turn.
+    tickr.until_count("SELECT COUNT(*) FROM limit_slots WHERE kept_until IS NOT NULL", 1).await;
+
+    // The runner learns of the outage when this job ends.
+    let ends = tickr.enqueue(json!({"kind": "sleep", "payload": {"ms": 1_000}})).await;
+    tickr.until(ends, State::Executing).await;
+    administrator.execute("SET GLOBAL read_only = 1").await.unwrap();
+    administrator.execute("DELETE FROM limits WHERE name = 'l'").await.unwrap();
+    // Reads work, so several summaries of changes come meanwhile, about one in a second. The first two show the change.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    administrator.execute("SET GLOBAL read_only = 0").await.unwrap();
+    tickr.until_idle().await;
+    let took = tickr.count("SELECT TIMESTAMPDIFF(SECOND, MIN(started_at), MAX(started_at)) FROM attempts").await;
+    assert!(took < 40, "{took} s: at its turn");
     tickr.stop().await;
 }
 

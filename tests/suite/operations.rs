@@ -15,6 +15,8 @@ use tickr::store::{Answer as Kept, Original, Store, StoreSettings};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use crate::search::encoded;
+use crate::support::limits::set_and_wait;
 use crate::support::{
     self, Proxy, Runner, TestApp, database, drop_database, eventually, gated, halted, http, migrated_database,
     table_prefix,
@@ -216,6 +218,51 @@ async fn each_action_does_what_it_says_to_the_jobs_of_its_filter() {
     let listed = tickr.get("/v1/operations?state=done&limit=2").await.body;
     assert_eq!(listed["data"][0]["action"], "delete");
     assert!(listed["next_cursor"].is_string());
+    tickr.stop().await;
+}
+
+/// The row in `owed` of a job that waits for a turn has a due time in the year 9999.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_due_time_selects_jobs_that_wait_for_a_turn_by_the_one_that_they_show() {
+    let tickr = TestApp::start().await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 1})).await;
+    let sleep = json!({"kind": "sleep", "payload": {"ms": 600_000}, "limit_key": "a", "order_key": "o"});
+    let runs = tickr.enqueue(sleep).await;
+    tickr.until(runs, State::Executing).await;
+    let parked = tickr.enqueue(json!({"kind": "noop", "limit_key": "a"})).await;
+    let made_due = tickr.enqueue(json!({"kind": "noop", "limit_key": "a", "delay_ms": LATER_MS})).await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{made_due}/run-now"), json!({})).await.status, 200);
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 2).await;
+    let held = tickr.enqueue(json!({"kind": "noop", "order_key": "o"})).await;
+    let blocked = tickr.enqueue(json!({"kind": "noop", "after": [runs.to_string()]})).await;
+    let later = tickr.enqueue(json!({"kind": "noop", "delay_ms": LATER_MS})).await;
+
+    let soon = vec![blocked, held, made_due, parked, runs];
+    let (between, before) = (Utc::now() + TimeDelta::hours(2), Utc::now() - TimeDelta::hours(2));
+    for id in soon.iter().copied().chain([later]) {
+        let job = tickr.job(id).await;
+        let due: DateTime<Utc> = serde_json::from_value(job["execute_at"].clone()).unwrap();
+        assert_eq!((due > before, due < between), (true, id != later), "{job:#}");
+    }
+    let [before, between] = [before, between].map(|at| at.to_rfc3339_opts(chrono::SecondsFormat::Secs, true));
+    for (query, wanted) in [
+        (format!("q={}", encoded("due:<2h")), soon.clone()),
+        (format!("q={}", encoded("due:>2h")), vec![later]),
+        (format!("q={}", encoded("-due:<2h")), vec![later]),
+        (format!("due_after={before}&due_before={between}"), soon),
+        (format!("due_after={between}&state=waiting"), vec![later]),
+        (format!("due_before={before}"), Vec::new()),
+    ] {
+        assert_eq!(tickr.walk(&query, 3).await, wanted, "{query}");
+    }
+    assert_eq!(carried_out(&tickr, json!({"action": "cancel", "filter": {"q": "due:>2h"}})).await, (1, 0, 0));
+    assert_eq!(tickr.job(later).await["state"], "cancelled");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM owed").await, 5);
+    for id in [blocked, runs] {
+        assert!(matches!(tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await.status, 200 | 202));
+    }
+    tickr.until_idle().await;
+    tickr.assert_sound().await;
     tickr.stop().await;
 }
 

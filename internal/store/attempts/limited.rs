@@ -18,9 +18,9 @@ use crate::attempts::claim::{Claim, Claims, ClaimsById, NOT_EXPIRED, among, gone
 use crate::rows::limits::{
     DELETE_SLOTS, FairShare, KEPT_AT_MOST_S, KeyBounds, KeyState, KnownLimits, LimitKey, LimitSetting, LimitsOfClaim,
     ToPark, begin_with, begin_with_free, begin_within_a_second, count_parked, free_slots_kept_in_vain, free_slots_of,
-    kept_in_vain, key_in, keys_of, keys_with_parked_jobs, let_go, let_uncovered_go, lock_free_keys, lock_keys,
-    lock_those_that_are_free, lock_within_a_second, not_among, park_owed, park_step, state_step, states_in, take_back,
-    without_rows, write_rates,
+    kept_in_vain, key_in, keys_of, keys_with_parked_jobs, let_go, let_paused_leave, let_uncovered_go,
+    lines_behind_paused_jobs, lock_free_keys, lock_keys, lock_those_that_are_free, lock_within_a_second, not_among,
+    park_owed, park_step, state_step, states_in, take_back, without_rows, write_rates,
 };
 use crate::rows::owed::{DueJob, SKIP_LOCKED};
 use crate::sql::batch::Batch;
@@ -662,7 +662,8 @@ const LOOKING: Duration = Duration::from_millis(100);
 pub struct LimitSweep {
     /// The last key that was looked at.
     after: Option<LimitKey>,
-    /// New limits that could not be counted because another session locked one of their keys, and when.
+    /// Limits of which another session kept a key locked while a sweep waited for it, and when. For a while no sweep
+    /// waits for their keys.
     locked: BTreeMap<Name, Instant>,
 }
 
@@ -691,6 +692,9 @@ impl Store {
         let looking = Instant::now();
         loop {
             let keys = self.keys_with_room(after, &limits, changed).await?;
+            for key in keys.behind_paused {
+                gone.extend(self.let_paused_leave(key, &mut locked).await?);
+            }
             for page in keys.with_room.chunks(PAGE) {
                 let page: Vec<(LimitKey, Vec<Uuid>)> = page.iter().map(|key| (key.clone(), Vec::new())).collect();
                 // A limit that was removed may have any number of parked jobs.
@@ -708,6 +712,37 @@ impl Store {
                 return Ok((gone, LimitSweep { after, locked }));
             }
         }
+    }
+
+    /// Let jobs of paused queues leave the front of the line of a key. Otherwise each claim and each end of an attempt
+    /// would read all of them, with the key locked, to find the next job of another queue.
+    ///
+    /// Such claims hardly ever leave the key free, so this waits for it.
+    async fn let_paused_leave(
+        &self,
+        key: LimitKey,
+        locked: &mut BTreeMap<Name, Instant>,
+    ) -> Result<Vec<DueJob>, StoreError> {
+        let (mut gone, began, key) = (Vec::new(), Instant::now(), Arc::new(key));
+        while began.elapsed() < LETTING_GO && !locked.contains_key(&key.limit) {
+            let of_line = Arc::clone(&key);
+            let left = transact_unless_locked(&self.shared.pools.loops, "let jobs leave a limit", move |conn, _| {
+                let key = Arc::clone(&of_line);
+                Box::pin(async move {
+                    lock_keys(conn, &[&*key]).await?;
+                    let_paused_leave(conn, &key).await
+                })
+            });
+            let Some((some, more)) = left.await? else {
+                locked.insert(key.limit.clone(), Instant::now());
+                break;
+            };
+            gone.extend(some);
+            if !more {
+                break;
+            }
+        }
+        Ok(gone)
     }
 
     /// Read what the keys of fair limits share: the workers of the runners, less those that work for keys without
@@ -880,9 +915,13 @@ impl Store {
                 let rows = query.fetch_all(&mut *conn).await?;
                 let keys: Vec<LimitKey> = rows.iter().map(key_in).collect::<Result<_, _>>()?;
                 let last = if keys.len() == KEYS_READ { keys.last().cloned() } else { None };
-                let mut with_room = Vec::new();
+                let paused = is_any_queue_paused(conn).await?;
+                let (mut with_room, mut behind_paused) = (Vec::new(), Vec::new());
                 for keys in keys.chunks(PAGE) {
                     let asked: Vec<&LimitKey> = keys.iter().collect();
+                    if paused {
+                        behind_paused.extend(lines_behind_paused_jobs(conn, &asked).await?);
+                    }
                     let mut script = Script::as_text();
                     state_step(&mut script, &asked);
                     let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
@@ -897,7 +936,7 @@ impl Store {
                             .cloned(),
                     );
                 }
-                Ok(KeysRead { with_room, last })
+                Ok(KeysRead { with_room, behind_paused, last })
             })
         })
         .await
@@ -1065,10 +1104,7 @@ async fn those_that_may_go(
     keys: Vec<Vec<u8>>,
 ) -> Result<Vec<Vec<u8>>, sqlx::Error> {
     // Without paused queues, which is the usual case, the keys alone tell it.
-    let paused: bool = sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM queues WHERE paused_at IS NOT NULL)")
-        .fetch_one(&mut *conn)
-        .await?;
-    if !paused {
+    if !is_any_queue_paused(conn).await? {
         return Ok(keys);
     }
     let key =
@@ -1078,8 +1114,15 @@ async fn those_that_may_go(
     Ok(found.into_iter().map(|key| key.key.into_bytes()).collect())
 }
 
+async fn is_any_queue_paused(conn: &mut Session<'_>) -> Result<bool, sqlx::Error> {
+    let sql = "SELECT EXISTS (SELECT 1 FROM queues WHERE paused_at IS NOT NULL)";
+    sqlx::query_scalar(sql).fetch_one(conn).await
+}
+
 struct KeysRead {
     with_room: Vec<LimitKey>,
+    /// Keys whose lines begin with many jobs of paused queues.
+    behind_paused: Vec<LimitKey>,
     last: Option<LimitKey>,
 }
 

@@ -14,7 +14,7 @@ use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, 
 use crate::jobs::actions::{ActionOutcome, UpdatedJob};
 use crate::jobs::read::read_job;
 use crate::rows::jobs::{Accepted, due_at};
-use crate::rows::limits::{is_parked, unpark, waits_for_turn};
+use crate::rows::limits::{is_parked, note_due_time, unpark, waits_for_turn};
 use crate::rows::owed::lock_held;
 use crate::sql::clock::read_clock;
 use crate::sql::connection::PriorRun;
@@ -180,6 +180,9 @@ async fn apply_change(
         .bind(id.uuid())
         .execute(&mut *conn)
         .await?;
+    if request.change.due.is_some() {
+        note_due_time(conn, &[id.uuid()], execute_at).await?;
+    }
     if priority != before {
         // The priority is one byte before and after, so the row does not grow.
         sqlx::query("UPDATE jobs SET priority = ? WHERE id = ?")

@@ -12,6 +12,13 @@ use tickr_job::{Filter, Name, State, Tag, Timestamp, Wanted};
 const ERROR_CONTAINS: &str = "LOCATE(LOWER(CAST(? AS CHAR CHARACTER SET utf8mb4)), LOWER((SELECT a.error FROM attempts a \
                               WHERE a.job_id = j.id AND a.error IS NOT NULL ORDER BY a.number DESC LIMIT 1))) > 0";
 
+/// When an unfinished job is due, as a read of it shows: a parked job has its due time in `limit_waits`, and one that
+/// waits in an order or for its parents has the one that was asked for. Their due times in `owed` are in the year 9999.
+/// The date is that of `parked_until`.
+pub(crate) const DUE_OF_OWED: &str = "CASE WHEN o.execute_at < '9999-12-30' THEN o.execute_at \
+     WHEN o.execute_at = '9999-12-30' THEN COALESCE((SELECT q.due_at FROM limit_waits q FORCE INDEX (PRIMARY) \
+     WHERE q.job_id = o.id), j.execute_at) ELSE j.execute_at END";
+
 /// A value of a statement.
 #[derive(Clone, Debug)]
 pub(crate) enum Bind {
@@ -86,7 +93,8 @@ pub(crate) fn narrow(filter: &Filter, conditions: &mut Piece) {
     if let Some(host) = &filter.host {
         conditions.add(" AND j.host = ?", [Bind::Bytes(host.clone().into_bytes())]);
     }
-    let due = format!("COALESCE(o.execute_at, {}, j.execute_at)", last_line("execute_at"));
+    let of_ended = format!("COALESCE({}, j.execute_at)", last_line("execute_at"));
+    let due = format!("IF(o.id IS NULL, {of_ended}, {DUE_OF_OWED})");
     let finished = format!("o.id IS NULL AND {}", last_line("finished_at"));
     for (what, from, to) in [
         ("j.created_at", filter.created_after, filter.created_before),

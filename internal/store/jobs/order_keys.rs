@@ -2,6 +2,7 @@
 
 use sqlx::Row;
 
+use crate::jobs::conditions::DUE_OF_OWED;
 use crate::sql::batches::statement;
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
@@ -101,7 +102,7 @@ async fn page(conn: &mut Session<'_>, after: &[u8], blocked: bool) -> Result<Ord
     let sql = format!(
         "SELECT k.order_key, k.head, p.job_id, j.kind, j.queue, COALESCE(o.state, 'failed') AS state, \
          CASE WHEN o.id IS NULL THEN (SELECT MAX(a.finished_at) FROM attempts a WHERE a.job_id = p.job_id) \
-         WHEN o.state = 'executing' THEN o.started_at ELSE o.execute_at END AS since, p.due_at \
+         WHEN o.state = 'executing' THEN o.started_at ELSE {DUE_OF_OWED} END AS since, p.due_at \
          FROM (SELECT order_key, head, tail FROM order_keys FORCE INDEX (PRIMARY) WHERE order_key > ? \
          ORDER BY order_key LIMIT ?) k \
          STRAIGHT_JOIN order_places p FORCE INDEX (order_places_line) \

@@ -31,7 +31,7 @@ use crate::jobs::insert::together;
 use crate::jobs::key_holders::{Holds, KeyHolder, options_of, read_holder};
 use crate::jobs::read::read_job;
 use crate::rows::jobs::{Accepted, accepted_at, due_at, mark_held, receipts, write_jobs};
-use crate::rows::limits::{is_parked, unpark, waits_for_turn};
+use crate::rows::limits::{is_parked, note_due_time, unpark, waits_for_turn};
 use crate::rows::links::{AWAITED, IN_BATCH, LinkProblem, blocked_until, check_links};
 use crate::rows::order::{close_places, lock_keys_of, lock_or_make, order_key_of};
 use crate::rows::owed::{Owed, lock_held};
@@ -555,6 +555,7 @@ async fn postpone(
         .bind(holder.id.uuid())
         .execute(&mut *conn)
         .await?;
+    note_due_time(conn, &[holder.id.uuid()], execute_at).await?;
     let priority = owed.priority.try_into().map_err(corrupt)?;
     let (id, kind, queue) = (holder.id, owed.kind.clone(), owed.queue.clone());
     let moved = Accepted { id, kind, queue, priority, execute_at, created_at, held: false };

@@ -51,6 +51,13 @@ const FURTHEST_TURN: TimeDelta = TimeDelta::seconds(60);
 /// A slot is kept for no longer than this from now. One that is kept for longer dates from before the clock was set back.
 pub(crate) const KEPT_AT_MOST_S: i64 = 70;
 
+/// Parked jobs at the front of a line in which a sweep looks for those of paused queues.
+const FRONT: usize = 1_024;
+/// So many jobs of paused queues may stay at the front of a line. Each search for the next job reads them.
+const MAX_PAUSED_IN_FRONT: usize = 512;
+/// Time for which a transaction lets jobs of paused queues leave a line. A claim that needs the key waits for a second.
+const LEAVING: Duration = Duration::from_millis(250);
+
 /// Age from which the limits of a process are read again before a claim. They are read about once a second. Less than the
 /// time after which the attempts of a new limit are counted, by more than a claim takes.
 const OLD: Duration = Duration::from_millis(1_500);
@@ -484,6 +491,12 @@ pub(crate) struct KeyState {
 }
 
 impl KeyState {
+    /// The state of a key for jobs that leave its line, whether there is room or not.
+    fn unread() -> Self {
+        let (first_due, next_start, followed, version, gate) = (None, None, None, None, None);
+        Self { running: 0, kept: 0, first_due, next_start, followed, version, gate, now: Timestamp::default() }
+    }
+
     /// Return whether a job that this key has not let go may start now. If so, count it. `due_at` is the due time of a job
     /// that another key has let go.
     pub(crate) fn admit(&mut self, bounds: KeyBounds, due_at: Option<Timestamp>) -> bool {
@@ -1090,6 +1103,21 @@ pub(crate) async fn unpark(conn: &mut Session<'_>, id: Uuid) -> Result<(), sqlx:
     sqlx::query("DELETE FROM limit_waits WHERE job_id = ?").bind(id).execute(conn).await.map(drop)
 }
 
+/// Note that a client has given these jobs another due time. Their rows in `owed` are locked. Those that were let go
+/// and are parked again before they start are in the line by this time.
+pub(crate) async fn note_due_time(conn: &mut Session<'_>, ids: &[Uuid], due_at: Timestamp) -> Result<(), sqlx::Error> {
+    let mut script = Script::as_text();
+    let (list, of_ids) = script.list(ids);
+    let mut values = vec![Value::from(due_at)];
+    values.extend(of_ids);
+    let sql = format!(
+        "UPDATE limit_holds h FORCE INDEX (PRIMARY) STRAIGHT_JOIN owed o FORCE INDEX (PRIMARY) ON o.id = h.job_id \
+         AND h.attempt = o.attempt + 1 SET h.due_at = ? WHERE h.job_id IN {list}"
+    );
+    script.push(sql, values);
+    script.run(conn).await.map(drop)
+}
+
 /// Let parked jobs of these keys go, as many as have room, those that were due first before others. The keys are locked.
 /// Returns the jobs with their due times, and whether there may be more with room.
 pub(crate) async fn let_go(
@@ -1152,6 +1180,70 @@ pub(crate) async fn let_uncovered_go(
     }
     let found = ParkedJobs::lock(conn, &waiting).await?;
     let_go_of(conn, found, &states, &[]).await
+}
+
+/// Condition on a job at the front of a line, `w`: its queue is paused.
+const PAUSED: &str = "w.queue IN (SELECT name FROM queues WHERE paused_at IS NOT NULL)";
+
+/// Build the source `w` with the jobs at the front of the line of a key.
+fn front_of_line() -> String {
+    format!(
+        "(SELECT limit_name, limit_key, job_id, due_at, queue FROM limit_waits FORCE INDEX (limit_waits_line) \
+         WHERE limit_name = ? AND limit_key = ? ORDER BY due_at, job_id LIMIT {FRONT}) w"
+    )
+}
+
+/// Return those of these keys whose lines begin with many jobs of paused queues.
+pub(crate) async fn lines_behind_paused_jobs(
+    conn: &mut Session<'_>,
+    keys: &[&LimitKey],
+) -> Result<Vec<LimitKey>, sqlx::Error> {
+    let front = front_of_line();
+    let of = |place: usize| {
+        format!("(SELECT {place} AS place FROM {front} WHERE {PAUSED} HAVING COUNT(*) > {MAX_PAUSED_IN_FRONT})")
+    };
+    let parts: Vec<String> = (0..keys.len()).map(of).collect();
+    let values = keys.iter().flat_map(|key| [Value::from(key.limit.as_str()), Value::from(key.key.as_bytes())]);
+    let mut script = Script::as_text();
+    script.push(parts.join(" UNION ALL "), values.collect());
+    let mut found = Vec::new();
+    for row in script.run(conn).await?.iter().flat_map(|step| &step.rows) {
+        let place = usize::try_from(row.try_get::<i64, _>("place")?).unwrap_or(usize::MAX);
+        found.extend(keys.get(place).map(|key| (*key).clone()));
+    }
+    Ok(found)
+}
+
+/// Let jobs of paused queues leave the front of this line while there are many. They wait in their queues like any due
+/// job, and are parked again after the pause, by their due times. The key is locked. Returns the jobs, and whether
+/// there may be more.
+pub(crate) async fn let_paused_leave(
+    conn: &mut Session<'_>,
+    key: &LimitKey,
+) -> Result<(Vec<DueJob>, bool), sqlx::Error> {
+    let (front, states) = (front_of_line(), BTreeMap::from([(key.clone(), KeyState::unread())]));
+    let (mut all, began) = (Vec::new(), Instant::now());
+    while began.elapsed() < LEAVING {
+        let sql = format!("SELECT w.limit_name, w.limit_key, w.job_id, w.due_at FROM {front} WHERE {PAUSED}");
+        let mut script = Script::as_text();
+        script.push(sql, vec![Value::from(key.limit.as_str()), Value::from(key.key.as_bytes())]);
+        let rows: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
+        if rows.len() <= MAX_PAUSED_IN_FRONT {
+            return Ok((all, false));
+        }
+        let mut are_all_locked = true;
+        for rows in rows.chunks(MAX_AT_ONCE) {
+            let of_row = |row: &MySqlRow| Ok((row.try_get("job_id")?, (key_in(row)?, row.try_get("due_at")?)));
+            let waiting: Parked = rows.iter().map(of_row).collect::<Result<_, sqlx::Error>>()?;
+            let found = ParkedJobs::lock(conn, &waiting).await?;
+            are_all_locked &= found.is_empty();
+            all.extend(let_go_of(conn, found, &states, &[]).await?);
+        }
+        if are_all_locked {
+            return Ok((all, false));
+        }
+    }
+    Ok((all, true))
 }
 
 /// The keys and the due times of parked jobs.
@@ -1305,7 +1397,8 @@ async fn let_go_of(
     }
     let mut script = Script::as_text();
     // The timelines of these jobs show how long they waited. A job that was parked several times before its attempt has
-    // one row, so the number of rows is bounded by the number of attempts.
+    // one row, so the number of rows is bounded by the number of attempts. It may have been parked again with a turn of a
+    // rate as its due time, which is later than the time at which it is due.
     let (list, values) = script.list(&ids);
     script.push(
         format!(
@@ -1313,7 +1406,8 @@ async fn let_go_of(
              SELECT w.job_id, o.attempt + 1, w.limit_name, w.limit_key, w.due_at, w.parked_at, UTC_TIMESTAMP(6) \
              FROM limit_waits w FORCE INDEX (PRIMARY) STRAIGHT_JOIN owed o FORCE INDEX (PRIMARY) ON o.id = w.job_id \
              WHERE w.job_id IN {list} AND w.parked_at IS NOT NULL \
-             ON DUPLICATE KEY UPDATE released_at = VALUES(released_at)"
+             ON DUPLICATE KEY UPDATE due_at = LEAST(limit_holds.due_at, VALUES(due_at)), \
+             released_at = VALUES(released_at)"
         ),
         values,
     );
