@@ -1389,7 +1389,8 @@ async fn a_job_that_is_put_off_before_its_turn_is_parked_with_its_new_due_time()
     let reschedule = json!({"action": "reschedule", "filter": {"ids": [ids[1]]}, "execute_at": due_at});
     assert_eq!(tickr.post("/v1/operations", reschedule).await.status, 202);
     // At this time they find no room, and are let go for their turns once more.
-    let again = "SELECT COUNT(*) FROM limit_holds WHERE released_at > due_at AND due_at > parked_at + INTERVAL 1 SECOND";
+    let again =
+        "SELECT COUNT(*) FROM limit_holds WHERE released_at > due_at AND due_at > parked_at + INTERVAL 1 SECOND";
     tickr.until_count(again, 2).await;
     // Under this rate their turns are more than a minute ahead, so they stay parked.
     set(&tickr, "l", rate(600_000)).await;
