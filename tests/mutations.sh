@@ -1671,6 +1671,9 @@ mutants() {
     mutant 'rows for another version' internal/broker/outbox.rs \
         'if age < LEFT_AT_MOST && another_may_read' 'if age > 100 * LEFT_AT_MOST && another_may_read' \
         outbox::a_row_whose_kind_only_another_runner_has_is_left_to_it
+    mutant 'ticks for another version' internal/broker/schedules.rs \
+        'kind.as_str()) && self.is_left(&plan.row) {' 'kind.as_str()) && self.is_left(&plan.row) && false {' \
+        versions::a_tick_that_one_version_cannot_fire_is_left_to_the_other_while_it_lives
     mutant 'parent in the outbox' internal/store/outbox/pages.rs \
         '.filter(|parent| *parent < row).collect();' '.filter(|parent| *parent < row && row.is_nil()).collect();' \
         outbox::a_row_stays_while_the_row_of_its_parent_is_held \

@@ -86,7 +86,8 @@ pub struct Ticked {
     /// Number of plans that another runner had carried out already or is carrying out, or that were outdated by a change.
     pub overtaken: usize,
     /// Schedules whose ticks stay due, because another session locks their rows, their order keys or their previous
-    /// jobs. The caller has to wait a moment before it tries them again.
+    /// jobs, or because only another version may be able to make their jobs. The caller has to wait a moment before it
+    /// tries them again.
     pub left: Vec<Name>,
 }
 
