@@ -228,6 +228,9 @@ mutants() {
     mutant 'failed attempts in the outcomes of a canary' internal/store/canary.rs \
         'COALESCE({HAS_FAILED}, FALSE) AS has_failed' 'FALSE AS has_failed' \
         canary::a_failed_attempt_of_a_released_job_counts_as_a_failure_until_the_job_passes
+    mutant 'verdicts behind the failures of a canary' internal/store/canary.rs \
+        'WHERE f.job_id = o.id' 'WHERE f.job_id = o.id OR TRUE' \
+        canary::a_lost_attempt_is_no_failure_when_its_job_is_put_off_afterwards
     mutant 'end of a canary with thousands of jobs' internal/store/canary.rs \
         '&& one_waits(conn, held.id, older).await?' '&& one_waits(conn, held.id, older).await? && older.is_nil()' \
         canary::a_canary_ends_only_when_the_oldest_of_thousands_of_jobs_has_an_outcome_too
