@@ -231,6 +231,9 @@ mutants() {
     mutant 'verdicts behind the failures of a canary' internal/store/canary.rs \
         'WHERE f.job_id = o.id' 'WHERE f.job_id = o.id OR TRUE' \
         canary::a_lost_attempt_is_no_failure_when_its_job_is_put_off_afterwards
+    mutant 'newest dead letters in the counts' internal/store/dead_letters.rs \
+        'if oldest >= u64::from(most) {' 'if oldest > u64::from(most) {' \
+        dead_letters::new_dead_letters_of_a_kind_are_counted_behind_any_number_of_old_ones
     mutant 'end of a canary with thousands of jobs' internal/store/canary.rs \
         '&& one_waits(conn, held.id, older).await?' '&& one_waits(conn, held.id, older).await? && older.is_nil()' \
         canary::a_canary_ends_only_when_the_oldest_of_thousands_of_jobs_has_an_outcome_too
