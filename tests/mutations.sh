@@ -1052,9 +1052,12 @@ mutants() {
         'if !may_be_read {' 'if !may_be_read || number > 0 {' \
         versions::what_one_version_cannot_read_waits_for_the_other_and_burns_nothing
     mutant 'editions that have tried' internal/engine/unread.rs \
-        'Ok(said) => refused.extend(said.iter().filter_map(|error| edition_in(error))),' \
-        'Ok(said) => refused.extend(said.iter().take(0).filter_map(|error| edition_in(error))),' \
+        'Ok(said) => refused.extend(said.iter().filter_map(|error| Edition::named_in(error))),' \
+        'Ok(said) => refused.extend(said.iter().take(0).filter_map(|error| Edition::named_in(error))),' \
         versions::a_job_that_every_living_version_has_refused_fails_though_all_of_them_live
+    mutant 'editions that have tried, in the checker' internal/verify/drift.rs \
+        'refused.get(&job.id).unwrap_or(&nothing)' '&nothing' \
+        versions::a_job_that_waits_for_a_worker_of_the_other_version_is_no_fault
     mutant 'leaving alone what was given back' internal/engine/worker.rs \
         'if shared.unread.postpone(shared, id).await {' 'if shared.unread.postpone(shared, id).await && false {' \
         versions::when_no_living_version_can_read_a_job_it_fails_within_its_bound_and_says_so

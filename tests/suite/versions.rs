@@ -13,7 +13,7 @@ use tickr::handlers::{Context, Kind, Outcome, Output, Registry};
 use tickr::job::{JobId, State};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{TestApp, answer, draft, http};
+use crate::support::{TestApp, answer, draft, eventually, http};
 
 /// The older version of the kind `parcel`.
 #[derive(Serialize, Deserialize, JsonSchema)]
@@ -253,6 +253,33 @@ async fn a_tick_that_one_version_cannot_fire_is_left_to_the_other_while_it_lives
         assert_eq!(tickr.delete(&format!("/v1/schedules/{name}")).await.status, 204);
     }
     tickr.until_idle().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_waits_for_a_worker_of_the_other_version_is_no_fault() {
+    let tickr = TestApp::start_with(|_| {}, old()).await;
+    let slow = |config: &mut Config| {
+        (config.workers, config.queues) = (1, vec!["default".into(), "slow".into()]);
+    };
+    let newer = tickr.another_with(slow, new()).await;
+    let busy = tickr.enqueue(json!({"kind": "sleep", "queue": "slow", "payload": {"ms": 600_000}})).await;
+    tickr.until(busy, State::Executing).await;
+    let id = accept(&newer, once(&parcel("phone"))).await;
+    let job = tickr.until_attempts(id, 1).await;
+    assert_eq!((&job["attempts"][0]["verdict"], &job["state"]), (&json!("snoozed"), &json!("waiting")), "{job:#}");
+    // The checker looks at jobs that have been due for more than six seconds.
+    let late = "SELECT COUNT(*) FROM owed WHERE kind = 'parcel' AND execute_at < UTC_TIMESTAMP(6) - INTERVAL 7 SECOND";
+    tickr.until_count(late, 1).await;
+    eventually("all workers that could run it are busy", || async {
+        let why = tickr.get(&format!("/v1/jobs/{id}/explain")).await.body;
+        (why["reasons"][0]["code"] == "workers_busy").then_some(())
+    })
+    .await;
+    tickr.assert_sound().await;
+    tickr.post(&format!("/v1/jobs/{busy}/cancel"), json!({})).await;
+    tickr.until(id, State::Completed).await;
+    newer.stop(CancellationToken::new()).await;
     tickr.stop().await;
 }
 
