@@ -1001,6 +1001,9 @@ mutants() {
     mutant 'deleted callbacks of batches' internal/store/verify/links.rs \
         'self.without_deleted(missing).await?' 'missing.len()' \
         verify::what_operators_do_with_children_and_callbacks_breaks_no_promise
+    mutant 'removed callbacks of batches' internal/store/retention/remove.rs \
+        'write_callbacks(conn, &self.callbacks, now).await?' 'write_callbacks(conn, &[], now).await?' \
+        verify::a_callback_that_retention_has_removed_is_not_missing
     mutant 'snapshot of one page' internal/store/verify/evidence.rs \
         'sqlx::raw_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ").execute(&mut self.conn).await?;' '' \
         internal/store/verify/evidence.rs \

@@ -703,6 +703,38 @@ async fn what_operators_do_with_children_and_callbacks_breaks_no_promise() {
     tickr.stop().await;
 }
 
+/// The failed job of a batch keeps the batch for longer than its callback. The configuration of the check may have a
+/// longer retention than the runner that removed the callback.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_callback_that_retention_has_removed_is_not_missing() {
+    let tickr = TestApp::start().await;
+    let batch = tickr.post("/v1/batches", json!({"on_complete": {"kind": "noop", "payload": {}}})).await;
+    assert_eq!(batch.status, 201, "{:#}", batch.body);
+    let (id, callback) = (batch.body["id"].as_str().unwrap(), batch.body["on_complete"]["job_id"].as_str().unwrap());
+    let callback: JobId = callback.parse().unwrap();
+    tickr.enqueue(json!({"kind": "fail", "payload": {"permanent": true}, "batch": id})).await;
+    assert_eq!(tickr.post(&format!("/v1/batches/{id}/close"), json!({})).await.status, 200);
+    eventually("the callback has ended", || async {
+        let job = tickr.get(&format!("/v1/jobs/{callback}")).await;
+        (job.body["state"] == "completed").then_some(())
+    })
+    .await;
+    let store = tickr.app.broker().store();
+    let keep = Retention { completed: Duration::ZERO, ..Retention::all(Duration::from_secs(86_400)) };
+    eventually("the callback is removed", || async {
+        store.purge_page(None, &keep).await.unwrap();
+        (tickr.get(&format!("/v1/jobs/{callback}")).await.status == 404).then_some(())
+    })
+    .await;
+    let report = check(&tickr, Duration::from_secs(1)).await;
+    assert_eq!(report.verdict, VerifyVerdict::Kept, "{}", pretty(&report));
+    // Without the record of its removal it is missing.
+    tickr.sql("DELETE FROM departures").await;
+    let report = check(&tickr, Duration::from_secs(1)).await;
+    assert_eq!(report.finding(Check::BatchEnd).faults, 1, "{}", pretty(&report));
+    tickr.stop_broken("the record of a removal is gone").await;
+}
+
 /// A row that this binary cannot read hides no other fault, and is always reported.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_that_cannot_be_read_is_told_and_is_not_green() {
