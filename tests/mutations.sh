@@ -1018,6 +1018,9 @@ mutants() {
     mutant 'expiry in a dry run' internal/store/jobs/search.rs \
         'if waits && due.zip(expires_at)' 'if waits && false && due.zip(expires_at)' \
         operations::a_reschedule_leaves_jobs_out_that_expire_by_their_new_due_time
+    mutant 'jobs in a dry run that wait for their turn' internal/store/jobs/search.rs \
+        'if waits && action.is_some_and(' 'if waits && false && action.is_some_and(' \
+        operations::a_dry_run_leaves_jobs_out_that_wait_for_their_turn_as_the_operation_does
     mutant 'priority of an operation in the job' internal/store/bulk.rs \
         '(priority, params.priority.is_some())' '(priority, params.reason.is_some())' \
         operations::a_priority_that_an_operation_set_outlives_the_end_of_the_job
