@@ -43,7 +43,7 @@ pub use idempotency::{IdempotencyKey, InvalidKey};
 pub use operator_settings::{API_KEYS_HOLD, OperatorSettings, OperatorSettingsCopy};
 pub use outbox::OutboxPass;
 pub use remote_workers::{ClockTrust, JobDelivery, Poll, WorkerBeaten, WorkerFinish, WorkerFinished, WorkerReport};
-pub use schedules::TriggerError;
+pub use schedules::{TriggerError, check_schedule};
 pub use tickr_index::StreamPosition;
 pub use unique_fields::key_of_fields;
 pub use watches::{Watch, Watches};

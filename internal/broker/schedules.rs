@@ -9,7 +9,7 @@ use chrono::TimeDelta;
 use super::{Broker, Draft, Invalid};
 use crate::other_versions::another_may_read;
 use tickr_event::{Event, SettingChanged};
-use tickr_handlers::Problem;
+use tickr_handlers::{Problem, Registry};
 use tickr_job::{
     Actor, Due, JobId, Name, NewJob, Overlap, Planned, Schedule, ScheduleDraft, ScheduledBy, Situation, SkipCause,
     TickDecision, Timestamp, TraceContext, plan,
@@ -44,6 +44,14 @@ impl From<StoreError> for TriggerError {
     }
 }
 
+/// Check the job template of a schedule against its kind in `registry`, as a tick at `now` does.
+///
+/// # Errors
+/// [`Invalid`], with everything that is wrong.
+pub fn check_schedule(schedule: &Schedule, registry: &Registry, now: Timestamp) -> Result<(), Invalid> {
+    draft_of(schedule).prepare(registry, now).map(drop)
+}
+
 impl Broker {
     /// Check the draft of a schedule, also against its kind. Pointers are relative to the draft.
     ///
@@ -69,7 +77,7 @@ impl Broker {
     /// # Errors
     /// [`Invalid`], with everything that is wrong.
     pub fn check_schedule(&self, schedule: &Schedule) -> Result<(), Invalid> {
-        self.prepare(draft_of(schedule)).map(drop)
+        check_schedule(schedule, &self.registry, self.store.clock().now())
     }
 
     /// Create or change a schedule.
