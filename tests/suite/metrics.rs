@@ -279,8 +279,8 @@ async fn runners_are_counted_however_many_there_are() {
     let tickr = idle().await;
     let runner = Runner::start(&tickr, &[]);
     let base = runner.base().await;
-    // More runners than a list has. The oldest ten are silent. The reaper judges a runner after it has watched for a part
-    // of its lease, which is longer than the test.
+    // More runners than a list has. The oldest ten are silent. The reaper judges a runner after it has watched for a
+    // part of its lease, which is longer than the test.
     let ghosts = "INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at) \
                   WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 210) \
                   SELECT CONCAT('ghost/', n), '9.9.9', '[]', \
@@ -300,6 +300,21 @@ async fn runners_are_counted_however_many_there_are() {
     .await;
     tickr.sql("DELETE FROM runners WHERE id LIKE 'ghost/%'").await;
     tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ended_jobs_of_queues_that_were_idle_for_long_are_counted_together() {
+    let tickr = idle().await;
+    let runner = Runner::start(&tickr, &[]);
+    let base = runner.base().await;
+    // The janitor adds them up under this name.
+    tickr.sql("INSERT INTO tallies (lane, queue, kind, state, n) VALUES (0, '_other', 'noop', 'completed', 7)").await;
+    eventually("they are counted", || async {
+        let ended = scrape(&base).await.sum("tickr_jobs_ended", &[("queue", "_other"), ("state", "completed")]);
+        (ended == 7.0).then_some(())
+    })
+    .await;
+    tickr.stop_broken("a count of jobs that never were").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -272,6 +272,10 @@ fn set_jobs(stats: &Stats, named: &BTreeSet<Name>, known: &mut BTreeSet<String>)
         let queue = if named.contains(&count.queue) { count.queue.as_str() } else { OTHER };
         *counts.entry((queue, count.state)).or_default() += count.jobs;
     }
+    // Retention has added up the counts of queues that were idle for longer than jobs are kept.
+    for (state, jobs) in &stats.ended_elsewhere {
+        *counts.entry((OTHER, *state)).or_default() += jobs;
+    }
     // A queue that lost its last runner is counted under `_other`, and its own series must become 0.
     known.extend(named.iter().map(ToString::to_string));
     known.insert(OTHER.to_owned());
