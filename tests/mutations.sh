@@ -1064,6 +1064,10 @@ mutants() {
     mutant 'editions that have tried, in the checker' internal/verify/drift.rs \
         'refused.get(&job.id).unwrap_or(&nothing)' '&nothing' \
         versions::a_job_that_waits_for_a_worker_of_the_other_version_is_no_fault
+    mutant 'distant ids of young jobs in the checker' internal/store/verify/evidence.rs \
+        'let distant = since.map(|since| (since, Uuid::nil()));' \
+        'let distant = since.filter(|_| false).map(|since| (since, Uuid::nil()));' \
+        verify::a_check_of_young_jobs_looks_at_those_that_waited_in_an_outbox
     mutant 'leaving alone what was given back' internal/engine/worker.rs \
         'if shared.unread.postpone(shared, id).await {' 'if shared.unread.postpone(shared, id).await && false {' \
         versions::when_no_living_version_can_read_a_job_it_fails_within_its_bound_and_says_so

@@ -735,6 +735,40 @@ async fn a_callback_that_retention_has_removed_is_not_missing() {
     tickr.stop_broken("the record of a removal is gone").await;
 }
 
+/// An application made the id two hours ago, and its row waited in the outbox since then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_check_of_young_jobs_looks_at_those_that_waited_in_an_outbox() {
+    let tickr = TestApp::start().await;
+    let later = json!({"kind": "noop", "delay_ms": 3_600_000});
+    let young = tickr.enqueue(later.clone()).await;
+    let old = chrono::Utc::now() - chrono::TimeDelta::hours(2);
+    let seconds = u64::try_from(old.timestamp()).unwrap();
+    let id = uuid::Uuid::new_v7(uuid::Timestamp::from_unix(uuid::NoContext, seconds, 0));
+    tickr
+        .sql(format!(
+            "INSERT INTO tickr_outbox (id, kind, payload, options) VALUES \
+             (UNHEX('{}'), 'noop', '{{}}', '{{\"delay_ms\": 3600000}}')",
+            id.simple()
+        ))
+        .await;
+    let waited = JobId::from_uuid(id);
+    eventually("the row is a job", || async {
+        (tickr.get(&format!("/v1/jobs/{waited}")).await.status == 200).then_some(())
+    })
+    .await;
+    let mut settings = halted::settings(&tickr.config, Duration::from_secs(1), false);
+    settings.since = Some(chrono::Utc::now() - chrono::TimeDelta::hours(1));
+    let look = async || verify(tickr.app.broker().store(), tickr.app.index(), &settings, |_| {}).await.unwrap();
+    let report = look().await;
+    assert_eq!((report.verdict, report.looked_at.jobs), (VerifyVerdict::Kept, 2), "{}", pretty(&report));
+    for job in [young, waited] {
+        tickr.sql(format!("DELETE FROM owed WHERE id = UNHEX('{}')", job.uuid().simple())).await;
+    }
+    let report = look().await;
+    assert_eq!(report.finding(Check::Lost).faults, 2, "{}", pretty(&report));
+    tickr.stop_broken("jobs were lost on purpose").await;
+}
+
 /// A row that this binary cannot read hides no other fault, and is always reported.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_that_cannot_be_read_is_told_and_is_not_green() {
