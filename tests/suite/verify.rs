@@ -769,6 +769,25 @@ async fn a_check_of_young_jobs_looks_at_those_that_waited_in_an_outbox() {
     tickr.stop_broken("jobs were lost on purpose").await;
 }
 
+/// The ids of the audit are made by the hosts of runners, and their clocks decide nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retry_by_a_host_whose_clock_is_hours_behind_is_counted() {
+    let tickr = TestApp::start().await;
+    let mut evidence = tickr.app.broker().store().evidence(None).await.unwrap();
+    assert_eq!(evidence.retries_meanwhile().await.unwrap(), 0);
+    let behind = (chrono::Utc::now() - chrono::TimeDelta::hours(20)).timestamp_millis();
+    for (id, at) in [(behind, "UTC_TIMESTAMP(6)"), (behind + 1, "UTC_TIMESTAMP(6) - INTERVAL 20 HOUR")] {
+        tickr
+            .sql(format!(
+                "INSERT INTO audit (id, at, actor, action, target) VALUES \
+                 (UNHEX('{id:012x}70008000000000000001'), {at}, 'test', 'job.retry', 'a job')"
+            ))
+            .await;
+    }
+    assert_eq!(evidence.retries_meanwhile().await.unwrap(), 1, "the time of MySQL tells which of them is new");
+    tickr.stop().await;
+}
+
 /// A row that this binary cannot read hides no other fault, and is always reported.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_that_cannot_be_read_is_told_and_is_not_green() {

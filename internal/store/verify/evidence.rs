@@ -33,8 +33,9 @@ const DISTANT: u32 = 256;
 pub(super) const PAGE_LIMIT: Duration = Duration::from_secs(60);
 /// Unreadable rows that are listed with their errors.
 const MAX_UNREADABLE: usize = 20;
-/// The greatest difference between the clocks of hosts. The ids of the audit contain such clock times.
-const SKEW: TimeDelta = TimeDelta::minutes(5);
+/// The greatest time by which the clock of a host is behind that is looked for. The ids of the audit contain such clock
+/// times, and the audit has no index by time.
+const SKEW: TimeDelta = TimeDelta::days(1);
 /// An upper bound for the duration of a transaction that retries jobs, including its waits for locks.
 const MAX_CHANGE: TimeDelta = TimeDelta::minutes(2);
 
