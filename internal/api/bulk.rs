@@ -309,7 +309,7 @@ pub(super) struct SampleView {
         (status = 200, description = "A dry run: nothing was changed", body = DryRunAnswer),
         (status = 409, description = "release_running: a bulk operation releases this group already", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
-        (status = 429, description = "overloaded: too many bulk operations are running", body = Problem),
+        (status = 429, description = "overloaded: fifty bulk operations have not ended, paused ones included", body = Problem),
     )
 )]
 pub(super) async fn start(
