@@ -1018,6 +1018,11 @@ mutants() {
     mutant 'expiry in a dry run' internal/store/jobs/search.rs \
         'if waits && due.zip(expires_at)' 'if waits && false && due.zip(expires_at)' \
         operations::a_reschedule_leaves_jobs_out_that_expire_by_their_new_due_time
+    mutant 'retry of a schedule in a check before a rollout' internal/app/check.rs \
+        'Err(Invalid::Payload { problems, .. } | Invalid::Job { problems }) => problems,' \
+        'Err(Invalid::Payload { problems, .. }) => problems,
+            Err(Invalid::Job { .. }) => return,' \
+        explain::a_check_before_a_rollout_names_a_schedule_whose_retry_its_kind_would_refuse
     mutant 'jobs in a dry run that wait for their turn' internal/store/jobs/search.rs \
         'if waits && action.is_some_and(' 'if waits && false && action.is_some_and(' \
         operations::a_dry_run_leaves_jobs_out_that_wait_for_their_turn_as_the_operation_does
