@@ -228,6 +228,12 @@ mutants() {
     mutant 'failed attempts in the outcomes of a canary' internal/store/canary.rs \
         'COALESCE({HAS_FAILED}, FALSE) AS has_failed' 'FALSE AS has_failed' \
         canary::a_failed_attempt_of_a_released_job_counts_as_a_failure_until_the_job_passes
+    mutant 'verdicts behind the failures of a canary' internal/store/canary.rs \
+        'WHERE f.job_id = o.id' 'WHERE f.job_id = o.id OR TRUE' \
+        canary::a_lost_attempt_is_no_failure_when_its_job_is_put_off_afterwards
+    mutant 'newest dead letters in the counts' internal/store/dead_letters.rs \
+        'if oldest >= u64::from(most) {' 'if oldest > u64::from(most) {' \
+        dead_letters::new_dead_letters_of_a_kind_are_counted_behind_any_number_of_old_ones
     mutant 'end of a canary with thousands of jobs' internal/store/canary.rs \
         '&& one_waits(conn, held.id, older).await?' '&& one_waits(conn, held.id, older).await? && older.is_nil()' \
         canary::a_canary_ends_only_when_the_oldest_of_thousands_of_jobs_has_an_outcome_too
@@ -1004,6 +1010,9 @@ mutants() {
     mutant 'deleted callbacks of batches' internal/store/verify/links.rs \
         'self.without_deleted(missing).await?' 'missing.len()' \
         verify::what_operators_do_with_children_and_callbacks_breaks_no_promise
+    mutant 'removed callbacks of batches' internal/store/retention/remove.rs \
+        'write_callbacks(conn, &self.callbacks, now).await?' 'write_callbacks(conn, &[], now).await?' \
+        verify::a_callback_that_retention_has_removed_is_not_missing
     mutant 'snapshot of one page' internal/store/verify/evidence.rs \
         'sqlx::raw_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ").execute(&mut self.conn).await?;' '' \
         internal/store/verify/evidence.rs \
@@ -1018,6 +1027,14 @@ mutants() {
     mutant 'expiry in a dry run' internal/store/jobs/search.rs \
         'if waits && due.zip(expires_at)' 'if waits && false && due.zip(expires_at)' \
         operations::a_reschedule_leaves_jobs_out_that_expire_by_their_new_due_time
+    mutant 'retry of a schedule in a check before a rollout' internal/app/check.rs \
+        'Err(Invalid::Payload { problems, .. } | Invalid::Job { problems }) => problems,' \
+        'Err(Invalid::Payload { problems, .. }) => problems,
+            Err(Invalid::Job { .. }) => return,' \
+        explain::a_check_before_a_rollout_names_a_schedule_whose_retry_its_kind_would_refuse
+    mutant 'jobs in a dry run that wait for their turn' internal/store/jobs/search.rs \
+        'if waits && action.is_some_and(' 'if waits && false && action.is_some_and(' \
+        operations::a_dry_run_leaves_jobs_out_that_wait_for_their_turn_as_the_operation_does
     mutant 'priority of an operation in the job' internal/store/bulk.rs \
         '(priority, params.priority.is_some())' '(priority, params.reason.is_some())' \
         operations::a_priority_that_an_operation_set_outlives_the_end_of_the_job
@@ -1060,9 +1077,16 @@ mutants() {
         'if !may_be_read {' 'if !may_be_read || number > 0 {' \
         versions::what_one_version_cannot_read_waits_for_the_other_and_burns_nothing
     mutant 'editions that have tried' internal/engine/unread.rs \
-        'Ok(said) => refused.extend(said.iter().filter_map(|error| edition_in(error))),' \
-        'Ok(said) => refused.extend(said.iter().take(0).filter_map(|error| edition_in(error))),' \
+        'Ok(said) => refused.extend(said.iter().filter_map(|error| Edition::named_in(error))),' \
+        'Ok(said) => refused.extend(said.iter().take(0).filter_map(|error| Edition::named_in(error))),' \
         versions::a_job_that_every_living_version_has_refused_fails_though_all_of_them_live
+    mutant 'editions that have tried, in the checker' internal/verify/drift.rs \
+        'refused.get(&job.id).unwrap_or(&nothing)' '&nothing' \
+        versions::a_job_that_waits_for_a_worker_of_the_other_version_is_no_fault
+    mutant 'distant ids of young jobs in the checker' internal/store/verify/evidence.rs \
+        'let distant = since.map(|since| (since, Uuid::nil()));' \
+        'let distant = since.filter(|_| false).map(|since| (since, Uuid::nil()));' \
+        verify::a_check_of_young_jobs_looks_at_those_that_waited_in_an_outbox
     mutant 'leaving alone what was given back' internal/engine/worker.rs \
         'if shared.unread.postpone(shared, id).await {' 'if shared.unread.postpone(shared, id).await && false {' \
         versions::when_no_living_version_can_read_a_job_it_fails_within_its_bound_and_says_so
@@ -1711,6 +1735,12 @@ mutants() {
     mutant 'rows for another version' internal/broker/outbox.rs \
         'if age < LEFT_AT_MOST && another_may_read' 'if age > 100 * LEFT_AT_MOST && another_may_read' \
         outbox::a_row_whose_kind_only_another_runner_has_is_left_to_it
+    mutant 'ticks for another version' internal/broker/schedules.rs \
+        'kind.as_str()) && self.is_left(&plan.row) {' 'kind.as_str()) && self.is_left(&plan.row) && false {' \
+        versions::a_tick_that_one_version_cannot_fire_is_left_to_the_other_while_it_lives
+    mutant 'pages of the ticks of the first schedule' internal/engine/janitor.rs \
+        'self.schedule = next;' 'self.schedule = next.filter(|next| !next.is_empty());' \
+        janitor::many_old_ticks_of_the_first_schedule_hold_up_the_removal_of_no_other
     mutant 'parent in the outbox' internal/store/outbox/pages.rs \
         '.filter(|parent| *parent < row).collect();' '.filter(|parent| *parent < row && row.is_nil()).collect();' \
         outbox::a_row_stays_while_the_row_of_its_parent_is_held \

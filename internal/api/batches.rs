@@ -458,7 +458,7 @@ pub(super) async fn cancel(
         (status = 202, description = "The bulk operation is accepted", body = OperationView),
         (status = 404, description = "not_found", body = Problem),
         (status = 422, description = "invalid_id", body = Problem),
-        (status = 429, description = "overloaded: too many bulk operations are running", body = Problem),
+        (status = 429, description = "overloaded: fifty bulk operations have not ended, paused ones included", body = Problem),
     )
 )]
 pub(super) async fn retry(

@@ -277,7 +277,7 @@ pub(super) struct DryRunAnswer {
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct SkippedView {
     jobs: u64,
-    /// Reason, such as `completed`, `replayed already` or `expired by then`.
+    /// Reason, such as `completed`, `held`, `replayed already` or `expired by then`.
     reason: String,
 }
 
@@ -309,7 +309,7 @@ pub(super) struct SampleView {
         (status = 200, description = "A dry run: nothing was changed", body = DryRunAnswer),
         (status = 409, description = "release_running: a bulk operation releases this group already", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
-        (status = 429, description = "overloaded: too many bulk operations are running", body = Problem),
+        (status = 429, description = "overloaded: fifty bulk operations have not ended, paused ones included", body = Problem),
     )
 )]
 pub(super) async fn start(
@@ -333,7 +333,7 @@ pub(super) async fn start(
             let page = counting.list_among(filter, action.among(), None, SAMPLE).await?;
             Ok::<_, StoreError>((breakdown, page))
         };
-        let (Breakdown { counted, states, expired_by_then }, page) = run_with_seat(&api, found).await?;
+        let (Breakdown { counted, states, held, expired_by_then }, page) = run_with_seat(&api, found).await?;
         let (mut would_change, mut would_skip) = (0, Vec::new());
         for ((state, replayed), jobs) in states {
             // Retrying a job that was replayed would do its work twice.
@@ -346,17 +346,21 @@ pub(super) async fn start(
                 Some(reason) => would_skip.push(SkippedView { jobs, reason }),
             }
         }
+        if held > 0 {
+            would_skip.push(SkippedView { jobs: held, reason: "held".to_owned() });
+        }
         if expired_by_then > 0 {
             would_skip.push(SkippedView { jobs: expired_by_then, reason: "expired by then".to_owned() });
         }
         let expires = |job: &Job| due.zip(job.options.expires_at).is_some_and(|(due, expires_at)| due >= expires_at);
+        let left_out = |job: &Job| expires(job) || (job.held && new.action.sets_due_time());
         let rate = new.rate;
         let sample = page.jobs.into_iter().map(|job| SampleView {
             id: job.id.to_string(),
             kind: job.kind.to_string(),
             queue: job.queue.to_string(),
             state: job.state,
-            would_be: new.action.effect(job.state).filter(|_| !expires(&job)),
+            would_be: new.action.effect(job.state).filter(|_| !left_out(&job)),
         });
         let (count, capped) = (counted.jobs, counted.capped);
         let answer = DryRunAnswer {

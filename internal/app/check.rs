@@ -8,10 +8,11 @@ use serde::Serialize;
 
 use super::kinds::register_all;
 use super::{StartError, connect_store, sources_of, start_error};
+use crate::broker::{Invalid, check_schedule};
 use crate::config::Config;
 use crate::handlers::report::FinishedReports;
 use crate::handlers::{Panicked, Problem, Registry};
-use crate::job::Name;
+use crate::job::{Name, Timestamp};
 use crate::store::{OutboxSource, Reader, Scheduled, SourceSettings, UnreadableSchedule};
 
 /// Most job ids listed for each problem.
@@ -59,7 +60,7 @@ pub struct ScheduleCheck {
     /// Number of schedules checked, paused ones included.
     pub checked: u64,
     /// Number of schedules whose ticks would make no job: the stored schedule cannot be read, or its kind does not
-    /// accept the payload.
+    /// accept the payload or the retry policy.
     pub failing: u64,
     /// Number of schedules whose kind this binary does not have. Their ticks need another runner.
     pub unknown: u64,
@@ -74,7 +75,8 @@ pub struct ScheduleProblem {
     pub schedule: String,
     /// Kind of the schedule. Absent when the schedule cannot be read.
     pub kind: Option<Name>,
-    /// JSON pointer into the payload. Absent when the problem is not in the payload.
+    /// JSON pointer into the payload, or into the job for another value, such as `/retry/cap_ms`. Absent when the
+    /// schedule has neither.
     pub pointer: Option<String>,
     /// Description of the problem.
     pub detail: String,
@@ -176,7 +178,7 @@ pub async fn check_pending(
     loop {
         let page = store.schedules(after, PAGE).await.map_err(|e| start_error(e, config))?;
         for row in &page {
-            found.schedules.look_at(row, &registry);
+            found.schedules.look_at(row, &registry, store.clock().now());
         }
         match page.last() {
             Some(Ok(last)) if page.len() == PAGE as usize => after = Some(last.name.to_string()),
@@ -219,7 +221,7 @@ fn panicked(panicked: &Panicked) -> Vec<Problem> {
 }
 
 impl ScheduleCheck {
-    fn look_at(&mut self, row: &Result<Scheduled, UnreadableSchedule>, registry: &Registry) {
+    fn look_at(&mut self, row: &Result<Scheduled, UnreadableSchedule>, registry: &Registry, now: Timestamp) {
         self.checked += 1;
         let row = match row {
             Ok(row) => row,
@@ -229,13 +231,17 @@ impl ScheduleCheck {
             }
         };
         let template = &row.schedule.template;
-        let Some(kind) = registry.find(template.kind.as_str()) else {
-            self.unknown += 1;
-            let detail =
-                format!("its kind {} is not in this binary, so it waits for a runner that has it", template.kind);
-            return self.add(row.name.as_str(), Some(&template.kind), None, detail);
+        let problems = match check_schedule(&row.schedule, registry, now) {
+            Ok(()) => return,
+            Err(Invalid::UnknownKind { .. }) => {
+                self.unknown += 1;
+                let detail =
+                    format!("its kind {} is not in this binary, so it waits for a runner that has it", template.kind);
+                return self.add(row.name.as_str(), Some(&template.kind), None, detail);
+            }
+            Err(Invalid::Payload { problems, .. } | Invalid::Job { problems }) => problems,
+            Err(Invalid::Panicked(it)) => panicked(&it),
         };
-        let problems = kind.check(&template.payload).unwrap_or_else(|it| panicked(&it));
         if let Some(Problem { pointer, detail }) = problems.into_iter().next() {
             self.failing += 1;
             self.add(row.name.as_str(), Some(&template.kind), Some(pointer), detail);

@@ -11,6 +11,7 @@
 //! - `hints.rs`: the background task that sends hints to the index.
 //! - `batches.rs`: batches of jobs.
 //! - `outbox.rs`: moves jobs from the outbox.
+//! - `other_versions.rs`: rows and ticks that are left to runners of another version.
 //! - `queues.rs`: changes of queues.
 //! - `remote_workers.rs`: requests, heartbeats and verdicts of remote workers.
 //! - `schedules.rs`: changes and ticks of schedules.
@@ -26,6 +27,7 @@ mod draft;
 mod hints;
 mod idempotency;
 mod operator_settings;
+mod other_versions;
 mod outbox;
 mod queues;
 mod remote_workers;
@@ -41,7 +43,7 @@ pub use idempotency::{IdempotencyKey, InvalidKey};
 pub use operator_settings::{API_KEYS_HOLD, OperatorSettings, OperatorSettingsCopy};
 pub use outbox::OutboxPass;
 pub use remote_workers::{ClockTrust, JobDelivery, Poll, WorkerBeaten, WorkerFinish, WorkerFinished, WorkerReport};
-pub use schedules::TriggerError;
+pub use schedules::{TriggerError, check_schedule};
 pub use tickr_index::StreamPosition;
 pub use unique_fields::key_of_fields;
 pub use watches::{Watch, Watches};
@@ -55,6 +57,7 @@ use tokio::sync::{Notify, watch};
 use tokio_util::task::TaskTracker;
 
 use hints::Hints;
+use other_versions::LeftTicks;
 use outbox::{FoundLocks, LockedRows};
 use remote_workers::Polls;
 use tickr_event::{Event, Events};
@@ -85,6 +88,8 @@ pub struct Broker {
     /// The locks of other sessions that rows of the outbox have found.
     outbox_locks: Arc<Mutex<FoundLocks>>,
     source_nudges: Arc<watch::Sender<u64>>,
+    /// Ticks that are left to runners of another version.
+    left_ticks: Arc<Mutex<LeftTicks>>,
 }
 
 /// Outcome of an enqueue.
@@ -126,6 +131,7 @@ impl Broker {
             outbox_locked: Arc::default(),
             outbox_locks: Arc::default(),
             source_nudges: Arc::default(),
+            left_ticks: Arc::default(),
         }
     }
 

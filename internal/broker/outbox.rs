@@ -12,13 +12,14 @@ use uuid::Uuid;
 
 use crate::Broker;
 use crate::draft::Draft;
-use tickr_handlers::{Registered, Registry};
+use crate::other_versions::{LEFT_AT_MOST, another_may_read};
+use tickr_handlers::Registry;
 use tickr_job::{
     BatchId, Due, JobId, NewJob, OnConflict, OnFailure, OnParentFailure, RetryRequest, Timestamp, TraceContext,
     UniqueUntil,
 };
 use tickr_store::{
-    EnqueuedJob, KeyedMove, KeyedRow, NeededLock, OutboxRow, PrepareRow, PreparedRow, Reader, StoreError, WaitsFor,
+    EnqueuedJob, KeyedMove, KeyedRow, NeededLock, OutboxRow, PrepareRow, PreparedRow, StoreError, WaitsFor,
 };
 
 /// Longest time between the time in the id of a row and its insertion.
@@ -31,9 +32,6 @@ const LOCKED_RESTS: Duration = Duration::from_secs(10);
 const FIRST_REST: Duration = Duration::from_millis(250);
 /// Time after which a row that was locked is forgotten if no pass has met it again: another process has moved it.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
-
-/// Longest time for which a row that this version cannot read is left to runners of another one. A deploy takes less.
-const LEFT_AT_MOST: Duration = Duration::from_secs(600);
 
 /// Outcome for a page of the outbox.
 #[derive(Clone, Debug, Default)]
@@ -277,16 +275,6 @@ fn prepare(registry: &Registry, row: OutboxRow) -> Result<NewJob, String> {
     // An expiry may pass while the row waits. Then its job has expired, and the row was in order.
     let job = draft.prepare(registry, row.created_at).map_err(|invalid| invalid.in_full())?;
     Ok(NewJob { id: JobId::from_uuid(row.id), ..job })
-}
-
-/// Return whether a living runner of another version has this kind, so that it may be able to read what this one cannot.
-fn another_may_read(readers: &[Reader], registry: &Registry, kind: &str) -> bool {
-    let (own, ours) = (registry.get(kind).map(Registered::edition), registry.editions());
-    let differs = |reader: &Reader| match &reader.editions {
-        Some(theirs) => theirs.options != ours.options || theirs.kinds.get(kind) != own.as_ref(),
-        None => true,
-    };
-    readers.iter().any(|reader| reader.kinds.iter().any(|known| known.as_str() == kind) && differs(reader))
 }
 
 /// Return whether an id of a row can be the id of a job: ids sort by the time of the request.

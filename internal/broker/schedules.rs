@@ -1,14 +1,16 @@
 //! Schedules: changed and triggered by operators, ticked by the engine.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
 use metrics::Counter;
 
 use super::{Broker, Draft, Invalid};
+use crate::other_versions::another_may_read;
 use tickr_event::{Event, SettingChanged};
-use tickr_handlers::Problem;
+use tickr_handlers::{Problem, Registry};
 use tickr_job::{
     Actor, Due, JobId, Name, NewJob, Overlap, Planned, Schedule, ScheduleDraft, ScheduledBy, Situation, SkipCause,
     TickDecision, Timestamp, TraceContext, plan,
@@ -21,6 +23,12 @@ use tickr_telemetry::Tracer;
 
 /// Approximate number of tick records that one transaction writes at most.
 const MAX_LINES: usize = 400;
+
+/// A plan, with the problems of its job if a tick that fires has an invalid one.
+struct MadePlan {
+    plan: TickPlan,
+    invalid: Option<Invalid>,
+}
 
 /// Reason for which a trigger failed.
 #[derive(Debug)]
@@ -35,6 +43,14 @@ impl From<StoreError> for TriggerError {
     fn from(error: StoreError) -> Self {
         Self::Store(error)
     }
+}
+
+/// Check the job template of a schedule against its kind in `registry`, as a tick at `now` does.
+///
+/// # Errors
+/// [`Invalid`], with everything that is wrong.
+pub fn check_schedule(schedule: &Schedule, registry: &Registry, now: Timestamp) -> Result<(), Invalid> {
+    draft_of(schedule).prepare(registry, now).map(drop)
 }
 
 impl Broker {
@@ -62,7 +78,7 @@ impl Broker {
     /// # Errors
     /// [`Invalid`], with everything that is wrong.
     pub fn check_schedule(&self, schedule: &Schedule) -> Result<(), Invalid> {
-        self.prepare(draft_of(schedule)).map(drop)
+        check_schedule(schedule, &self.registry, self.store.clock().now())
     }
 
     /// Create or change a schedule.
@@ -174,7 +190,8 @@ impl Broker {
     }
 
     /// Process the ticks of these schedules that are due at `now` by MySQL's clock, as many as one transaction should.
-    /// Each tick that fires is the root of a trace, which its job continues.
+    /// Each tick that fires is the root of a trace, which its job continues. Ticks whose job this version cannot make
+    /// stay due while a living runner of another version may be able to make it.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses. Then no tick was processed, or all of them were and only the answer was
@@ -186,7 +203,7 @@ impl Broker {
         runner: &Actor,
         tracer: &Tracer,
     ) -> Result<Ticked, StoreError> {
-        let (mut plans, mut lines, mut spans) = (Vec::new(), 0, BTreeMap::new());
+        let (mut made, mut lines, mut spans) = (Vec::new(), 0, BTreeMap::new());
         for row in rows {
             let Some(from) = row.next_at.filter(|from| *from <= now && lines < MAX_LINES) else { continue };
             let mut begin = |job: JobId| {
@@ -196,13 +213,15 @@ impl Broker {
                 Some(carried)
             };
             let plan = self.plan_of(row, from, now, &mut begin);
-            lines += plan.lines.len();
-            plans.push(plan);
+            lines += plan.plan.lines.len();
+            made.push(plan);
         }
+        let (plans, left) = self.leave_to_others(made).await?;
         if plans.is_empty() {
-            return Ok(Ticked::default());
+            return Ok(Ticked { left, ..Ticked::default() });
         }
-        let ticked = self.store.tick(plans, runner).await?;
+        let mut ticked = self.store.tick(plans, runner).await?;
+        ticked.left.extend(left);
         // The other spans are dropped: another runner had processed those ticks, or the previous job had not ended.
         for line in &ticked.lines {
             if let Some((job, span)) = line.job.and_then(|job| spans.remove_entry(&job)) {
@@ -219,11 +238,11 @@ impl Broker {
         from: Timestamp,
         now: Timestamp,
         begin: &mut impl FnMut(JobId) -> Option<TraceContext>,
-    ) -> TickPlan {
+    ) -> MadePlan {
         let schedule = &row.schedule;
         let withheld = row.paused.as_ref().map(|_| SkipCause::Paused);
         let plan = plan(&schedule.cadence, schedule.misfire, schedule.grace, Situation { from, now, withheld });
-        let mut invalid: Option<String> = None;
+        let mut invalid: Option<Invalid> = None;
         let line = |mut planned: Planned| {
             let mut job = None;
             if planned.decision == TickDecision::Fire && invalid.is_none() {
@@ -232,13 +251,7 @@ impl Broker {
                         made.options.trace = begin(made.id);
                         job = Some(made);
                     }
-                    Err(wrong) => {
-                        let why = wrong.in_full();
-                        // The record of the tick holds the full reason. The log must not have it, because it may quote
-                        // the payload.
-                        tracing::error!(schedule = %row.name, error = %wrong, "the job of a schedule is not valid for its kind");
-                        invalid = Some(why);
-                    }
+                    Err(wrong) => invalid = Some(wrong),
                 }
             }
             if planned.decision == TickDecision::Fire && job.is_none() {
@@ -246,13 +259,39 @@ impl Broker {
             }
             let reason = match planned.decision {
                 TickDecision::Fire => None,
-                TickDecision::Skip(SkipCause::Invalid) => invalid.clone(),
+                TickDecision::Skip(SkipCause::Invalid) => invalid.as_ref().map(Invalid::in_full),
                 TickDecision::Skip(cause) => Some(why_not(&row, &planned, cause, now)),
             };
             PlannedLine { planned, job, reason }
         };
         let lines = plan.lines.into_iter().map(line).collect();
-        TickPlan { row, lines, next: plan.next }
+        MadePlan { plan: TickPlan { row, lines, next: plan.next }, invalid }
+    }
+
+    /// Return the plans to carry out, and the schedules whose ticks are left to living runners of another version.
+    async fn leave_to_others(&self, made: Vec<MadePlan>) -> Result<(Vec<TickPlan>, Vec<Name>), StoreError> {
+        let is_asked = made.iter().any(|made| made.invalid.is_some());
+        let readers = if is_asked { self.store.readers().await? } else { Vec::new() };
+        let (mut plans, mut left) = (Vec::with_capacity(made.len()), Vec::new());
+        for MadePlan { plan, invalid } in made {
+            if let Some(wrong) = invalid {
+                let (name, kind) = (&plan.row.name, &plan.row.schedule.template.kind);
+                if another_may_read(&readers, &self.registry, kind.as_str()) && self.is_left(&plan.row) {
+                    left.push(name.clone());
+                    continue;
+                }
+                // The record of the tick holds the full reason. The log must not have it, because it may quote the
+                // payload.
+                tracing::error!(schedule = %name, error = %wrong, "the job of a schedule is not valid for its kind");
+            }
+            plans.push(plan);
+        }
+        Ok((plans, left))
+    }
+
+    fn is_left(&self, row: &Scheduled) -> bool {
+        let mut left = self.left_ticks.lock().unwrap_or_else(PoisonError::into_inner);
+        row.next_at.is_some_and(|tick_at| left.leave(&row.name, tick_at, Instant::now()))
     }
 
     /// Build the job of a tick.

@@ -17,6 +17,8 @@ use tickr_store::{DeadLetterCount, StoreError};
 
 /// Time between two measurements.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// Most open dead letters that are counted from the oldest on, and from the newest on.
+const MAX_COUNTED: u32 = 100_000;
 
 /// Receiver of alerts, and the rules that cause them.
 #[derive(Clone, Debug)]
@@ -46,7 +48,7 @@ pub(super) async fn run_until_stopped(shared: Arc<EngineState>) {
 }
 
 async fn look(shared: &EngineState, shown: &mut BTreeSet<Name>) -> Result<(), StoreError> {
-    let counts = shared.store.dead_letter_counts().await?;
+    let counts = shared.store.dead_letter_counts(MAX_COUNTED).await?;
     // Operators declare kinds at any time. Their metric begins with 0, so that their first dead letters are a growth.
     shown.extend(shared.registry.known_names());
     shown.extend(counts.iter().map(|count| count.kind.clone()));

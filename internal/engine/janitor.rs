@@ -219,7 +219,8 @@ impl GrowingTable {
 /// Position in each of the other tables from which the next round continues.
 #[derive(Default)]
 struct JanitorPositions {
-    schedule: String,
+    /// An empty name is the position in front of the first schedule, after a full page of its ticks.
+    schedule: Option<String>,
     lanes: Option<TallyPlace>,
     queues: Option<TallyPlace>,
     departures: Option<JobId>,
@@ -260,8 +261,8 @@ impl JanitorPositions {
         loop {
             let (forgotten, next) = shared.store.purge_ticks(self.schedule.clone(), shared.settings.keep_ticks).await?;
             metrics::counter!("tickr_ticks_purged_total").increment(forgotten);
-            self.schedule = next.unwrap_or_default();
-            if self.schedule.is_empty() {
+            self.schedule = next;
+            if self.schedule.is_none() {
                 return Ok(false);
             }
             if !pages.next_page().await {

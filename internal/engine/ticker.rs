@@ -28,7 +28,8 @@ const BEHIND: Duration = Duration::from_millis(100);
 /// Pauses between tries while MySQL does not answer, before jitter.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const MAX_PAUSE: Duration = Duration::from_secs(2);
-/// Time for which a schedule is skipped after another session had it, its order key or its previous job locked.
+/// Time for which a schedule is skipped after another session had it, its order key or its previous job locked, or after
+/// its tick was left to a runner of another version.
 const LOCKED_RESTS: Duration = Duration::from_millis(250);
 /// Time for which a schedule is skipped after MySQL refused to write its ticks, and the most such schedules remembered.
 const REST: Duration = Duration::from_secs(60);

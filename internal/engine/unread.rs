@@ -219,7 +219,7 @@ pub(super) async fn decide(shared: &EngineState, unread_job: UnreadJob<'_>) -> U
     let mut refused: BTreeSet<Edition> = own.into_iter().collect();
     if number > 1 {
         match shared.store.given_back_unread(id).await {
-            Ok(said) => refused.extend(said.iter().filter_map(|error| edition_in(error))),
+            Ok(said) => refused.extend(said.iter().filter_map(|error| Edition::named_in(error))),
             Err(error) => tracing::warn!(job = %id, %error, "cannot read which versions could not read a job"),
         }
     }
@@ -259,11 +259,6 @@ fn may_read(reader: &Reader, part: UnreadPart, kind: &Name, queue: &Name, refuse
 /// Return the moment `STALE` ago. None when the host has been up for less than that, so that everything known is newer.
 fn a_moment_ago() -> Option<Instant> {
     Instant::now().checked_sub(STALE)
-}
-
-/// Return the edition that could not read a job, as its error names it.
-fn edition_in(error: &str) -> Option<Edition> {
-    error.rsplit_once("[edition ")?.1.strip_suffix(']')?.parse().ok()
 }
 
 /// Return a pause that doubles with every eighth time, with a jitter of 50 % in both directions.
@@ -309,15 +304,6 @@ mod tests {
         // A runner cannot read a job whose kind or queue it does not have.
         assert!(!may(&Reader { kinds: BTreeSet::new(), ..reader(Some("two"), "x") }, UnreadPart::Payload));
         assert!(!may(&Reader { queues: BTreeSet::new(), ..reader(Some("two"), "x") }, UnreadPart::Payload));
-    }
-
-    #[test]
-    fn an_error_names_the_edition_that_could_not_read() {
-        let one = edition("one");
-        assert_eq!(edition_in(&format!("read the payload as mail: [edition x] [edition {one}]")), Some(one));
-        for other in ["", "[edition ]", "[edition 12]", &format!("[edition {one}] and more")] {
-            assert_eq!(edition_in(other), None, "{other}");
-        }
     }
 
     #[test]

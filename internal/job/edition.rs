@@ -1,6 +1,6 @@
 //! Editions: fingerprints of payload types. Binaries with the same edition can read what the others enqueue.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 
@@ -38,6 +38,12 @@ impl Edition {
         let retry = RetryPolicy { delays_ms: vec![1], ..RetryPolicy::default() };
         let every = JobOptions { timeout_ms: Some(1), retry: Some(retry), ..JobOptions::default() };
         Self::digest(&serde_json::to_string(&every).unwrap_or_default())
+    }
+
+    /// Return the edition that could not read a job. The error of its attempt names it at the end: `[edition …]`.
+    #[must_use]
+    pub fn named_in(error: &str) -> Option<Self> {
+        error.rsplit_once("[edition ")?.1.strip_suffix(']')?.parse().ok()
     }
 
     fn digest(text: &str) -> Self {
@@ -90,6 +96,15 @@ pub struct Editions {
     pub kinds: BTreeMap<Name, Edition>,
 }
 
+impl Editions {
+    /// Return whether a binary with these editions may be able to read a job of this kind that the editions in `refused`
+    /// could not read.
+    #[must_use]
+    pub fn may_read(&self, kind: &Name, refused: &BTreeSet<Edition>) -> bool {
+        !refused.contains(&self.options) && self.kinds.get(kind).is_none_or(|edition| !refused.contains(edition))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -102,6 +117,27 @@ mod tests {
         assert_eq!(Edition::from_schema(&one), Edition::from_schema(&one.clone()));
         assert_ne!(Edition::from_schema(&one), Edition::from_schema(&two));
         assert_ne!(Edition::for_options(), Edition::from_schema(&one));
+    }
+
+    #[test]
+    fn an_error_names_the_edition_that_could_not_read() {
+        let one = Edition::from_schema(&json!("one"));
+        assert_eq!(Edition::named_in(&format!("read the payload as mail: [edition x] [edition {one}]")), Some(one));
+        for other in ["", "[edition ]", "[edition 12]", &format!("[edition {one}] and more")] {
+            assert_eq!(Edition::named_in(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn only_editions_that_have_not_refused_a_job_may_read_it() {
+        let [one, two] = ["one", "two"].map(|text| Edition::from_schema(&json!(text)));
+        let mail: Name = "mail".parse().unwrap();
+        let editions = Editions { options: one, kinds: BTreeMap::from([(mail.clone(), two)]) };
+        assert!(editions.may_read(&mail, &BTreeSet::new()));
+        assert!(!editions.may_read(&mail, &BTreeSet::from([one])));
+        assert!(!editions.may_read(&mail, &BTreeSet::from([two])));
+        // Nothing is known about the version of a declared kind.
+        assert!(editions.may_read(&"push".parse().unwrap(), &BTreeSet::from([two])));
     }
 
     #[test]

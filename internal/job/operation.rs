@@ -78,6 +78,13 @@ impl Action {
             _ => None,
         }
     }
+
+    /// Return whether the action gives jobs another due time. It leaves jobs out that wait for their turn, because they
+    /// get a due time then.
+    #[must_use]
+    pub const fn sets_due_time(self) -> bool {
+        matches!(self, Self::RunNow | Self::Reschedule)
+    }
 }
 
 /// A part of all jobs.

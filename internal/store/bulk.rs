@@ -222,7 +222,7 @@ impl Store {
             let filter = filter.clone();
             Box::pin(async move {
                 let search = Search::among(&filter, Order::OldestFirst, action.among());
-                break_down(conn, &search, due).await
+                break_down(conn, &search, Some(action), due).await
             })
         })
         .await
@@ -237,7 +237,7 @@ impl Store {
             let filter = Filter { operation: Some(id), ..Filter::default() };
             Box::pin(async move {
                 let search = Search::among(&filter, Order::OldestFirst, Among::All);
-                break_down(conn, &search, None).await
+                break_down(conn, &search, None, None).await
             })
         })
         .await

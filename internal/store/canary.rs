@@ -136,8 +136,11 @@ async fn write(
 }
 
 /// An attempt of the unfinished job `o` has failed. An attempt that was lost with its runner counts as begun, and is no
-/// failure of the job.
-const HAS_FAILED: &str = "o.attempt > o.spared + o.losses + (o.state = 'executing')";
+/// failure of the job. `o.losses` counts only the losses since the last verdict of the job, so the ledger decides. Most
+/// jobs have not begun more attempts than `o` accounts for, and need no look into it.
+const HAS_FAILED: &str = "(o.attempt > o.spared + o.losses + (o.state = 'executing') AND EXISTS (SELECT 1 FROM attempts f \
+                          FORCE INDEX (PRIMARY) WHERE f.job_id = o.id \
+                          AND f.verdict IN ('failed', 'rejected', 'timed_out', 'panicked')))";
 
 /// Count the outcomes of the jobs that an operation has made since a moment, the newest first. Returns also the oldest
 /// job that was looked at, if there may be older ones.

@@ -589,34 +589,58 @@ impl Store {
         .await
     }
 
-    /// Count the open dead letters by kind, with the age of the oldest. Counts only the oldest 100,000.
+    /// Count the open dead letters by kind, with the age of the oldest. Counts the oldest of all kinds together and the
+    /// newest, at most `most` of either. Dead letters of a kind that begins to fail are among the newest, however many
+    /// older ones there are.
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
-    pub async fn dead_letter_counts(&self) -> Result<Vec<DeadLetterCount>, StoreError> {
-        on_pool(&self.shared.pools.loops, "count dead letters", |conn, _| {
+    pub async fn dead_letter_counts(&self, most: u32) -> Result<Vec<DeadLetterCount>, StoreError> {
+        on_pool(&self.shared.pools.loops, "count dead letters", move |conn, _| {
             Box::pin(async move {
-                let found = sqlx::query(
-                    "SELECT d.kind, COUNT(*) AS counted, \
-                     TIMESTAMPDIFF(MICROSECOND, MIN(d.since), UTC_TIMESTAMP(6)) DIV 1000 AS oldest_ms FROM \
-                     (SELECT kind, since FROM dead_letters FORCE INDEX (dead_letters_since) WHERE standing = 'open' \
-                     ORDER BY since LIMIT ?) d GROUP BY d.kind",
-                )
-                .bind(MAX_COUNTED)
-                .fetch_all(conn)
-                .await?;
-                let count = |row: &MySqlRow| {
-                    Ok(DeadLetterCount {
-                        kind: row.try_get::<String, _>("kind")?.parse().map_err(|_| corrupt("kind"))?,
-                        open: row.try_get::<i64, _>("counted")?.unsigned_abs(),
-                        oldest_ms: row.try_get("oldest_ms")?,
-                    })
-                };
-                found.iter().map(count).collect()
+                let mut counts = BTreeMap::new();
+                count_open(conn, "", most, &mut counts).await?;
+                let oldest: u64 = counts.values().map(|count: &DeadLetterCount| count.open).sum();
+                if oldest >= u64::from(most) {
+                    let known: i64 = sqlx::query_scalar(
+                        "SELECT COUNT(*) FROM (SELECT since FROM dead_letters FORCE INDEX (dead_letters_since) \
+                         WHERE standing = 'open' LIMIT ?) d",
+                    )
+                    .bind(2 * i64::from(most))
+                    .fetch_one(&mut *conn)
+                    .await?;
+                    // Those that are among the oldest as well are counted once.
+                    let newest = u32::try_from(known).unwrap_or(u32::MAX).saturating_sub(most);
+                    count_open(conn, " DESC", newest, &mut counts).await?;
+                }
+                Ok(counts.into_values().collect())
             })
         })
         .await
     }
+}
+
+/// Count the open dead letters at one end of the order of their age, and add them to `counts`.
+async fn count_open(
+    conn: &mut Session<'_>,
+    direction: &str,
+    most: u32,
+    counts: &mut BTreeMap<String, DeadLetterCount>,
+) -> Result<(), sqlx::Error> {
+    let sql = format!(
+        "SELECT d.kind, COUNT(*) AS counted, \
+         TIMESTAMPDIFF(MICROSECOND, MIN(d.since), UTC_TIMESTAMP(6)) DIV 1000 AS oldest_ms FROM \
+         (SELECT kind, since FROM dead_letters FORCE INDEX (dead_letters_since) WHERE standing = 'open' \
+         ORDER BY since{direction}, kind{direction}, fingerprint{direction}, job_id{direction} LIMIT ?) d GROUP BY d.kind"
+    );
+    for row in statement(sql).bind(most).fetch_all(conn).await? {
+        let name: String = row.try_get("kind")?;
+        let kind = name.parse::<Name>().map_err(|_| corrupt("kind"))?;
+        let count = counts.entry(name).or_insert(DeadLetterCount { kind, open: 0, oldest_ms: 0 });
+        count.open += row.try_get::<i64, _>("counted")?.unsigned_abs();
+        count.oldest_ms = count.oldest_ms.max(row.try_get("oldest_ms")?);
+    }
+    Ok(())
 }
 
 async fn dead_letter_groups(

@@ -159,7 +159,7 @@ pub use rows::jobs::Accepted;
 pub use rows::limits::{FairShare, LimitKey, LimitSetting};
 pub use rows::links::LinkProblem;
 pub use rows::owed::{DueJob, MAX_LOSSES, MAX_SPARED, SUSPECT_FROM};
-pub use runners::{DrainOutcome, LiveAttempt, MAX_WORKER_JOBS, RunnerSeen, WorkerJob, WorkerJobs};
+pub use runners::{DrainOutcome, LiveAttempt, MAX_WORKER_JOBS, RunnerCounts, RunnerSeen, WorkerJob, WorkerJobs};
 pub use samples::{Figures, History, MAX_CHARTED, MAX_SAMPLES, Sample};
 pub use schedules::day::{MAX_STRIPS, TickCounts, TickStrip, TickStrips};
 pub use schedules::forecast::{Ahead, HourDue};

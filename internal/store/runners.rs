@@ -30,6 +30,8 @@ pub const MAX_WORKER_JOBS: usize = 200;
 /// Most rows at the front of all lanes that are searched for executing jobs, and most lanes.
 const MAX_LOOKED_AT: u32 = 2_000;
 const MAX_LINES: usize = 100;
+/// Most different lists of queues that are read of the living runners.
+const MAX_QUEUE_LISTS: u32 = 1_000;
 
 /// One entry in the list of runners.
 #[derive(Clone, Debug)]
@@ -86,6 +88,19 @@ impl RunnerSeen {
     pub fn is_silent(&self) -> bool {
         self.heartbeat_age > self.lease
     }
+}
+
+/// The registered runners, counted.
+#[derive(Clone, Debug, Default)]
+pub struct RunnerCounts {
+    /// Number of runners whose last heartbeat is not older than their lease, without the processes of suspects.
+    pub alive: u64,
+    /// Number of the others.
+    pub silent: u64,
+    /// Age of the oldest last heartbeat, that of a process of a suspect included.
+    pub oldest_heartbeat: Duration,
+    /// The queues that they serve.
+    pub queues: BTreeSet<Name>,
 }
 
 /// A job that a worker executes.
@@ -185,6 +200,47 @@ impl Store {
                     found.extend(statement(stopped).bind(left).fetch_all(conn).await?);
                 }
                 found.iter().map(seen).collect()
+            })
+        })
+        .await
+    }
+
+    /// Count the runners that have neither stopped nor been found dead. Their number is bounded by nothing but the
+    /// fleet, so they are not listed.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn runner_counts(&self) -> Result<RunnerCounts, StoreError> {
+        on_pool(&self.shared.pools.reads, "count runners", |conn, _| {
+            Box::pin(async move {
+                let row = sqlx::query(
+                    "SELECT CAST(COALESCE(SUM(r.parent IS NULL AND r.age_us <= r.lease_us), 0) AS SIGNED) AS alive, \
+                     CAST(COALESCE(SUM(r.parent IS NULL AND r.age_us > r.lease_us), 0) AS SIGNED) AS silent, \
+                     COALESCE(MAX(r.age_us), 0) AS oldest_us FROM (SELECT parent, \
+                     CAST(lease_ms AS SIGNED) * 1000 AS lease_us, \
+                     TIMESTAMPDIFF(MICROSECOND, heartbeat_at, UTC_TIMESTAMP(6)) AS age_us \
+                     FROM runners FORCE INDEX (runners_stopped) WHERE stopped_at IS NULL) r",
+                )
+                .fetch_one(&mut *conn)
+                .await?;
+                let number = |name: &str| row.try_get::<i64, _>(name).map(|number| u64::try_from(number).unwrap_or(0));
+                let (alive, silent) = (number("alive")?, number("silent")?);
+                let oldest_heartbeat = Duration::from_micros(number("oldest_us")?);
+                // Most runners serve the same queues. Those of processes come before those of remote workers.
+                let lists = sqlx::query(
+                    "SELECT MIN(queues) AS served FROM runners FORCE INDEX (runners_stopped) WHERE stopped_at IS NULL \
+                     GROUP BY SHA2(queues, 256) ORDER BY MAX(via = 'process') DESC LIMIT ?",
+                )
+                .bind(MAX_QUEUE_LISTS)
+                .fetch_all(conn)
+                .await?;
+                let mut queues = BTreeSet::new();
+                for list in &lists {
+                    // The row of another version may be unreadable for this binary.
+                    let names: Vec<Name> = serde_json::from_str(list.try_get("served")?).unwrap_or_default();
+                    queues.extend(names);
+                }
+                Ok(RunnerCounts { alive, silent, oldest_heartbeat, queues })
             })
         })
         .await

@@ -1,7 +1,7 @@
 //! Comparison of the index with the store. Both change during the comparison, so a difference is only a suspicion at
 //! first. It is examined again until it disappears, or has lasted longer than the repair loops need.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
@@ -321,7 +321,8 @@ impl OldestOverdue {
 }
 
 /// Return those of these jobs that could be started now. A living runner that takes work has a free worker, the queue
-/// is neither paused nor at its limit, and the job need not wait because of the runners that it lost.
+/// is neither paused nor at its limit, the job need not wait because of the runners that it lost, and the version of
+/// that runner has not given it back unread.
 async fn startable(store: &Store, jobs: Vec<DueJob>) -> Result<Vec<DueJob>, StoreError> {
     if jobs.is_empty() {
         return Ok(jobs);
@@ -333,5 +334,10 @@ async fn startable(store: &Store, jobs: Vec<DueJob>) -> Result<Vec<DueJob>, Stor
     let may_wait = |suspect: &StuckJob| now.suspects_run() || suspect.job.execute_at >= late;
     let is_due =
         |job: &DueJob| waiting.get(&job.id).is_some_and(|waiting| waiting.losses < SUSPECT_FROM || !may_wait(waiting));
-    Ok(jobs.into_iter().filter(|job| is_due(job) && now.has_room_for(&job.kind, &job.queue)).collect())
+    // Such a job waits for a runner of another version, and that one may have no free worker.
+    let is_spared = |id: &JobId| waiting.get(id).is_some_and(|waiting| waiting.spared > 0);
+    let refused = store.editions_that_refused(jobs.iter().map(|job| job.id).filter(is_spared).collect()).await?;
+    let nothing = BTreeSet::new();
+    let has_room = |job: &DueJob| now.has_room_for(&job.kind, &job.queue, refused.get(&job.id).unwrap_or(&nothing));
+    Ok(jobs.into_iter().filter(|job| is_due(job) && has_room(job)).collect())
 }

@@ -1,6 +1,7 @@
 //! Limits on the growth of tables and on the cost of reading them: stopped runners, old tallies, and jobs past their
 //! retention go, however many there are. A decision that was made before a lock was held is made again under the lock.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use reqwest::Method;
@@ -249,7 +250,7 @@ async fn what_could_be_started_is_known_without_a_walk_through_what_waits() {
     let store = tickr.app.broker().store();
     let room = async |queue: &str| {
         let startable = store.startable().await.unwrap();
-        startable.has_room_for(&"sleep".parse().unwrap(), &queue.parse().unwrap())
+        startable.has_room_for(&"sleep".parse().unwrap(), &queue.parse().unwrap(), &BTreeSet::new())
     };
     let limit = tickr.patch("/v1/queues/limited", json!({"concurrency": 1})).await;
     assert_eq!(limit.status, 200);

@@ -4,6 +4,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -32,6 +33,9 @@ struct Parcel {
     /// Delivered before the door is open.
     #[serde(default)]
     early: bool,
+    /// Not delivered today.
+    #[serde(default)]
+    later: bool,
 }
 
 impl Kind for Parcel {
@@ -75,6 +79,7 @@ impl Address {
         match parcel {
             Parcel { lost: true, .. } => Err(Failure::reject("no such address")),
             Parcel { again: true, .. } => Err(Failure::retry("the door is narrow")),
+            Parcel { later: true, .. } => Err(Failure::snooze(Duration::from_secs(3_600), "closed today")),
             Parcel { .. } => Ok(().into()),
         }
     }
@@ -253,6 +258,31 @@ async fn a_failed_attempt_of_a_released_job_counts_as_a_failure_until_the_job_pa
     assert_eq!(outcomes["failed"], 0, "no job has failed for good: {over:#}");
     assert!(outcomes["retrying"].as_u64().unwrap() >= 5, "{over:#}");
     tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_attempt_is_no_failure_when_its_job_is_put_off_afterwards() {
+    let address = Address::new();
+    let (tickr, group) = returned(&address, (0..6).map(|n| json!({"number": n, "early": true, "later": true}))).await;
+    address.mend();
+    assert_eq!(tickr.post("/v1/queues/default/pause", json!({})).await.status, 200);
+    let path = release(&tickr, &group, json!({"steps": [{"rate": 50, "jobs": 6}, {"rate": 200}]})).await;
+    tickr.until_count(REPLAYS, 6).await;
+    // The runner of the first attempts has died, and the second attempts are put off.
+    tickr
+        .sql(
+            "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict) \
+             SELECT id, 1, 1, 'gone/1-abcdef', execute_at, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), 'lost' FROM owed",
+        )
+        .await;
+    tickr.sql("UPDATE owed SET state = 'retrying', attempt = 1, losses = 1").await;
+    assert_eq!(tickr.post("/v1/queues/default/resume", json!({})).await.status, 200);
+    tickr.until_count("SELECT COUNT(*) FROM attempts WHERE verdict = 'snoozed'", 6).await;
+    let seen = counted_again(&tickr, &path).await;
+    let outcomes = &seen["canary"]["outcomes"];
+    assert_eq!((&seen["state"], &outcomes["waiting"]), (&json!("running"), &json!(6)), "{seen:#}");
+    assert_eq!((&outcomes["retrying"], &outcomes["failed"]), (&json!(0), &json!(0)), "{seen:#}");
+    tickr.stop_broken("attempts that never were").await;
 }
 
 /// The next runner goes on in the step in which the first one died, and releases no job twice.

@@ -433,6 +433,34 @@ async fn failures_without_a_dead_letter_are_found_and_get_one() {
 /// Two runners evaluate the same rules, and one of them sends the alert: once when the threshold is crossed, and once
 /// when the alert is over.
 #[tokio::test(flavor = "multi_thread")]
+async fn new_dead_letters_of_a_kind_are_counted_behind_any_number_of_old_ones() {
+    let tickr = start().await;
+    for (kind, number, first, age) in [("old", 100, 0, "2 HOUR"), ("new", 20, 1_000, "1 HOUR")] {
+        tickr
+            .sql(format!(
+                "INSERT INTO dead_letters (job_id, kind, queue, fingerprint, failed_at, error, since) \
+                 WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < {number}) \
+                 SELECT UNHEX(LPAD(HEX({first} + n), 32, '0')), '{kind}', 'default', x'0123456789abcdef', \
+                 UTC_TIMESTAMP(6) - INTERVAL {age}, 'no', UTC_TIMESTAMP(6) - INTERVAL {age} FROM n"
+            ))
+            .await;
+    }
+    let store = tickr.app.broker().store();
+    let counts = async |most: u32| {
+        let counts = store.dead_letter_counts(most).await.unwrap();
+        let of = |kind: &str| counts.iter().find(|count| count.kind.as_str() == kind);
+        ["old", "new"].map(|kind| of(kind).map_or((0, 0), |count| (count.open, count.oldest_ms / 3_600_000)))
+    };
+    for most in [1_000, 120, 119, 100, 60] {
+        assert_eq!(counts(most).await, [(100, 2), (20, 1)], "{most}");
+    }
+    // The oldest and the newest thirty, and the oldest and the newest ten.
+    assert_eq!(counts(30).await, [(40, 2), (20, 1)]);
+    assert_eq!(counts(10).await, [(10, 2), (10, 1)]);
+    tickr.stop_broken("dead letters of jobs that never were").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_alert_fires_once_with_two_runners_and_resolves_once() {
     // This receiver answers every request with 200.
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chrono::{TimeDelta, Utc};
 use serde_json::{Value, json};
-use tickr::config::Config;
+use tickr::config::{Config, KindConfig};
 use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
 
@@ -182,6 +182,27 @@ async fn the_forecast_counts_the_ticks_of_active_schedules_hour_by_hour() {
     assert_eq!((ticks[0], ticks[1], ticks[23], ticks.iter().sum::<u64>()), (3_600, 3_601, 3_601, 86_400 + 23));
     assert!(hours.iter().all(|hour| hour["more_ticks"] == false && hour["more"] == false));
     assert_eq!(forecast.body["unreadable_schedules"], 1);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_check_before_a_rollout_names_a_schedule_whose_retry_its_kind_would_refuse() {
+    let tickr = TestApp::start().await;
+    let schedule = json!({"cron": "0 0 1 1 *", "kind": "sleep", "payload": {"ms": 1}, "retry": {"cap_ms": 2_000}});
+    let put = tickr.put("/v1/schedules/capped", &schedule).await;
+    assert_eq!(put.status, 201, "{:#}", put.body);
+    let mut config = tickr.config.clone();
+    let check =
+        async |config: &Config| tickr::app::check_pending(config, Registry::new(), |_| {}).await.unwrap().schedules;
+    let now = check(&config).await;
+    assert_eq!((now.checked, now.failing), (1, 0), "{now:?}");
+    // The first delay of the kind is to be longer than the longest one of the schedule.
+    let slow = KindConfig { retry_base: Some(Duration::from_secs(5)), ..KindConfig::default() };
+    config.kinds.insert("sleep".into(), slow);
+    let then = check(&config).await;
+    assert_eq!((then.checked, then.failing), (1, 1), "{then:?}");
+    let problem = &then.problems[0];
+    assert_eq!((problem.schedule.as_str(), problem.pointer.as_deref()), ("capped", Some("/retry/cap_ms")), "{then:?}");
     tickr.stop().await;
 }
 

@@ -70,10 +70,15 @@ const LEFT: [&str; 11] = [
 
 /// Start a runner whose janitor makes many rounds, and which counts as started this many days ago.
 async fn runner(tickr: &TestApp, days: u32) -> Engine {
+    runner_with(tickr, days, Duration::from_millis(100)).await
+}
+
+/// Start a runner with half this time to half as much again between two rounds of its janitor.
+async fn runner_with(tickr: &TestApp, days: u32, janitor_every: Duration) -> Engine {
     let config = Config { retention_completed: Duration::ZERO, purge_hours: None, ..tickr.config.clone() };
     let id = runner_of_this_process();
     let mut settings = engine_settings(&config, id.clone(), Tracer::off(), None, None);
-    settings.janitor_every = Duration::from_millis(100);
+    settings.janitor_every = janitor_every;
     let (app, registry) = (&tickr.app, Arc::new(Registry::new()));
     let settings_copy = app.operator_settings().clone();
     let engine = Engine::start(app.broker().clone(), app.index().clone(), settings_copy, registry, settings).unwrap();
@@ -195,4 +200,29 @@ async fn the_janitor_empties_its_tables_and_another_carries_on() {
     .await;
     assert_eq!(tickr.count("SELECT COUNT(*) FROM limit_keys").await, 2, "hosts that fail are not forgotten");
     tickr.stop_broken("rows of jobs that never were, and a job that went before its time").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_old_ticks_of_the_first_schedule_hold_up_the_removal_of_no_other() {
+    let tickr = without_purges(|_| {}).await;
+    // Five pages of the first schedule, and one tick of another one behind them.
+    let ticks = "INSERT INTO ticks (schedule, due_at, outcome, cause, recorded_at, recorded_by)";
+    let old = "'skipped', 'missed', UTC_TIMESTAMP(6) - INTERVAL 800 DAY, 'old'";
+    tickr
+        .sql(format!(
+            "{ticks} WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 200) \
+             SELECT 'a-poll', UTC_TIMESTAMP(3) - INTERVAL 900 DAY + INTERVAL (a.n * 25 + b.n) SECOND, {old} \
+             FROM n a JOIN n b ON b.n <= 25"
+        ))
+        .await;
+    tickr.sql(format!("{ticks} VALUES ('nightly', UTC_TIMESTAMP(3) - INTERVAL 900 DAY, {old})")).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM ticks").await, 5_001);
+    // The next round begins three seconds after the first one at the earliest, so five of them take twelve seconds.
+    let runner = runner_with(&tickr, 1, Duration::from_secs(6)).await;
+    tickr.until_count("SELECT COUNT(*) < 5001 FROM ticks", 1).await;
+    let began = Instant::now();
+    tickr.until_count("SELECT COUNT(*) FROM ticks", 0).await;
+    assert!(began.elapsed() < Duration::from_secs(10), "one round removes all of them: {:?}", began.elapsed());
+    runner.stop(Duration::ZERO, CancellationToken::new()).await;
+    tickr.stop_broken("ticks of schedules that never were").await;
 }

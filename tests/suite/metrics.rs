@@ -301,6 +301,49 @@ async fn a_runner_is_counted_as_silent_after_its_own_lease_and_not_before() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn runners_are_counted_however_many_there_are() {
+    let tickr = idle().await;
+    let runner = Runner::start(&tickr, &[]);
+    let base = runner.base().await;
+    // More runners than a list has. The oldest ten are silent. The reaper judges a runner after it has watched for a
+    // part of its lease, which is longer than the test.
+    let ghosts = "INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at) \
+                  WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 210) \
+                  SELECT CONCAT('ghost/', n), '9.9.9', '[]', \
+                  IF(n <= 10, '[\"far-away\"]', '[\"nowhere\"]'), 1, 3600000, \
+                  UTC_TIMESTAMP(6) - INTERVAL IF(n <= 10, 2, 0) DAY, \
+                  UTC_TIMESTAMP(6) - INTERVAL IF(n <= 10, 2, 0) HOUR FROM n";
+    tickr.sql(ghosts).await;
+    eventually("all of them are counted", || async {
+        let page = scrape(&base).await;
+        let age = page.sum("tickr_heartbeat_age_seconds", &[]);
+        let counts = (page.sum("tickr_runners", &[]), page.sum("tickr_runners_silent", &[]));
+        let is_far_away = |sample: &Sample| {
+            sample.name == "tickr_jobs" && sample.labels.get("queue").is_some_and(|queue| queue == "far-away")
+        };
+        (counts == (202.0, 10.0) && age >= 7_200.0 && page.samples.iter().any(is_far_away)).then_some(())
+    })
+    .await;
+    tickr.sql("DELETE FROM runners WHERE id LIKE 'ghost/%'").await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ended_jobs_of_queues_that_were_idle_for_long_are_counted_together() {
+    let tickr = idle().await;
+    let runner = Runner::start(&tickr, &[]);
+    let base = runner.base().await;
+    // The janitor adds them up under this name.
+    tickr.sql("INSERT INTO tallies (lane, queue, kind, state, n) VALUES (0, '_other', 'noop', 'completed', 7)").await;
+    eventually("they are counted", || async {
+        let ended = scrape(&base).await.sum("tickr_jobs_ended", &[("queue", "_other"), ("state", "completed")]);
+        (ended == 7.0).then_some(())
+    })
+    .await;
+    tickr.stop_broken("a count of jobs that never were").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn held_jobs_are_counted_by_queue_and_reason() {
     // The pages of this process show the metrics of other tests as well, so the queues have names of their own.
     let queues = |config: &mut Config| config.queues = vec!["held-here".into(), "held-there".into()];

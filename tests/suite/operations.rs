@@ -325,6 +325,30 @@ async fn a_dry_run_tells_what_would_change_from_what_would_be_left_and_why() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_dry_run_leaves_jobs_out_that_wait_for_their_turn_as_the_operation_does() {
+    let tickr = TestApp::start().await;
+    let ordered = json!({"kind": "noop", "delay_ms": LATER_MS, "order_key": "line"});
+    let (head, held) = (tickr.enqueue(ordered.clone()).await, tickr.enqueue(ordered).await);
+    let moment = Utc::now() + TimeDelta::hours(12);
+    let filter = json!({"kind": "noop"});
+    for body in [
+        json!({"action": "reschedule", "filter": filter, "execute_at": moment}),
+        json!({"action": "run_now", "filter": filter}),
+    ] {
+        let mut dry = body.clone();
+        dry["dry_run"] = json!(true);
+        let dry = tickr.post("/v1/operations", dry).await.body;
+        assert_eq!((&dry["count"], &dry["would_change"]), (&json!(2), &json!(1)), "{dry:#}");
+        assert_eq!(dry["would_skip"], json!([{"jobs": 1, "reason": "held"}]), "{dry:#}");
+        let sample = dry["sample"].as_array().unwrap();
+        let would_be = |id: JobId| &sample.iter().find(|job| job["id"] == json!(id)).unwrap()["would_be"];
+        assert!(would_be(head).is_string() && would_be(held).is_null(), "{dry:#}");
+        assert_eq!(carried_out(&tickr, body).await, (1, 1, 0), "the operation changes exactly these");
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_reschedule_leaves_jobs_out_that_expire_by_their_new_due_time() {
     let tickr = TestApp::start().await;
     let stays = json!({"kind": "noop", "delay_ms": LATER_MS / 2});

@@ -898,9 +898,9 @@ async fn listings_go_on_where_they_stopped() {
     // Retention removes ticks by age, schedule by schedule.
     let store = tickr.app.broker().store();
     tickr.sql("UPDATE ticks SET recorded_at = '2026-01-01' WHERE number = 0").await;
-    let (gone, next) = store.purge_ticks(String::new(), Duration::from_secs(86_400)).await.unwrap();
+    let (gone, next) = store.purge_ticks(None, Duration::from_secs(86_400)).await.unwrap();
     assert_eq!((gone, next.as_deref()), (3, Some("s0")));
-    assert_eq!(store.purge_ticks("s0".into(), Duration::ZERO).await.unwrap(), (0, None));
+    assert_eq!(store.purge_ticks(Some("s0".into()), Duration::ZERO).await.unwrap(), (0, None));
     assert_eq!(tickr.count("SELECT COUNT(*) FROM ticks").await, 3);
     tickr.stop().await;
 }

@@ -706,6 +706,91 @@ async fn what_operators_do_with_children_and_callbacks_breaks_no_promise() {
     tickr.stop().await;
 }
 
+/// The failed job of a batch keeps the batch for longer than its callback. The configuration of the check may have a
+/// longer retention than the runner that removed the callback.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_callback_that_retention_has_removed_is_not_missing() {
+    let tickr = TestApp::start().await;
+    let batch = tickr.post("/v1/batches", json!({"on_complete": {"kind": "noop", "payload": {}}})).await;
+    assert_eq!(batch.status, 201, "{:#}", batch.body);
+    let (id, callback) = (batch.body["id"].as_str().unwrap(), batch.body["on_complete"]["job_id"].as_str().unwrap());
+    let callback: JobId = callback.parse().unwrap();
+    tickr.enqueue(json!({"kind": "fail", "payload": {"permanent": true}, "batch": id})).await;
+    assert_eq!(tickr.post(&format!("/v1/batches/{id}/close"), json!({})).await.status, 200);
+    eventually("the callback has ended", || async {
+        let job = tickr.get(&format!("/v1/jobs/{callback}")).await;
+        (job.body["state"] == "completed").then_some(())
+    })
+    .await;
+    let store = tickr.app.broker().store();
+    let keep = Retention { completed: Duration::ZERO, ..Retention::all(Duration::from_secs(86_400)) };
+    eventually("the callback is removed", || async {
+        store.purge_page(None, &keep).await.unwrap();
+        (tickr.get(&format!("/v1/jobs/{callback}")).await.status == 404).then_some(())
+    })
+    .await;
+    let report = check(&tickr, Duration::from_secs(1)).await;
+    assert_eq!(report.verdict, VerifyVerdict::Kept, "{}", pretty(&report));
+    // Without the record of its removal it is missing.
+    tickr.sql("DELETE FROM departures").await;
+    let report = check(&tickr, Duration::from_secs(1)).await;
+    assert_eq!(report.finding(Check::BatchEnd).faults, 1, "{}", pretty(&report));
+    tickr.stop_broken("the record of a removal is gone").await;
+}
+
+/// An application made the id two hours ago, and its row waited in the outbox since then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_check_of_young_jobs_looks_at_those_that_waited_in_an_outbox() {
+    let tickr = TestApp::start().await;
+    let later = json!({"kind": "noop", "delay_ms": 3_600_000});
+    let young = tickr.enqueue(later.clone()).await;
+    let old = chrono::Utc::now() - chrono::TimeDelta::hours(2);
+    let seconds = u64::try_from(old.timestamp()).unwrap();
+    let id = uuid::Uuid::new_v7(uuid::Timestamp::from_unix(uuid::NoContext, seconds, 0));
+    tickr
+        .sql(format!(
+            "INSERT INTO tickr_outbox (id, kind, payload, options) VALUES \
+             (UNHEX('{}'), 'noop', '{{}}', '{{\"delay_ms\": 3600000}}')",
+            id.simple()
+        ))
+        .await;
+    let waited = JobId::from_uuid(id);
+    eventually("the row is a job", || async {
+        (tickr.get(&format!("/v1/jobs/{waited}")).await.status == 200).then_some(())
+    })
+    .await;
+    let mut settings = halted::settings(&tickr.config, Duration::from_secs(1), false);
+    settings.since = Some(chrono::Utc::now() - chrono::TimeDelta::hours(1));
+    let look = async || verify(tickr.app.broker().store(), tickr.app.index(), &settings, |_| {}).await.unwrap();
+    let report = look().await;
+    assert_eq!((report.verdict, report.looked_at.jobs), (VerifyVerdict::Kept, 2), "{}", pretty(&report));
+    for job in [young, waited] {
+        tickr.sql(format!("DELETE FROM owed WHERE id = UNHEX('{}')", job.uuid().simple())).await;
+    }
+    let report = look().await;
+    assert_eq!(report.finding(Check::Lost).faults, 2, "{}", pretty(&report));
+    tickr.stop_broken("jobs were lost on purpose").await;
+}
+
+/// The ids of the audit are made by the hosts of runners, and their clocks decide nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retry_by_a_host_whose_clock_is_hours_behind_is_counted() {
+    let tickr = TestApp::start().await;
+    let mut evidence = tickr.app.broker().store().evidence(None).await.unwrap();
+    assert_eq!(evidence.retries_meanwhile().await.unwrap(), 0);
+    let behind = (chrono::Utc::now() - chrono::TimeDelta::hours(20)).timestamp_millis();
+    for (id, at) in [(behind, "UTC_TIMESTAMP(6)"), (behind + 1, "UTC_TIMESTAMP(6) - INTERVAL 20 HOUR")] {
+        tickr
+            .sql(format!(
+                "INSERT INTO audit (id, at, actor, action, target) VALUES \
+                 (UNHEX('{id:012x}70008000000000000001'), {at}, 'test', 'job.retry', 'a job')"
+            ))
+            .await;
+    }
+    assert_eq!(evidence.retries_meanwhile().await.unwrap(), 1, "the time of MySQL tells which of them is new");
+    tickr.stop().await;
+}
+
 /// A row that this binary cannot read hides no other fault, and is always reported.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_that_cannot_be_read_is_told_and_is_not_green() {

@@ -13,7 +13,7 @@ use tickr::handlers::{Context, Kind, Outcome, Output, Registry};
 use tickr::job::{JobId, State};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{TestApp, draft};
+use crate::support::{TestApp, answer, draft, eventually, http};
 
 /// The older version of the kind `parcel`.
 #[derive(Serialize, Deserialize, JsonSchema)]
@@ -205,6 +205,80 @@ async fn a_job_that_every_living_version_has_refused_fails_though_all_of_them_li
     assert_eq!(verdicts, ["snoozed", "rejected"], "{job:#}");
     let runners: BTreeSet<&str> = attempts.iter().map(|attempt| attempt["runner"].as_str().unwrap()).collect();
     assert_eq!(runners.len(), 2, "each of them tried: {job:#}");
+    newer.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tick_that_one_version_cannot_fire_is_left_to_the_other_while_it_lives() {
+    let lease = Duration::from_secs(4);
+    let brief = |config: &mut Config| config.lease = lease;
+    let tickr = TestApp::start_with(brief, old()).await;
+    let newer = tickr.another_with(brief, new()).await;
+    // The first runner leads the ticks.
+    let put = async |app: &tickr::app::App, name: &str, kind: &str, payload: Value| {
+        let schedule =
+            json!({"cron": "* * * * * *", "kind": kind, "payload": payload, "misfire": "all", "misfire_grace_ms": 60_000});
+        let put = answer(http().put(format!("http://{}/v1/schedules/{name}", app.addr())).json(&schedule)).await;
+        assert_eq!(put.status, 201, "{:#}", put.body);
+    };
+    put(&tickr.app, "plain", "noop", json!({})).await;
+    tickr.until_count("SELECT COUNT(*) >= 2 FROM ticks", 1).await;
+    put(&newer, "for-new", "parcel", json!({"to": "Ada", "phone": "1"})).await;
+    put(&tickr.app, "for-old", "parcel", json!({"to": "Ada", "fax": "1"})).await;
+    for name in ["for-new", "for-old"] {
+        let done = format!(
+            "SELECT COUNT(*) >= 5 FROM ticks t JOIN attempts a ON a.job_id = t.job_id AND a.end_state = 'completed' \
+             WHERE t.schedule = '{name}'"
+        );
+        tickr.until_count(done, 1).await;
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM ticks WHERE outcome <> 'fired'").await, 0);
+    assert_eq!(tickr.delete("/v1/schedules/for-old").await.status, 204);
+
+    // The newer version is gone. It counts as living for its lease, and then the ticks are recorded as skipped.
+    let gone = newer.runner().to_string();
+    newer.stop(CancellationToken::new()).await;
+    tickr.until_count("SELECT COUNT(*) > 0 FROM ticks WHERE schedule = 'for-new' AND cause = 'invalid'", 1).await;
+    let early = format!(
+        "SELECT COUNT(*) FROM ticks t JOIN runners r ON r.id = '{gone}' WHERE t.cause = 'invalid' \
+         AND t.recorded_at < r.heartbeat_at + INTERVAL r.lease_ms * 1000 MICROSECOND"
+    );
+    assert_eq!(tickr.count(early).await, 0);
+    let told = tickr.get("/v1/schedules/for-new/ticks?outcome=skipped&limit=1").await.body;
+    assert!(told["data"][0]["reason"].as_str().unwrap().contains("phone"), "{told:#}");
+    let torn = "SELECT COUNT(*) FROM ticks WHERE schedule = 'plain' AND outcome <> 'fired'";
+    assert_eq!(tickr.count(torn).await, 0, "a schedule that is left delays no other");
+    for name in ["for-new", "plain"] {
+        assert_eq!(tickr.delete(&format!("/v1/schedules/{name}")).await.status, 204);
+    }
+    tickr.until_idle().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_waits_for_a_worker_of_the_other_version_is_no_fault() {
+    let tickr = TestApp::start_with(|_| {}, old()).await;
+    let slow = |config: &mut Config| {
+        (config.workers, config.queues) = (1, vec!["default".into(), "slow".into()]);
+    };
+    let newer = tickr.another_with(slow, new()).await;
+    let busy = tickr.enqueue(json!({"kind": "sleep", "queue": "slow", "payload": {"ms": 600_000}})).await;
+    tickr.until(busy, State::Executing).await;
+    let id = accept(&newer, once(&parcel("phone"))).await;
+    let job = tickr.until_attempts(id, 1).await;
+    assert_eq!((&job["attempts"][0]["verdict"], &job["state"]), (&json!("snoozed"), &json!("waiting")), "{job:#}");
+    // The checker looks at jobs that have been due for more than six seconds.
+    let late = "SELECT COUNT(*) FROM owed WHERE kind = 'parcel' AND execute_at < UTC_TIMESTAMP(6) - INTERVAL 7 SECOND";
+    tickr.until_count(late, 1).await;
+    eventually("all workers that could run it are busy", || async {
+        let why = tickr.get(&format!("/v1/jobs/{id}/explain")).await.body;
+        (why["reasons"][0]["code"] == "workers_busy").then_some(())
+    })
+    .await;
+    tickr.assert_sound().await;
+    tickr.post(&format!("/v1/jobs/{busy}/cancel"), json!({})).await;
+    tickr.until(id, State::Completed).await;
     newer.stop(CancellationToken::new()).await;
     tickr.stop().await;
 }

@@ -1,5 +1,7 @@
 //! `/v1/jobs/{id}/explain`: the reasons why a job does not run.
 
+use std::collections::BTreeSet;
+
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -12,7 +14,7 @@ use crate::http::problem::Problem;
 use crate::view::Moment;
 use crate::{Api, json};
 use tickr_index::Health;
-use tickr_job::{Bounds, Job, OnParentFailure, State as JobState, Timestamp};
+use tickr_job::{Bounds, Job, OnParentFailure, RunnerId, State as JobState, Timestamp};
 use tickr_store::{OrderPlace, ParentProgress, ParkedAt, QueuePosition, QueueSetting, RunnerSeen, SUSPECT_FROM};
 
 /// A job that has been due for less time than this is still on its way to a worker.
@@ -70,7 +72,7 @@ pub(crate) enum ReasonCode {
     NoRunner,
     /// No living runner serves the queue.
     QueueNotServed,
-    /// No living runner that serves the queue has the kind.
+    /// No living runner that serves the queue has the kind, in a version that can read the job.
     KindUnknown,
     /// Every living runner that could run the job is drained: it takes no new work.
     RunnersDraining,
@@ -111,6 +113,8 @@ struct Runners<'a> {
     /// Those that serve the queue of the job.
     serving: Vec<&'a RunnerSeen>,
     /// Those that also have its kind.
+    knowing: Vec<&'a RunnerSeen>,
+    /// Those whose version has not given the job back because it could not read it.
     able: Vec<&'a RunnerSeen>,
     /// Those that also take new work.
     willing: Vec<&'a RunnerSeen>,
@@ -119,13 +123,15 @@ struct Runners<'a> {
 }
 
 impl<'a> Runners<'a> {
-    fn new(job: &Job, all: &'a [RunnerSeen]) -> Self {
+    /// Those in `refused` have a version that cannot read the job.
+    fn new(job: &Job, all: &'a [RunnerSeen], refused: &BTreeSet<RunnerId>) -> Self {
         let alive = |runner: &&RunnerSeen| runner.stopped_at.is_none() && !runner.is_silent();
         let (children, living): (Vec<_>, Vec<_>) = all.iter().filter(alive).partition(|runner| runner.parent.is_some());
         let serving: Vec<_> = living.iter().copied().filter(|runner| runner.queues.contains(&job.queue)).collect();
-        let able: Vec<_> = serving.iter().copied().filter(|runner| runner.kinds.contains(&job.kind)).collect();
+        let knowing: Vec<_> = serving.iter().copied().filter(|runner| runner.kinds.contains(&job.kind)).collect();
+        let able: Vec<_> = knowing.iter().copied().filter(|runner| !refused.contains(&runner.id)).collect();
         let willing = able.iter().copied().filter(|runner| runner.takes_jobs()).collect();
-        Self { living, serving, able, willing, children }
+        Self { living, serving, knowing, able, willing, children }
     }
 
     /// Return the workers of the willing runners, and how many of them are busy.
@@ -366,6 +372,9 @@ fn kind_unknown(Evidence { job, runners, .. }: &Evidence<'_>) -> Option<String> 
     match runners.serving.len() {
         0 => None,
         _ if !runners.able.is_empty() => None,
+        _ if !runners.knowing.is_empty() => {
+            Some(format!("no living runner that serves {queue} has a version of the kind {kind} that can read the job"))
+        }
         1 => Some(format!("the only living runner that serves {queue} does not have the kind {kind}")),
         count => Some(format!("none of the {count} living runners that serve {queue} has the kind {kind}")),
     }
@@ -494,6 +503,7 @@ pub(crate) async fn show(State(api): State<Api>, IdPath(id): IdPath) -> Result<R
         _ => 0,
     };
     let runners = store.runners(1_000).await?;
+    let refused = if job.state.is_end() { BTreeSet::new() } else { store.runners_that_refused(id, &job.kind).await? };
     let at = standing.map_or_else(|| store.clock().now(), |standing| standing.at);
     let health = api.index.health().now();
     let reasons = explain(&Evidence {
@@ -505,7 +515,7 @@ pub(crate) async fn show(State(api): State<Api>, IdPath(id): IdPath) -> Result<R
         parents,
         queue: queue.as_ref(),
         permits,
-        runners: Runners::new(&job, &runners),
+        runners: Runners::new(&job, &runners, &refused),
         health,
     });
     let summary = reasons.first().map(|reason| reason.text.clone()).unwrap_or_default();

@@ -20,7 +20,7 @@ use crate::Api;
 use tickr_event::Health;
 use tickr_index::{Index, Lane};
 use tickr_job::{Name, State as JobState};
-use tickr_store::{HeldCount, HoldReason, RunnerSeen, SourceState, Stats, Store};
+use tickr_store::{HeldCount, HoldReason, RunnerCounts, SourceState, Stats, Store};
 use tickr_telemetry::metrics_page;
 
 /// Age of a reading after which a scrape starts another.
@@ -37,8 +37,6 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const LIMIT: Duration = Duration::from_secs(2);
 /// Maximum time for counting.
 const COUNT_LIMIT: Duration = Duration::from_secs(10);
-/// Maximum number of runners that are read, living ones first.
-const MAX_RUNNERS: u32 = 200;
 /// Most Redis servers that get series. Addresses of containers may change with every failover.
 const MAX_REDIS_SERVERS: usize = 100;
 /// Label of queues that no living runner serves. Clients may make up any number of queue names, and each label costs
@@ -127,7 +125,7 @@ impl ReadingsInner {
     async fn read(&self) {
         let store = async {
             // The short query for the runners shows whether MySQL answers; counting a large backlog may take longer.
-            let runners = answer_within(LIMIT, self.store.runners(MAX_RUNNERS)).await;
+            let runners = answer_within(LIMIT, self.store.runner_counts()).await;
             gauge!("tickr_up", "server" => "mysql").set(f64::from(runners.is_some()));
             let runners = runners?;
             let began = Instant::now();
@@ -187,9 +185,8 @@ impl ReadingsInner {
     }
 
     /// Return the queues that get a label of their own.
-    fn named(&self, runners: &[RunnerSeen]) -> BTreeSet<Name> {
-        let served = runners.iter().filter(|runner| runner.stopped_at.is_none()).flat_map(|runner| &runner.queues);
-        self.queues.iter().chain(served).cloned().collect()
+    fn named(&self, runners: &RunnerCounts) -> BTreeSet<Name> {
+        self.queues.iter().chain(&runners.queues).cloned().collect()
     }
 
     fn set_index(&self, waiting: usize, lengths: &[usize]) {
@@ -261,15 +258,12 @@ fn set_sources(names: &[Name], states: &[SourceState]) {
     }
 }
 
-fn set_runners(runners: &[RunnerSeen]) {
-    let listed = runners.iter().filter(|runner| runner.stopped_at.is_none());
-    // A process that runs one suspect counts as part of the runner that started it.
-    let (silent, alive): (Vec<_>, Vec<_>) =
-        listed.clone().filter(|runner| runner.parent.is_none()).partition(|runner| runner.is_silent());
-    gauge!("tickr_runners").set(alive.len() as f64);
-    gauge!("tickr_runners_silent").set(silent.len() as f64);
-    let quietest = listed.map(|runner| runner.heartbeat_age).max().unwrap_or_default();
-    gauge!("tickr_heartbeat_age_seconds").set(quietest.as_secs_f64());
+/// Set the metrics of the registered runners. A process that runs one suspect counts as part of the runner that started
+/// it.
+fn set_runners(runners: &RunnerCounts) {
+    gauge!("tickr_runners").set(runners.alive as f64);
+    gauge!("tickr_runners_silent").set(runners.silent as f64);
+    gauge!("tickr_heartbeat_age_seconds").set(runners.oldest_heartbeat.as_secs_f64());
 }
 
 fn set_jobs(stats: &Stats, named: &BTreeSet<Name>, known: &mut BTreeSet<String>) {
@@ -277,6 +271,10 @@ fn set_jobs(stats: &Stats, named: &BTreeSet<Name>, known: &mut BTreeSet<String>)
     for count in stats.owed.iter().chain(&stats.ended) {
         let queue = if named.contains(&count.queue) { count.queue.as_str() } else { OTHER };
         *counts.entry((queue, count.state)).or_default() += count.jobs;
+    }
+    // Retention has added up the counts of queues that were idle for longer than jobs are kept.
+    for (state, jobs) in &stats.ended_elsewhere {
+        *counts.entry((OTHER, *state)).or_default() += jobs;
     }
     // A queue that lost its last runner is counted under `_other`, and its own series must become 0.
     known.extend(named.iter().map(ToString::to_string));

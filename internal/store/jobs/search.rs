@@ -24,11 +24,12 @@ use uuid::Uuid;
 use crate::jobs::conditions::{Bind, Piece, bound, everything, has_tag, in_state, last_line, made_by, narrow, text};
 use crate::jobs::kind_queues::{KindQueue, WantedPairs};
 use crate::rows::jobs::ID_TOLERANCE;
+use crate::rows::limits::waits_for_turn;
 use crate::sql::batches::{Sql, padded, padded_len, placeholders};
 use crate::sql::connection::on_pool;
 use crate::sql::session::Session;
 use crate::{Store, StoreError};
-use tickr_job::{Among, Filter, Name, State, Timestamp, first_id_of};
+use tickr_job::{Action, Among, Filter, Name, State, Timestamp, first_id_of};
 
 /// Number of rows of a source in one chunk.
 const CHUNK: i64 = 2_000;
@@ -744,6 +745,9 @@ pub struct Breakdown {
     pub counted: Counted,
     /// Number of jobs by state, replayed ones counted separately.
     pub states: BTreeMap<(State, Replayed), u64>,
+    /// Number of waiting and retrying jobs that wait for their turn, if the action leaves them out. They are not in
+    /// `states`.
+    pub held: u64,
     /// Number of waiting and retrying jobs that expire by their new due time. They are not in `states`.
     pub expired_by_then: u64,
 }
@@ -758,15 +762,16 @@ pub enum Replayed {
 }
 
 /// Count the jobs of a search by state, within the same bounds as [`count`].
-/// `due` is the new due time that an action would give them.
+/// `action` is what would be done with them, and `due` the new due time that it would give them.
 pub(crate) async fn break_down(
     conn: &mut Session<'_>,
     search: &Search,
+    action: Option<Action>,
     due: Option<Timestamp>,
 ) -> Result<Breakdown, sqlx::Error> {
     let state = format!(
         "COALESCE(CAST(o.state AS CHAR), CAST({} AS CHAR)) AS state, \
-         o.id IS NULL AND COALESCE(d.standing = 'replayed', FALSE) AS replayed, o.expires_at",
+         o.id IS NULL AND COALESCE(d.standing = 'replayed', FALSE) AS replayed, o.execute_at, o.expires_at",
         last_line("end_state")
     );
     let mut found = Breakdown::default();
@@ -780,8 +785,13 @@ pub(crate) async fn break_down(
             let Some(state) = row.try_get::<Option<String>, _>("state")?.as_deref().and_then(State::from_word) else {
                 continue;
             };
-            let expires_at: Option<Timestamp> = row.try_get("expires_at")?;
+            let (execute_at, expires_at): (Option<Timestamp>, Option<Timestamp>) =
+                (row.try_get("execute_at")?, row.try_get("expires_at")?);
             let waits = matches!(state, State::Waiting | State::Retrying);
+            if waits && action.is_some_and(Action::sets_due_time) && execute_at.is_some_and(waits_for_turn) {
+                found.held += 1;
+                continue;
+            }
             if waits && due.zip(expires_at).is_some_and(|(due, expires_at)| due >= expires_at) {
                 found.expired_by_then += 1;
                 continue;

@@ -2,8 +2,8 @@
 //!
 //! The row in `jobs` is the lock, which a retry takes as well. The decision about a job is made only under that lock,
 //! because the job may have been retried, and may have ended again, since it was found. If a job of a batch or of a
-//! tick is removed, the same transaction records it, so that `tickr verify` can distinguish removed jobs from lost
-//! ones.
+//! tick is removed, or the callback of a batch, the same transaction records it, so that `tickr verify` can distinguish
+//! removed jobs from lost ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ use crate::sql::batches::{MAX_ROWS, bind_padded, groups, in_list, padded_len, pl
 use crate::sql::cluster::{Locked, lock_in_cluster};
 use crate::sql::error::corrupt;
 use crate::sql::session::Session;
-use tickr_job::{CanaryState, DeadLetterStatus, JobId, JobOptions, State, Timestamp};
+use tickr_job::{BatchId, CanaryState, DeadLetterStatus, JobId, JobOptions, State, Timestamp};
 
 /// Most ledger lines removed in one transaction. A single job may have more.
 const MAX_LINES: u32 = 20_000;
@@ -62,6 +62,8 @@ struct Candidate {
     batch: Option<(Uuid, u16)>,
     /// The schedule that made the job.
     schedule: Option<String>,
+    /// The batch of which the job is a callback.
+    callback_of: Option<Uuid>,
 }
 
 impl Candidate {
@@ -74,7 +76,8 @@ impl Candidate {
             status.map(|word| DeadLetterStatus::from_word(word).ok_or_else(|| corrupt("standing"))).transpose()?;
         let (first, size): (Option<Uuid>, Option<u16>) = (row.try_get("batch_id")?, row.try_get("batch_size")?);
         let options: Option<String> = row.try_get("options")?;
-        // Another version may have written options that are unknown here. They name the schedule all the same.
+        // Another version may have written options that are unknown here. They name the schedule and the batch all the
+        // same.
         let options = options.map(|text| JobOptions::as_far_as_readable(&text)).unwrap_or_default();
         Ok(Self {
             id: row.try_get("id")?,
@@ -85,6 +88,7 @@ impl Candidate {
             status: status.zip(row.try_get("since")?),
             batch: first.zip(size),
             schedule: options.schedule.map(|by| by.name.to_string()),
+            callback_of: options.callback_of.map(BatchId::uuid),
         })
     }
 
@@ -111,7 +115,8 @@ impl Candidate {
 }
 
 const CANDIDATE: &str = "SELECT j.id, j.kind, o.id IS NOT NULL AS owed, a.number, a.end_state, a.finished_at, \
-     d.standing, d.since, j.batch_id, j.batch_size, IF(j.options LIKE '%\"schedule\"%', j.options, NULL) AS options, \
+     d.standing, d.since, j.batch_id, j.batch_size, \
+     IF(j.options LIKE '%\"schedule\"%' OR j.options LIKE '%\"callback_of\"%', j.options, NULL) AS options, \
      EXISTS (SELECT 1 FROM parent_ends e FORCE INDEX (parent_ends_parent) WHERE e.parent_id = j.id) AS untold \
      FROM jobs j FORCE INDEX (PRIMARY) LEFT JOIN owed o ON o.id = j.id \
      LEFT JOIN attempts a ON a.job_id = j.id AND a.number = (SELECT MAX(l.number) FROM attempts l WHERE l.job_id = j.id) \
@@ -152,7 +157,7 @@ pub(crate) async fn remove(
             if candidate.kind == REPORT {
                 reports.push(candidate.id);
             }
-            shrunk.lose(candidate);
+            shrunk.lose(candidate, removal);
         }
         // Ledger lines and dead letters whose job does not exist. The search for an operator's request finds existing
         // jobs only.
@@ -249,16 +254,23 @@ async fn delete(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<(), sqlx::Error>
     Ok(())
 }
 
-/// Batches and ticks that lose jobs by the removal. They are written last in the transaction, in key order.
+/// Batches and ticks that lose jobs or callbacks by the removal. They are written last in the transaction, in key
+/// order.
 #[derive(Default)]
 struct Shrunk {
     /// Size of the batch, and number of its jobs that are removed now.
     batches: BTreeMap<Uuid, (u16, u16)>,
     ticks: BTreeSet<(String, Uuid)>,
+    /// The batches that lose a callback, with its job.
+    callbacks: Vec<(Uuid, Uuid)>,
 }
 
 impl Shrunk {
-    fn lose(&mut self, job: Candidate) {
+    fn lose(&mut self, job: Candidate, removal: Removal<'_>) {
+        // The audit records what an operator deletes.
+        if let Some(batch) = job.callback_of.filter(|_| !matches!(removal, Removal::Asked)) {
+            self.callbacks.push((batch, job.id));
+        }
         if let Some((first, size)) = job.batch {
             self.batches.entry(first).or_insert((size, 0)).1 += 1;
         }
@@ -268,6 +280,7 @@ impl Shrunk {
     }
 
     async fn write(mut self, conn: &mut Session<'_>, now: Timestamp) -> Result<(), sqlx::Error> {
+        write_callbacks(conn, &self.callbacks, now).await?;
         // A batch that is removed as a whole needs no record.
         self.batches.retain(|_, (size, jobs)| jobs < size);
         let batches: Vec<(Uuid, (u16, u16))> = self.batches.into_iter().collect();
@@ -298,4 +311,36 @@ impl Shrunk {
         }
         Ok(())
     }
+}
+
+/// Record the removal of these callbacks for the batches that are left. A callback has a row of its own, in the form of
+/// a request of which one more job is there.
+async fn write_callbacks(
+    conn: &mut Session<'_>,
+    callbacks: &[(Uuid, Uuid)],
+    now: Timestamp,
+) -> Result<(), sqlx::Error> {
+    let batches: BTreeSet<Uuid> = callbacks.iter().map(|(batch, _)| *batch).collect();
+    let batches: Vec<Uuid> = batches.into_iter().collect();
+    let mut left = BTreeSet::new();
+    for batches in batches.chunks(MAX_ROWS) {
+        let sql = "SELECT id FROM batches FORCE INDEX (PRIMARY) WHERE id IN";
+        for row in in_list(sql, batches, "").fetch_all(&mut *conn).await? {
+            left.insert(row.try_get::<Uuid, _>("id")?);
+        }
+    }
+    let mut jobs: Vec<Uuid> = callbacks.iter().filter(|(batch, _)| left.contains(batch)).map(|(_, job)| *job).collect();
+    jobs.sort_unstable();
+    for group in groups(&jobs) {
+        let sql = format!(
+            "INSERT INTO departures (id, jobs, size, at) VALUES {} ON DUPLICATE KEY UPDATE at = VALUES(at)",
+            tuples(&placeholders(4), group.len())
+        );
+        let mut query = statement(sql);
+        for job in group {
+            query = query.bind(job).bind(1_u16).bind(2_u16).bind(now);
+        }
+        query.execute(&mut *conn).await?;
+    }
+    Ok(())
 }

@@ -86,7 +86,8 @@ pub struct Ticked {
     /// Number of plans that another runner had carried out already or is carrying out, or that were outdated by a change.
     pub overtaken: usize,
     /// Schedules whose ticks stay due, because another session locks their rows, their order keys or their previous
-    /// jobs. The caller has to wait a moment before it tries them again.
+    /// jobs, or because only another version may be able to make their jobs. The caller has to wait a moment before it
+    /// tries them again.
     pub left: Vec<Name>,
 }
 
@@ -268,12 +269,17 @@ impl Store {
     }
 
     /// Delete ticks that were recorded longer ago than `keep`: one page of the first schedule after `after` that has
-    /// any ticks. Return the number of deleted ticks and the schedule to continue after; absent at the end.
+    /// any ticks. Return the number of deleted ticks and the position to continue after, which is empty when the first
+    /// schedule of all may have more of them; absent at the end.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn purge_ticks(&self, after: String, keep: Duration) -> Result<(u64, Option<String>), StoreError> {
-        let shared = self.shared.clone();
+    pub async fn purge_ticks(
+        &self,
+        after: Option<String>,
+        keep: Duration,
+    ) -> Result<(u64, Option<String>), StoreError> {
+        let (shared, after) = (self.shared.clone(), after.unwrap_or_default());
         transact(&self.shared.pools.loops, "purge ticks", move |conn, _| {
             let (after, shared) = (after.clone(), shared.clone());
             Box::pin(async move {

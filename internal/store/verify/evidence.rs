@@ -18,7 +18,7 @@ use crate::rows::limits::parked_until;
 use crate::rows::links::blocked_until;
 use crate::rows::order::held_until;
 use crate::rows::tallies::OTHER;
-use crate::sql::batches::statement;
+use crate::sql::batches::{Sql, bind_padded, padded_len, placeholders, statement};
 use crate::sql::connection;
 use crate::sql::error::corrupt;
 use crate::sql::session::Session;
@@ -27,23 +27,59 @@ use tickr_job::{BatchPlace, JobId, Name, State, Timestamp, Verdict, first_id_of}
 
 /// Jobs in one page.
 pub(super) const PAGE: u32 = 2_000;
+/// Jobs in one page of those with distant ids.
+const DISTANT: u32 = 256;
 /// Time limit of one page. The check gives up on a server that needs longer, so as not to burden it.
 pub(super) const PAGE_LIMIT: Duration = Duration::from_secs(60);
 /// Unreadable rows that are listed with their errors.
 const MAX_UNREADABLE: usize = 20;
-/// The greatest difference between the clocks of hosts. The ids of the audit contain such clock times.
-const SKEW: TimeDelta = TimeDelta::minutes(5);
+/// The greatest time by which the clock of a host is behind that is looked for. The ids of the audit contain such clock
+/// times, and the audit has no index by time.
+const SKEW: TimeDelta = TimeDelta::days(1);
 /// An upper bound for the duration of a transaction that retries jobs, including its waits for locks.
 const MAX_CHANGE: TimeDelta = TimeDelta::minutes(2);
+
+/// The columns of `jobs` that are read.
+const ASKED: &str = "SELECT id, kind, queue, max_attempts, unique_key IS NOT NULL AS keyed, batch_id, batch_size, \
+                     created_at";
 
 /// A reader of the tables, page by page, on a connection of its own.
 pub struct Evidence {
     pub(super) conn: Session<'static>,
     at: Timestamp,
     after: Uuid,
+    /// The place in the walk through the jobs that were accepted at `since` or later and have older ids.
+    distant: Option<(Timestamp, Uuid)>,
+    /// The last id in front of the range that is read.
+    begins_behind: Uuid,
     done: bool,
     unreadable: u64,
     examples: Vec<String>,
+}
+
+/// The jobs of one page.
+enum Span {
+    /// Those behind the first of these ids, up to the second.
+    Range(Uuid, Uuid),
+    /// These.
+    Ids(Vec<Uuid>),
+}
+
+impl Span {
+    /// Return the condition on this column.
+    fn of(&self, column: &str) -> String {
+        match self {
+            Self::Range(..) => format!("{column} > ? AND {column} <= ?"),
+            Self::Ids(ids) => format!("{column} IN {}", placeholders(padded_len(ids.len()))),
+        }
+    }
+
+    fn bind(&self, query: Sql) -> Sql {
+        match self {
+            Self::Range(after, until) => query.bind(*after).bind(*until),
+            Self::Ids(ids) => bind_padded(query, ids),
+        }
+    }
 }
 
 /// The next jobs, all read at one moment.
@@ -182,7 +218,8 @@ pub struct TallyKey {
 }
 
 impl Store {
-    /// Begin to read the tables, with the jobs that were made at `since` or later.
+    /// Begin to read the tables, with the jobs that were accepted at `since` or later. Those whose ids were made
+    /// earlier, such as rows that waited in an outbox, come first.
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
@@ -195,7 +232,9 @@ impl Store {
         let (conn, at) = opened.await.map_err(|e| StoreError::from_driver("read the tables", &e))?;
         // The id before the first one that is wanted.
         let after = since.map_or(Uuid::nil(), |since| Uuid::from_u128(first_id_of(since).as_u128().saturating_sub(1)));
-        Ok(Evidence { conn, at, after, done: false, unreadable: 0, examples: Vec::new() })
+        let distant = since.map(|since| (since, Uuid::nil()));
+        let (done, unreadable, examples) = (false, 0, Vec::new());
+        Ok(Evidence { conn, at, after, distant, begins_behind: after, done, unreadable, examples })
     }
 }
 
@@ -218,10 +257,11 @@ impl Evidence {
         self.at
     }
 
-    /// The last id before the range that is read: jobs up to it were made before `since`.
+    /// The last id before the range that is read. Of the jobs up to it, only those are read that are known to have been
+    /// accepted later than their ids were made.
     #[must_use]
     pub const fn begins_behind(&self) -> JobId {
-        JobId::from_uuid(self.after)
+        JobId::from_uuid(self.begins_behind)
     }
 
     /// Number of rows that could not be read, and the errors of the first of them.
@@ -265,28 +305,30 @@ impl Evidence {
         )
         .fetch_one(&mut self.conn)
         .await?;
-        let asked = sqlx::query(
-            "SELECT id, kind, queue, max_attempts, unique_key IS NOT NULL AS keyed, batch_id, batch_size, created_at \
-             FROM jobs WHERE id > ? ORDER BY id LIMIT ?",
-        )
-        .bind(self.after)
-        .bind(PAGE)
-        .fetch_all(&mut self.conn)
-        .await?;
-        // Rows of other tables behind the last job belong to no job. They are part of the last page.
-        let until: Uuid = match asked.last() {
-            Some(last) if asked.len() == PAGE as usize => last.try_get("id")?,
-            _ => {
-                self.done = true;
-                Uuid::max()
-            }
+        let distant = self.distant_ids().await?;
+        let (asked, span) = if distant.is_empty() {
+            let sql = format!("{ASKED} FROM jobs WHERE id > ? ORDER BY id LIMIT ?");
+            let asked = statement(sql).bind(self.after).bind(PAGE).fetch_all(&mut self.conn).await?;
+            // Rows of other tables behind the last job belong to no job. They are part of the last page.
+            let until: Uuid = match asked.last() {
+                Some(last) if asked.len() == PAGE as usize => last.try_get("id")?,
+                _ => {
+                    self.done = true;
+                    Uuid::max()
+                }
+            };
+            (asked, Span::Range(self.after, until))
+        } else {
+            let span = Span::Ids(distant);
+            let sql = format!("{ASKED} FROM jobs FORCE INDEX (PRIMARY) WHERE {} ORDER BY id", span.of("id"));
+            (span.bind(statement(sql)).fetch_all(&mut self.conn).await?, span)
         };
         let mut jobs = Jobs::default();
         for row in &asked {
             let asked = job_row(row);
             self.note(&mut jobs, "jobs", row, asked, |job, asked| job.row = Some(asked))?;
         }
-        let owed = sqlx::query(
+        let owed = statement(format!(
             "SELECT o.id, o.kind, o.max_attempts, o.keyed, o.state, o.execute_at, o.attempt, o.started_at, o.lease_until, \
              o.runner <> '' AS has_runner, o.token <> 0x00000000000000000000000000000000 AS has_token, \
              o.started_at > '1970-01-01 00:00:00' AS has_start, o.lease_until > '1970-01-01 00:00:00' AS has_lease, \
@@ -297,17 +339,16 @@ impl Evidence {
              WHERE p.job_id = o.id AND p.open AND p.place >= k.head), \
              IF(o.execute_at = ?, EXISTS (SELECT 1 FROM limit_waits w WHERE w.job_id = o.id), \
              IF(o.execute_at = ?, EXISTS (SELECT 1 FROM blocked_jobs b WHERE b.job_id = o.id), TRUE))) \
-             AS placed, o.execute_at = ? AS parked, o.execute_at = ? AS blocked FROM owed o FORCE INDEX (PRIMARY) WHERE o.id > ? AND o.id <= ?",
-        )
+             AS placed, o.execute_at = ? AS parked, o.execute_at = ? AS blocked \
+             FROM owed o FORCE INDEX (PRIMARY) WHERE {}",
+            span.of("o.id")
+        ))
         .bind(held_until().naive_utc())
         .bind(parked_until().naive_utc())
         .bind(blocked_until().naive_utc())
         .bind(parked_until().naive_utc())
-        .bind(blocked_until().naive_utc())
-        .bind(self.after)
-        .bind(until)
-        .fetch_all(&mut self.conn)
-        .await?;
+        .bind(blocked_until().naive_utc());
+        let owed = span.bind(owed).fetch_all(&mut self.conn).await?;
         for row in &owed {
             let owed = owed_row(row);
             self.note(&mut jobs, "owed", row, owed, |job, owed| job.owed = Some(owed))?;
@@ -315,28 +356,51 @@ impl Evidence {
         let lines = statement(format!(
             "SELECT job_id AS id, number, burned, runner <> '' AND expired IS NULL AS executed, execute_at, started_at, \
              finished_at, {VERDICT} AS verdict, end_state, cancel_requested_at FROM attempts FORCE INDEX (PRIMARY) \
-             WHERE job_id > ? AND job_id <= ? ORDER BY job_id, number"
-        ))
-        .bind(self.after)
-        .bind(until)
-        .fetch_all(&mut self.conn)
-        .await?;
+             WHERE {} ORDER BY job_id, number",
+            span.of("job_id")
+        ));
+        let lines = span.bind(lines).fetch_all(&mut self.conn).await?;
         for row in &lines {
             let line = ledger_row(row);
             self.note(&mut jobs, "attempts", row, line, |job, line| job.lines.push(line))?;
         }
-        let dead_letters: Vec<Uuid> = sqlx::query_scalar(
-            "SELECT job_id FROM dead_letters FORCE INDEX (PRIMARY) WHERE job_id > ? AND job_id <= ? ORDER BY job_id",
+        let dead_letters = statement(format!(
+            "SELECT job_id FROM dead_letters FORCE INDEX (PRIMARY) WHERE {} ORDER BY job_id",
+            span.of("job_id")
+        ));
+        for row in &span.bind(dead_letters).fetch_all(&mut self.conn).await? {
+            jobs.entry(row.try_get("job_id")?).dead_letter = true;
+        }
+        let until = match span {
+            Span::Range(_, until) => {
+                self.after = until;
+                until
+            }
+            Span::Ids(ids) => ids.into_iter().max().unwrap_or_default(),
+        };
+        Ok(EvidencePage { at, longest_lease_ms, jobs: jobs.readable(), until: JobId::from_uuid(until) })
+    }
+
+    /// Read the next jobs that were accepted at `since` or later and have ids from before it. Nothing when all have
+    /// been read.
+    async fn distant_ids(&mut self) -> Result<Vec<Uuid>, sqlx::Error> {
+        let Some((at, id)) = self.distant else { return Ok(Vec::new()) };
+        let found = sqlx::query(
+            "SELECT job_id, created_at FROM distant_ids FORCE INDEX (distant_ids_created) WHERE created_at >= ? \
+             AND (created_at > ? OR job_id > ?) AND job_id <= ? ORDER BY created_at, job_id LIMIT ?",
         )
-        .bind(self.after)
-        .bind(until)
+        .bind(at)
+        .bind(at)
+        .bind(id)
+        .bind(self.begins_behind)
+        .bind(DISTANT)
         .fetch_all(&mut self.conn)
         .await?;
-        for id in dead_letters {
-            jobs.entry(id).dead_letter = true;
-        }
-        self.after = until;
-        Ok(EvidencePage { at, longest_lease_ms, jobs: jobs.readable(), until: JobId::from_uuid(until) })
+        self.distant = match found.last() {
+            Some(last) => Some((last.try_get("created_at")?, last.try_get("job_id")?)),
+            None => None,
+        };
+        found.iter().map(|row| row.try_get("job_id")).collect()
     }
 
     /// Store the data of a row with its job. If the row is unreadable, count it and leave its job out.

@@ -9,7 +9,7 @@ use super::evidence::{Evidence, PAGE_LIMIT, Walk};
 use crate::StoreError;
 use crate::batches::rows::{COLUMNS, batch};
 use crate::rows::links::blocked_until;
-use crate::sql::batches::{in_list, statement};
+use crate::sql::batches::{MAX_ROWS, in_list, statement};
 use crate::sql::connection;
 use tickr_job::{Action, BatchId, JobId, Timestamp};
 
@@ -181,6 +181,7 @@ impl Evidence {
                     for row in there.fetch_all(&mut self.conn).await? {
                         missing.remove(&row.try_get("id")?);
                     }
+                    let missing = self.without_removed(missing).await?;
                     let missing = self.without_deleted(missing).await?;
                     if missing > 0 {
                         faults.push((batch.id, format!("{missing} of its callbacks are missing")));
@@ -194,6 +195,18 @@ impl Evidence {
             Ok((faults, next))
         };
         connection::within(PAGE_LIMIT, read).await.map_err(|e| StoreError::from_driver("read batches", &e))
+    }
+
+    /// Return those of these callbacks that retention has not removed. The transaction that removes one records it.
+    async fn without_removed(&mut self, mut jobs: BTreeSet<Uuid>) -> Result<BTreeSet<Uuid>, sqlx::Error> {
+        let ids: Vec<Uuid> = jobs.iter().copied().collect();
+        for ids in ids.chunks(MAX_ROWS) {
+            let removed = in_list("SELECT id FROM departures FORCE INDEX (PRIMARY) WHERE id IN", ids, "");
+            for row in removed.fetch_all(&mut self.conn).await? {
+                jobs.remove(&row.try_get("id")?);
+            }
+        }
+        Ok(jobs)
     }
 
     /// Count those of these jobs that no operator has deleted. The transaction that deletes a job writes it to the audit.

@@ -12,7 +12,7 @@ use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
 use crate::sql::session::Session;
 use crate::{Store, StoreError};
-use tickr_job::{JobId, Name, Timestamp};
+use tickr_job::{Edition, Editions, JobId, Name, Timestamp};
 
 /// Number of claim batches read at a time.
 const BATCHES: u32 = 256;
@@ -22,11 +22,25 @@ const PAGE: i64 = 20_000;
 /// The state of runners and queues at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Startable {
-    /// Kinds and queues of living runners that take new work and have a free worker.
-    idle: Vec<(Vec<Name>, Vec<Name>)>,
+    /// Living runners that take new work and have a free worker.
+    idle: Vec<IdleRunner>,
     /// Queues that are paused, or run as many jobs as their limit allows.
     still: BTreeSet<Name>,
     suspects_run: bool,
+}
+
+#[derive(Clone, Debug)]
+struct IdleRunner {
+    kinds: Vec<Name>,
+    queues: Vec<Name>,
+    /// The versions of its payload types, if they are known.
+    editions: Option<Editions>,
+}
+
+impl IdleRunner {
+    fn may_read(&self, kind: &Name, refused: &BTreeSet<Edition>) -> bool {
+        self.editions.as_ref().is_none_or(|editions| editions.may_read(kind, refused))
+    }
 }
 
 impl Startable {
@@ -36,11 +50,13 @@ impl Startable {
         self.suspects_run
     }
 
-    /// Return whether a runner could have started this job at that moment.
+    /// Return whether a runner could have started this job at that moment. The editions in `refused` cannot read it.
     #[must_use]
-    pub fn has_room_for(&self, kind: &Name, queue: &Name) -> bool {
-        !self.still.contains(queue)
-            && self.idle.iter().any(|(kinds, queues)| kinds.contains(kind) && queues.contains(queue))
+    pub fn has_room_for(&self, kind: &Name, queue: &Name, refused: &BTreeSet<Edition>) -> bool {
+        let takes = |runner: &IdleRunner| {
+            runner.kinds.contains(kind) && runner.queues.contains(queue) && runner.may_read(kind, refused)
+        };
+        !self.still.contains(queue) && self.idle.iter().any(takes)
     }
 }
 
@@ -51,6 +67,8 @@ pub struct StuckJob {
     pub job: DueJob,
     /// Number of losses in a row.
     pub losses: u32,
+    /// Number of attempts that used none. Those that gave the job back unread are among them.
+    pub spared: u32,
 }
 
 impl Store {
@@ -156,14 +174,15 @@ impl Store {
                 let mut stuck = HashMap::new();
                 for page in ids.chunks(MAX_ROWS) {
                     let sql = format!(
-                        "SELECT id, queue, priority, execute_at, kind, losses FROM owed FORCE INDEX (PRIMARY) \
+                        "SELECT id, queue, priority, execute_at, kind, losses, spared FROM owed FORCE INDEX (PRIMARY) \
                          WHERE id IN {} AND state IN ('waiting', 'retrying')",
                         placeholders(padded_len(page.len()))
                     );
                     let query = bind_padded(statement(sql), page);
                     for row in query.fetch_all(&mut *conn).await? {
                         let job = due_job(&row)?;
-                        stuck.insert(job.id, StuckJob { job, losses: row.try_get("losses")? });
+                        let (losses, spared) = (row.try_get("losses")?, row.try_get("spared")?);
+                        stuck.insert(job.id, StuckJob { job, losses, spared });
                     }
                 }
                 Ok(stuck)
@@ -267,7 +286,7 @@ async fn executing(conn: &mut Session<'_>, after: Uuid) -> Result<(Vec<Executing
 async fn startable(conn: &mut Session<'_>, running: &Running) -> Result<Startable, sqlx::Error> {
     let mut found = Startable { suspects_run: running.suspects, ..Startable::default() };
     let runners = sqlx::query(
-        "SELECT id, kinds, queues, slots FROM runners WHERE stopped_at IS NULL AND drained_at IS NULL \
+        "SELECT id, kinds, queues, slots, kind_schemas FROM runners WHERE stopped_at IS NULL AND drained_at IS NULL \
          AND heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND \
          AND (via = 'process' OR polls_until > UTC_TIMESTAMP(6))",
     )
@@ -277,7 +296,11 @@ async fn startable(conn: &mut Session<'_>, running: &Running) -> Result<Startabl
         let (id, workers): (String, u32) = (row.try_get("id")?, row.try_get("slots")?);
         let busy = running.by_runner.get(&id).copied().unwrap_or(0);
         if busy < workers {
-            found.idle.push((names(row.try_get("kinds")?)?, names(row.try_get("queues")?)?));
+            // The editions of another version may be unreadable for this binary.
+            let editions: Option<&str> = row.try_get("kind_schemas")?;
+            let editions = editions.and_then(|text| serde_json::from_str(text).ok());
+            let (kinds, queues) = (names(row.try_get("kinds")?)?, names(row.try_get("queues")?)?);
+            found.idle.push(IdleRunner { kinds, queues, editions });
         }
     }
     // The permits of a silent runner stay taken until it counts as dead, and they may be all permits of the queue.
