@@ -50,7 +50,7 @@ pub use file::ReportFile;
 pub use finished::{FindError, FinishedReports, Found, ShareError, SharedReport, SharedReports, Sharing};
 
 use super::email::{AllowedAddresses, RECIPIENTS, mailbox};
-use super::{Context, Failure, Handler, Kind, KindDefaults, Outcome, Output, Problem};
+use super::{Context, Failure, Handler, Kind, KindDefaults, Outcome, Output, Problem, Room};
 use file::PartFile;
 use rows::{Heading, Limits, PourError, Poured, WriteError, pour};
 use tickr_config::ReportQuery;
@@ -218,6 +218,8 @@ pub struct Reports {
     recipients: AllowedAddresses,
     /// True when jobs may ask for a mail: this program has the kind `email`.
     mails: bool,
+    /// A place for each connection of the source. None: the source takes any number of reports.
+    room: Option<Room>,
 }
 
 impl fmt::Debug for Reports {
@@ -276,7 +278,14 @@ impl Reports {
     #[must_use]
     pub fn new(settings: ReportSettings, source: Arc<dyn RowSource>) -> Self {
         let finished = FinishedReports::in_folder(&settings.dir);
-        Self { settings, source, finished, recipients: AllowedAddresses::default(), mails: true }
+        Self { settings, source, finished, recipients: AllowedAddresses::default(), mails: true, room: None }
+    }
+
+    /// Start no more reports at a time than the source has connections. Further ones wait for their turn.
+    #[must_use]
+    pub fn with_connections(mut self, connections: u32) -> Self {
+        self.room = Some(Room::new(Report::NAME, connections));
+        self
     }
 
     /// Keep finished reports in `finished`, instead of only in the folder of the settings.
@@ -396,6 +405,10 @@ impl Handler for Reports {
         KindDefaults { timeout: self.settings.time_limit + Duration::from_secs(120), ..KindDefaults::default() }
     }
 
+    fn room(&self) -> Option<&Room> {
+        self.room.as_ref()
+    }
+
     async fn run(&self, report: Report, ctx: Context) -> Outcome {
         // The configuration may have changed since the job was accepted.
         let (query, values) = self.resolve(&report).map_err(|problems| rejected(&report.query, &problems))?;
@@ -482,6 +495,7 @@ fn rejected(query: &str, problems: &[Problem]) -> Failure {
 fn failure(query: &str, error: &PourError) -> Failure {
     let text = format!("report {query}: {error}");
     match error {
+        // Rare, because the engine starts a report only when a connection is free: the last report is leaving it.
         PourError::Source(SourceError::Busy) => Failure::snooze(Duration::from_secs(5), text),
         PourError::Source(SourceError::TimedOut { .. } | SourceError::Unavailable(_) | SourceError::Stopped)
         | PourError::Write(WriteError::Io(_)) => Failure::retry(text),
