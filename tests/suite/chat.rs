@@ -262,6 +262,25 @@ async fn large_groups_have_no_inbox_rows_and_the_largest_are_read_by_their_membe
     world.end([server]).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_whose_messages_are_not_pushed_is_read_by_its_members_whatever_its_size() {
+    let world = World::new().await;
+    let said = world.refused(&[("CHAT_WRITE_UP_TO", "3"), ("CHAT_PUSH_UP_TO", "2")]).await;
+    assert!(said.contains("CHAT_WRITE_UP_TO must be CHAT_PUSH_UP_TO or less"), "{said}");
+    let server = world.server(&[("CHAT_PUSH_UP_TO", "2")]).await;
+    let group = server.group("ada", &members(3), "full").await;
+    let reader = Person::join("m1", &[&server]).await;
+    server.post("ada", &group, 1, "hello").await;
+    reader.until("there is news", |seen| seen.news.len() == 1).await;
+    for member in ["m1", "m2"] {
+        let shown = server.history(member, &group).await;
+        assert_eq!(shown.first().map(|message| &message["content"]), Some(&json!("hello")), "{member}");
+    }
+    world.until_idle().await;
+    reader.leave().await;
+    world.end([server]).await;
+}
+
 /// Let every fifth message of each conversation fail once on its way into the inbox. The table that remembers it takes
 /// no part in transactions.
 const EVERY_FIFTH_FAILS: &str = "CREATE TABLE failed_once (conversation VARCHAR(65) NOT NULL, seq BIGINT NOT NULL, \
