@@ -488,6 +488,37 @@ async fn one_receipt_reads_a_whole_conversation_and_groups_choose_what_it_shows(
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_first_of_the_readers_who_come_at_once_is_told_and_messages_may_cross() {
+    let world = World::new().await;
+    let server = world.server(&[]).await;
+    let group = server.group("ada", &["bob", "cem"].map(str::to_owned), "simple").await;
+    let (ada, bob) = (Person::join("ada", &[&server]).await, Person::join("bob", &[&server]).await);
+    let cem = Person::join("cem", &[&server]).await;
+    let read = |sent: &Value| json!({"type": "read", "conversation_id": group, "read_up_to": sent["message_id"]});
+    // Their messages cross: Ada has read the one behind her own before Bob reads hers.
+    let hers = server.post("ada", &group, 1, "hers").await;
+    let his = server.post("bob", &group, 1, "his").await;
+    ada.say(read(&his));
+    bob.until("his message was read", |seen| seen.reads.len() == 1).await;
+    bob.say(read(&hers));
+    ada.until("her message was read", |seen| seen.reads.len() == 1).await;
+    for number in 2..=20 {
+        let sent = server.post("ada", &group, number, "hello").await;
+        bob.say(read(&sent));
+        cem.say(read(&sent));
+        ada.until("it was read", |seen| seen.reads.iter().any(|read| read["seq"] == sent["seq"])).await;
+    }
+    // A message of each reader is the fence behind which no receipt came.
+    bob.send(&group, 2, "fence");
+    cem.send(&group, 1, "fence");
+    ada.until("both fences are here", |seen| seen.messages.len() == 3).await;
+    assert_eq!((ada.look(|seen| seen.reads.len()), bob.look(|seen| seen.reads.len())), (20, 1));
+    world.until_idle().await;
+    drop((ada, bob, cem));
+    world.end([server]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn typing_is_told_once_in_three_seconds_and_leaves_no_row_and_no_job() {
     let world = World::new().await;
     let (one, two) = (world.server(&[]).await, world.server(&[]).await);
