@@ -1312,6 +1312,39 @@ async fn a_member_of_a_large_group_misses_nothing_when_redis_forgets_who_is_onli
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_page_shows_every_message_of_a_large_group_that_came_while_it_was_away() {
+    let Some(browser) = Browser::shared().await else { return };
+    let world = World::new().await;
+    let place = lasting_addr().to_string();
+    let env = [("CHAT_ADDR", place.as_str()), ("CHAT_WRITE_UP_TO", "2")];
+    let mut gone = world.server(&env).await;
+    let group = gone.group("ada", &members(3), "full").await;
+    let page = browser.page(&gone.url).await;
+    open(&page, "m1", "a group").await;
+    gone.post("ada", &group, 1, "message 1").await;
+    page.reads("message 1").await;
+    world.until_idle().await;
+    gone.runner.kill9();
+    page.reads("offline, trying again").await;
+    // More than one part of the answer.
+    for (from, to) in [(2, 700), (701, 1_300)] {
+        let missed = format!(
+            "INSERT INTO chat_messages (conversation, seq, message_id, sender, client_seq, body, at) \
+             SELECT '{group}', seq, UUID(), 'ada', seq, CONCAT('message ', seq), UTC_TIMESTAMP(3) FROM \
+             (WITH RECURSIVE n AS (SELECT {from} AS seq UNION ALL SELECT seq + 1 FROM n WHERE seq < {to}) \
+             SELECT seq FROM n) missed; UPDATE chat_conversations SET last_seq = {to} WHERE id = '{group}'"
+        );
+        world.tickr.sql(missed).await;
+    }
+    let server = world.server(&env).await;
+    page.until("all are here", "document.querySelectorAll('#messages > li').length === 1300").await;
+    let wanted: Vec<String> = (1..=1_300).map(|number| format!("message {number}")).collect();
+    assert_eq!(texts(&page).await, wanted);
+    drop(page);
+    world.end([server]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_outage_of_redis_loses_no_message_of_a_large_group() {
     let world = World::alone().await;
     // One attempt: a failure that uses it is a dead letter at once.
