@@ -104,12 +104,18 @@ impl TestRunner {
     /// Make a waiting or retrying job due now, however far away its time is.
     ///
     /// # Errors
-    /// When the job is in another state, or MySQL cannot be reached.
+    /// When the job is in another state, when it waits for its turn (for its parents, for a job in front of it with its
+    /// order key, or at a limit), or when MySQL cannot be reached.
     pub async fn make_due(&self, id: JobId) -> Result<(), Error> {
         match self.app.broker().run_now(id, &Actor::tickr()).await? {
-            ActionOutcome::Refused(state) => Err(format!("job {id} is {state}, so its time cannot be changed").into()),
+            outcome if outcome.is_done() => Ok(()),
             ActionOutcome::Missing => Err(format!("there is no job {id}").into()),
-            _ => Ok(()),
+            ActionOutcome::Refused(state) => Err(format!("job {id} is {state}, so its time cannot be changed").into()),
+            ActionOutcome::Held(_) => {
+                let turn = "for its parents, for a job in front of it with its order key, or at a limit";
+                Err(format!("job {id} waits {turn}, so it cannot be made due").into())
+            }
+            outcome => Err(format!("the time of job {id} cannot be changed: {outcome:?}").into()),
         }
     }
 
