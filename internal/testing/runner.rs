@@ -145,15 +145,18 @@ impl TestRunner {
     }
 }
 
-/// Check that a job of the kind with such a payload was enqueued, in whatever state it is now. Return its id.
+/// Check that a job of the kind with such a payload was enqueued, in whatever state it is now. Return its id. The
+/// newest 1,000 jobs of the kind are looked at.
 ///
 /// # Panics
-/// When there is none, with the payloads that there are, or when MySQL cannot be read.
+/// When there is none among these, with their payloads, or when MySQL cannot be read.
 pub async fn assert_enqueued<K: Kind>(runner: &TestRunner, wanted: impl Fn(&K) -> bool) -> JobId {
     let jobs = runner.jobs::<K>().await.unwrap_or_else(|error| panic!("the {} jobs cannot be read: {error}", K::NAME));
     if let Some((id, _)) = jobs.iter().find(|(_, payload)| wanted(payload)) {
         return *id;
     }
     let payloads: Vec<String> = jobs.iter().filter_map(|(_, payload)| serde_json::to_string(payload).ok()).collect();
-    panic!("no {} job has such a payload; there are {}: [{}]", K::NAME, payloads.len(), payloads.join(", "));
+    let (kind, count) = (K::NAME, payloads.len());
+    let which = if count < MAX_READ as usize { "there are" } else { "older ones were not read; the newest" };
+    panic!("no {kind} job has such a payload; {which} {count}: [{}]", payloads.join(", "));
 }
