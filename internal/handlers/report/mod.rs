@@ -267,6 +267,9 @@ struct ReportMail {
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 struct Attachment {
     report: String,
+    /// Address of a report that this runner alone has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    or_link: Option<String>,
 }
 
 impl Kind for ReportMail {
@@ -462,14 +465,17 @@ impl Email {
         problems
     }
 
-    /// Make the mail for a finished file. It has the file as an attachment, or its address if the file is too large.
+    /// Make the mail for a finished file. It has the file as an attachment, or its address if the file is too large. If
+    /// MySQL has no copy, the runner that sends the mail decides: another one than this has the address alone.
     fn about(self, written: &Written, title: &str) -> ReportMail {
         let is_attached = written.bytes <= MAX_ATTACHED_BYTES;
-        let Written { file, url, bytes, .. } = written;
-        let what = if is_attached {
-            format!("The report \"{title}\" is attached as {file}.\n")
-        } else {
-            format!("The report \"{title}\" is too large to attach ({bytes} bytes). It is kept as {url}\n")
+        let Written { file, url, bytes, only_on, .. } = written;
+        let what = match only_on {
+            _ if !is_attached => {
+                format!("The report \"{title}\" is too large to attach ({bytes} bytes). It is kept as {url}\n")
+            }
+            Some(_) => format!("The report \"{title}\" is finished: {file}\n"),
+            None => format!("The report \"{title}\" is attached as {file}.\n"),
         };
         let text = match self.text {
             Some(text) if is_attached => text,
@@ -477,7 +483,8 @@ impl Email {
             None => what,
         };
         let subject = self.subject.unwrap_or_else(|| title.replace("=?", "= ?"));
-        let attachments = if is_attached { vec![Attachment { report: file.clone() }] } else { Vec::new() };
+        let or_link = only_on.as_ref().map(|_| url.clone());
+        let attachments = if is_attached { vec![Attachment { report: file.clone(), or_link }] } else { Vec::new() };
         ReportMail { to: self.to, cc: self.cc, subject, text, attachments }
     }
 }
@@ -774,6 +781,11 @@ mod tests {
         };
         let mail = email.clone().about(&written, "=?x?=");
         assert_eq!((mail.subject.as_str(), mail.text.as_str(), mail.attachments.len()), ("= ?x?=", "Hello.", 1));
+        assert_eq!(mail.attachments[0].or_link, None);
+        written.only_on = Some(RunnerId::from_stored("runner".into()));
+        let mail = email.clone().about(&written, "All orders");
+        assert_eq!(mail.attachments[0].or_link.as_deref(), Some("/v1/reports/f.csv"));
+        written.only_on = None;
         written.bytes += 1;
         let mail = serde_json::to_value(email.about(&written, "All orders")).unwrap();
         assert_eq!(
