@@ -272,7 +272,8 @@ impl Handler for EmailHandler {
             return Err(Failure::reject(format!("send the mail: {} {}", problem.pointer, problem.detail)));
         }
         let enclosures = self.enclosures(&mut email).await?;
-        let mail = message::build(&email, self.from.as_ref(), ctx.job_id(), enclosures)
+        let names_hidden = matches!(self.route, Route::Outbox(_));
+        let mail = message::build(&email, self.from.as_ref(), ctx.job_id(), enclosures, names_hidden)
             .map_err(|error| Failure::reject(error.to_string()))?;
         self.hand_over(mail, &ctx).await
     }
