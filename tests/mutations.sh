@@ -724,7 +724,7 @@ mutants() {
         'key.request("POST /create", Some(&text))?;' 'key.request("POST /create", Some(&text))?.filter(|_| false);' \
         compat_later::a_task_that_is_created_twice_with_one_idempotency_key_is_one_task
     mutant '500 without MySQL' internal/api/compat/refusal.rs \
-        '(Self::Later, StatusCode::SERVICE_UNAVAILABLE) => StatusCode::INTERNAL_SERVER_ERROR,' '' \
+        'StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS' 'StatusCode::TOO_MANY_REQUESTS' \
         compat_later::without_mysql_the_answer_is_500
     mutant 'results that are too large for their jobs' internal/app/kinds.rs \
         'registry.keep_large_results(finished.clone());' '' \
