@@ -58,9 +58,10 @@ impl Handler for Charges {
 
     async fn run(&self, charge: Charge, ctx: Context) -> Outcome {
         let total = self.ledger.book(ctx.job_id(), charge.cents);
-        // A receipt with the client of this runner. Its unique key keeps a second attempt from a second receipt.
-        let receipt = Receipt { customer: charge.customer, total };
-        ctx.client().enqueue(&receipt).unique_key(format!("receipt:{}", ctx.job_id())).await?;
+        // A receipt with the client of this runner. Its idempotency key keeps a second attempt from a second receipt,
+        // also when the first one has completed. The payload must be the same in each attempt, and the total is not.
+        let receipt = Receipt { customer: charge.customer, cents: charge.cents };
+        ctx.client().enqueue(&receipt).idempotency_key(format!("receipt:{}", ctx.job_id())).await?;
         Output::json(&json!({"total": total}))
     }
 }
@@ -69,7 +70,7 @@ impl Handler for Charges {
 #[serde(deny_unknown_fields)]
 struct Receipt {
     customer: String,
-    total: u64,
+    cents: u64,
 }
 
 impl Kind for Receipt {
@@ -78,7 +79,7 @@ impl Kind for Receipt {
 
 async fn receipt(ledger: Arc<Ledger>, job: Receipt) -> Outcome {
     let owners = Arc::strong_count(&ledger);
-    Output::json(&json!({"to": job.customer, "total": job.total, "owners_of_the_ledger": owners}))
+    Output::json(&json!({"to": job.customer, "cents": job.cents, "owners_of_the_ledger": owners}))
 }
 
 fn main() -> std::process::ExitCode {

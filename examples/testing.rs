@@ -65,9 +65,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     assert_eq!(client.status(due_later).await?.map(|job| job.state), Some(State::Waiting));
     let again = client.enqueue(&Reminder { invoice: 7 }).unique_key("invoice:7").on_conflict(OnConflict::Reject).await;
     assert!(matches!(again, Err(tickr::Error::Conflict(Conflict::UniqueKey { holder, .. })) if holder == due_later));
+    // A job behind another one has no time yet that a test could change.
+    let behind = client.enqueue(&Reminder { invoice: 8 }).after([due_later]).await?;
+    assert!(runner.make_due(behind.id).await.is_err());
     runner.make_due(due_later).await?;
     let reminded = runner.wait(due_later).await?;
     assert_eq!(reminded.result_as::<String>().as_deref(), Some("invoice 7 is overdue"));
+    assert_eq!(runner.wait(behind.id).await?.state, State::Completed);
 
     runner.stop().await;
     println!("all checks passed");

@@ -733,7 +733,7 @@ mutants() {
         'key.request("POST /create", Some(&text))?;' 'key.request("POST /create", Some(&text))?.filter(|_| false);' \
         compat_later::a_task_that_is_created_twice_with_one_idempotency_key_is_one_task
     mutant '500 without MySQL' internal/api/compat/refusal.rs \
-        '(Self::Later, StatusCode::SERVICE_UNAVAILABLE) => StatusCode::INTERNAL_SERVER_ERROR,' '' \
+        'StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS' 'StatusCode::TOO_MANY_REQUESTS' \
         compat_later::without_mysql_the_answer_is_500
     mutant 'results that are too large for their jobs' internal/app/kinds.rs \
         'registry.keep_large_results(finished.clone());' '' \
@@ -1099,6 +1099,12 @@ mutants() {
     mutant 'patience of a job that was claimed ahead' internal/engine/worker_pool.rs \
         'PATIENCE: Duration = Duration::from_millis(500)' 'PATIENCE: Duration = Duration::from_secs(3_600)' \
         workers::jobs_claimed_ahead_wait_again_as_if_unclaimed_when_handlers_become_slow
+    mutant 'turns of reports for a connection' internal/app/kinds.rs \
+        '.with_connections(config.reports.connections)' '' \
+        report::reports_without_a_connection_wait_without_attempts_and_leave_the_workers_to_other_jobs
+    mutant 'claim of a report without a connection' internal/engine/executor.rs \
+        'rest.map_or(Again::Unstarted, Again::UnstartedFor)' 'rest.map_or(Again::Unstarted, Again::After)' \
+        report::reports_without_a_connection_wait_without_attempts_and_leave_the_workers_to_other_jobs
     mutant 'text when the server prepares nothing' internal/store/sql/script.rs \
         '!has_room_for_statements()' 'false' \
         mysql_faults::jobs_are_accepted_and_run_while_the_server_prepares_no_statement
@@ -1109,7 +1115,7 @@ mutants() {
         'let ahead = shared.workers.is_ahead();' 'let ahead = shared.workers.is_ahead() && false;' \
         workers::a_job_on_its_last_attempt_is_claimed_only_when_a_worker_is_free
     mutant 'an undone claim leaves no attempt' internal/store/attempts/settle.rs \
-        'let undone = matches!(item.again, Again::Unstarted)' 'let undone = false && matches!(item.again, Again::Unstarted)' \
+        'let undone = unstarted && owed' 'let undone = false && unstarted && owed' \
         workers::jobs_claimed_ahead_wait_again_as_if_unclaimed_when_handlers_become_slow
     mutant 'place of an undone claim' internal/engine/executor.rs \
         'shared.broker.hint_first(claimed.id,' 'shared.broker.hint(claimed.id,' \

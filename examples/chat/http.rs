@@ -78,8 +78,7 @@ impl Chat {
         });
         match read.receipts.as_str() {
             "none" if is_group => return Ok(()),
-            "simple" if is_group && !read.first => return Ok(()),
-            // The first reader has no name.
+            // The first reader of a message has no name, and the others are not told.
             "simple" if is_group => {}
             _ => frame["user"] = user.into(),
         }

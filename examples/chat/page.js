@@ -180,7 +180,10 @@ const hears = {
   },
   ack(frame) {
     const message = find(frame.conversation_id, frame.message_id);
-    if (message) Object.assign(message, { seq: frame.seq, at: frame.at, waits: false });
+    if (message) {
+      Object.assign(message, { seq: frame.seq, at: frame.at, waits: false });
+      extend(state.conversations.get(frame.conversation_id), frame.seq);
+    }
     settle(frame);
     arrived(frame.place);
     draw();
@@ -313,6 +316,7 @@ async function add(message) {
   const told = (tick) => Math.max(known?.[tick] ?? 0, message[tick] ?? 0);
   const ticks = { delivered: told('delivered'), read: told('read') };
   conversation.messages.set(message.message_id, { ...known, ...message, ...ticks, waits: false });
+  extend(conversation, message.seq);
   if (message.sender === state.user) {
     settle(message);
   } else if (first) {
@@ -320,6 +324,11 @@ async function add(message) {
     if (message.seq > conversation.read_seq) conversation.unread += 1;
   }
   draw();
+}
+
+/** A message came by itself. Up to `whole` no message of the conversation is missing here. */
+function extend(conversation, seq) {
+  if (seq === conversation.whole + 1) conversation.whole = seq;
 }
 
 /** The server has a message of this user, from this device or another one. What waits behind it is next. */
@@ -378,14 +387,23 @@ async function load(socket, wait = AGAIN_MS) {
   } else if (wait > AGAIN_MS) complain('wrong');
 }
 
-/** Load the newest messages of a conversation, with their ticks. */
+/**
+ * Load the newest messages of a conversation, with their ticks, and in front of them all that are missing here. The
+ * first time these are the ones that the user has not read.
+ */
 async function loadHistory(conversation) {
-  const after = Math.max(0, conversation.last_seq - 200);
-  const { messages } = await call('GET', `/conversations/${encodeURIComponent(conversation.id)}/messages?after=${after}`);
-  for (const message of messages) {
-    await add(message);
-    conversation.last_seq = Math.max(conversation.last_seq, message.seq);
-  }
+  const path = `/conversations/${encodeURIComponent(conversation.id)}/messages`;
+  let after = Math.max(0, Math.min(conversation.last_seq - 200, conversation.whole ?? conversation.read_seq));
+  do {
+    const { messages, more } = await call('GET', `${path}?after=${after}`);
+    for (const message of messages) {
+      await add(message);
+      after = message.seq;
+      conversation.last_seq = Math.max(conversation.last_seq, after);
+    }
+    conversation.partly = more && messages.length > 0;
+  } while (conversation.partly);
+  conversation.whole = Math.max(conversation.whole ?? 0, after);
   // Messages that wait here are shown as well.
   for (const waiting of state.outbox) {
     if (waiting.conversation_id === conversation.id) show(waiting);
@@ -595,7 +613,7 @@ function drawTalk() {
 
 /** Tell the server once that the user has seen the newest message of the others. */
 function markRead(conversation, messages) {
-  if (document.visibilityState === 'hidden') return;
+  if (document.visibilityState === 'hidden' || conversation.partly) return;
   conversation.unread = 0;
   const newest = messages.findLast((message) => message.sender !== state.user && message.seq !== undefined);
   if (!newest || newest.seq <= conversation.read_seq) return;

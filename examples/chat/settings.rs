@@ -32,21 +32,24 @@ impl Settings {
         let addr = value("CHAT_ADDR")?.unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, 7_080)));
         // A name is enough to sign in, so no other machine may.
         anyhow::ensure!(addr.ip().is_loopback(), "CHAT_ADDR must be a loopback address: the chat has no passwords");
+        let push: usize = value("CHAT_PUSH_UP_TO")?.unwrap_or(1_000);
         let settings = Self {
             addr,
             push_url: value("CHAT_PUSH_URL")?,
             expiry: millis("CHAT_EXPIRY_MS", Duration::from_secs(30 * 24 * 60 * 60))?,
             presence_ttl: millis("CHAT_PRESENCE_MS", Duration::from_secs(60))?,
-            sizes: Sizes {
-                write: value("CHAT_WRITE_UP_TO")?.unwrap_or(100),
-                push: value("CHAT_PUSH_UP_TO")?.unwrap_or(1_000),
-            },
+            sizes: Sizes { write: value("CHAT_WRITE_UP_TO")?.unwrap_or(push.min(100)), push },
             counts_every: millis("CHAT_COUNTS_MS", Duration::from_secs(60))?,
             token_seed: value("CHAT_TOKEN_SEED")?,
         };
         anyhow::ensure!(settings.presence_ttl >= Duration::from_millis(100), "CHAT_PRESENCE_MS must be 100 or more");
         // Each delivery of a group is a follow-up job, and a job may have a thousand.
         anyhow::ensure!(settings.sizes.push <= 1_000, "CHAT_PUSH_UP_TO must be 1000 or less");
+        // The rows of an inbox are written by deliveries, and a group above the larger size has none.
+        anyhow::ensure!(
+            settings.sizes.write <= settings.sizes.push,
+            "CHAT_WRITE_UP_TO must be CHAT_PUSH_UP_TO or less: a message that is not pushed gets no row in an inbox"
+        );
         Ok(settings)
     }
 }

@@ -157,10 +157,9 @@ pub(crate) struct Read {
     pub(crate) seq: i64,
     pub(crate) at: DateTime<Utc>,
     pub(crate) receipts: String,
-    /// The senders of the messages that were read.
+    /// The senders of the messages that were read. With `simple` receipts, only of those that no other recipient has
+    /// read.
     pub(crate) senders: Vec<String>,
-    /// True if no other recipient had read this far.
-    pub(crate) first: bool,
 }
 
 /// A user whose presence may be shown.
@@ -643,6 +642,16 @@ impl Store {
     /// Note that a user has read a conversation up to a message. Return nothing if that was known.
     pub(crate) async fn read(&self, user: &str, conversation: &str, up_to: &str) -> Result<Option<Read>, sqlx::Error> {
         let mut tx = self.pool.begin().await?;
+        let sql = "SELECT receipts FROM chat_conversations WHERE id = ?";
+        let found = sqlx::query(sql).bind(conversation).fetch_optional(&mut *tx).await?;
+        let Some(found) = found else { return Ok(None) };
+        let receipts: String = found.try_get("receipts")?;
+        let is_simple = receipts == "simple";
+        if is_simple {
+            // The readers take turns, so that exactly one of them is the first.
+            let sql = "SELECT id FROM chat_conversations WHERE id = ? FOR UPDATE";
+            sqlx::query(sql).bind(conversation).execute(&mut *tx).await?;
+        }
         let sql = "SELECT read_seq FROM chat_members WHERE conversation = ? AND user = ? FOR UPDATE";
         let found = sqlx::query(sql).bind(conversation).bind(user).fetch_optional(&mut *tx).await?;
         let Some(found) = found else { return Ok(None) };
@@ -651,26 +660,34 @@ impl Store {
                    SET m.read_seq = x.seq, m.read_at = UTC_TIMESTAMP(3) \
                    WHERE m.conversation = ? AND m.user = ? AND m.read_seq < x.seq";
         let done = sqlx::query(sql).bind(up_to).bind(conversation).bind(user).execute(&mut *tx).await?;
-        tx.commit().await?;
         if done.rows_affected() == 0 {
+            tx.commit().await?;
             return Ok(None);
         }
-        let sql = "SELECT m.read_seq, m.read_at, c.receipts, \
-                   (SELECT COUNT(*) FROM chat_members o WHERE o.conversation = m.conversation AND o.user <> m.user \
-                    AND o.read_seq >= m.read_seq) AS others \
-                   FROM chat_members m JOIN chat_conversations c ON c.id = m.conversation \
-                   WHERE m.conversation = ? AND m.user = ?";
-        let row = sqlx::query(sql).bind(conversation).bind(user).fetch_one(&self.pool).await?;
+        let sql = "SELECT read_seq, read_at FROM chat_members WHERE conversation = ? AND user = ?";
+        let row = sqlx::query(sql).bind(conversation).bind(user).fetch_one(&mut *tx).await?;
         let seq: i64 = row.try_get("read_seq")?;
+        // The two other members who have read the most. For messages of the first, the second counts: a sender is no
+        // recipient of what is the sender's own.
+        let mut others: Vec<(String, i64)> = Vec::new();
+        if is_simple {
+            let sql = "SELECT user, read_seq FROM chat_members WHERE conversation = ? AND user <> ? \
+                       ORDER BY read_seq DESC LIMIT 2";
+            for row in sqlx::query(sql).bind(conversation).bind(user).fetch_all(&mut *tx).await? {
+                others.push((row.try_get("user")?, row.try_get("read_seq")?));
+            }
+        }
+        let (first, most) = others.first().cloned().unwrap_or_default();
+        let next = others.get(1).map_or(0, |(_, read)| *read);
         let sql = "SELECT DISTINCT sender FROM chat_messages \
-                   WHERE conversation = ? AND seq > ? AND seq <= ? AND sender <> ?";
+                   WHERE conversation = ? AND seq > ? AND seq <= ? AND sender <> ? AND seq > IF(sender = ?, ?, ?)";
         let found = sqlx::query(sql).bind(conversation).bind(before).bind(seq).bind(user);
-        let senders = found.fetch_all(&self.pool).await?;
+        let senders = found.bind(first).bind(next).bind(most).fetch_all(&mut *tx).await?;
+        tx.commit().await?;
         Ok(Some(Read {
             seq,
             at: utc(&row, "read_at")?,
-            receipts: row.try_get("receipts")?,
-            first: row.try_get::<i64, _>("others")? == 0,
+            receipts,
             senders: senders.iter().map(|row| row.try_get("sender")).collect::<Result<_, _>>()?,
         }))
     }

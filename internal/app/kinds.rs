@@ -164,6 +164,7 @@ fn report(config: &Config, finished: FinishedReports, mails: bool) -> Result<Rep
         queries: config.reports.queries.clone(),
     };
     let recipients = AllowedAddresses::new(&config.email_recipients);
-    let reports = Reports::new(settings, Arc::new(report_source(config)?)).keeping(finished);
+    let source = Arc::new(report_source(config)?);
+    let reports = Reports::new(settings, source).with_connections(config.reports.connections).keeping(finished);
     Ok(if mails { reports.mailing_only_to(recipients) } else { reports.without_mails() })
 }

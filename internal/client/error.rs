@@ -26,7 +26,8 @@ pub enum Error {
     #[error("nothing was written: {0}")]
     Conflict(Conflict),
     /// The servers do not answer, or take no more calls now. A commit whose confirmation was lost may have been made, so
-    /// a repetition needs the same idempotency key or unique key.
+    /// a repetition needs the same idempotency key. A unique key is free again when the job of the first call has
+    /// ended.
     #[error("{attempted}: not possible now; try again later")]
     Unavailable {
         /// The action that was attempted.

@@ -384,8 +384,9 @@ impl RunnerClient {
 pub trait ContextExt {
     /// Return a client of the runner that executes this attempt. Its jobs continue the trace of this job.
     ///
-    /// A job that is enqueued here stays when this attempt fails, and the next attempt enqueues it again: set a unique
-    /// key or an idempotency key made of [`Context::job_id`]. A job that must follow exactly one success is a
+    /// A job that is enqueued here stays when this attempt fails, and the next attempt enqueues it again: set an
+    /// idempotency key made of [`Context::job_id`], with the same payload and options in each attempt. A unique key is
+    /// not enough, because a job gives it up when it ends. A job that must follow exactly one success is a
     /// [follow-up](tickr_handlers::Output::then).
     ///
     /// The client of a context without a runner, as in a test of the handler alone, answers [`Error::Unavailable`].

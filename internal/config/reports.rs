@@ -60,7 +60,7 @@ pub(super) static REPORTS: &[Setting<Reports>] = &[
     })
     .secrecy(Secrecy::Url)
     .file_and_environment(),
-    Setting::<Reports>::new("connections", "N", "Number of MySQL connections for reports", |r, t| {
+    Setting::<Reports>::new("connections", "N", "Reports at a time, each with a MySQL connection", |r, t| {
         parse::put(&mut r.connections, parse::number(t, 1..=64))
     })
     .default("2")

@@ -28,7 +28,7 @@ use tickr_broker::{Draft, Invalid};
 use tickr_event::Event;
 use tickr_handlers::{
     CallSlot, CheckpointSlot, Context, ContextParts, ExchangeSlot, Failure, FinishLater, FinishSlot, FollowUp,
-    KindDefaults, KnownKind, Outcome, ProgressSlot, Ran, RemoteVerdict, panic_message,
+    KindDefaults, KnownKind, Outcome, Place, ProgressSlot, Ran, Registered, RemoteVerdict, panic_message,
 };
 use tickr_job::{CallOutcome, Name, NewJob, TraceContext, Verdict, limits};
 use tickr_store::{Again, CheckpointUse, Claim, Claimant, Claimed, Settled, Settlement, Unreadable};
@@ -146,8 +146,8 @@ async fn attempt(
     let claimed_at = Instant::now();
     // If the attempt is told to stop meanwhile, its handler is not started.
     checkpoint.begin_with(checkpoints::read(shared, &claimed, &stop).await);
-    let worker = match until_startable(shared, &claimed, (worker, permit), &stop).await {
-        Ok(worker) => worker,
+    let (worker, place) = match until_startable(shared, &claimed, (worker, permit), &stop).await {
+        Ok(room) => room,
         Err(why) => {
             undo_claim(shared, &claimed, (live, seat), stop.reason(), why).await;
             return None;
@@ -168,6 +168,7 @@ async fn attempt(
     let payload = std::mem::replace(&mut claimed.payload, RawValue::NULL.to_owned());
     let ended = run(shared, &claimed, (kind, payload), &stop, slots, &defaults, &trace, scope).await;
     let ran = began.elapsed();
+    drop(place);
     shared.attempt_metrics.record_ran(&claimed.kind, ran);
     shared.workers.record_run(ran);
     let ended = match ended {
@@ -284,20 +285,42 @@ impl<'a> Turn<'a> {
     }
 }
 
-/// Wait for a worker. Return the reason if the handler may not start.
+/// Why a handler may not start now.
+#[derive(Clone, Copy)]
+struct NotNow {
+    why: &'static str,
+    /// How long the job is given back for. None: it keeps its position.
+    rest: Option<Duration>,
+}
+
+impl From<&'static str> for NotNow {
+    fn from(why: &'static str) -> Self {
+        Self { why, rest: None }
+    }
+}
+
+/// Wait for a worker, and for a place if the kind has fewer of them. Return the reason if the handler may not start.
 async fn until_startable<'a>(
     shared: &'a EngineState,
     claimed: &Claimed,
     (worker, permit): (Option<Worker<'a>>, Option<&Permit>),
     stop: &StopSwitch,
-) -> Result<Worker<'a>, &'static str> {
+) -> Result<(Worker<'a>, Option<Place>), NotNow> {
     let worker = match worker {
         Some(worker) => worker,
         None => free_worker(shared, stop).await?,
     };
-    match why_not_now(shared, claimed, permit, stop) {
-        Some(why) => Err(why),
-        None => Ok(worker),
+    let kind = shared.registry.runnable(claimed.kind.as_str());
+    let entered = match kind.as_deref().and_then(Registered::room) {
+        Some(room) => Some(room.enter(stop.token()).await),
+        None => None,
+    };
+    if let Some(why) = why_not_now(shared, claimed, permit, stop) {
+        return Err(why.into());
+    }
+    match entered.transpose() {
+        Ok(place) => Ok((worker, place)),
+        Err(rest) => Err(NotNow { why: "its kind had no room before its handler could start", rest: Some(rest) }),
     }
 }
 
@@ -356,19 +379,20 @@ async fn free_worker<'a>(shared: &'a EngineState, stop: &StopSwitch) -> Result<W
     }
 }
 
-/// End an attempt whose handler was not started. A cancel ends its job. Otherwise the claim is undone: the job waits in
-/// its old position, and the attempt leaves no row.
+/// End an attempt whose handler was not started. A cancel ends its job. Otherwise the claim is undone, and the attempt
+/// leaves no row. The job waits in its old position, or, if its kind has no room, until it is looked at again.
 async fn undo_claim(
     shared: &EngineState,
     claimed: &Claimed,
     (live, seat): (LiveGuard<'_>, Option<Seat>),
     stopped: Option<StopReason>,
-    why: &str,
+    NotNow { why, rest }: NotNow,
 ) {
     tracing::debug!(job = %claimed.id, queue = %claimed.queue, why, "giving a job back before its start");
     let mut settlement = judge(shared, claimed, HandlerEnd::Dropped, stopped, &KindDefaults::default(), None);
     if stopped != Some(StopReason::Cancel) {
-        (settlement.verdict, settlement.again) = (Verdict::Interrupted, Again::Unstarted);
+        settlement.verdict = Verdict::Interrupted;
+        settlement.again = rest.map_or(Again::Unstarted, Again::UnstartedFor);
     }
     settlement.error = Some(why.to_owned());
     shared.live.mark_settling(claimed.id, claimed.token);
@@ -381,6 +405,8 @@ async fn undo_claim(
                 // No claim takes it, and its end is written soon. It comes back in case MySQL's clock was set back.
                 let later = shared.store.clock().now() + EXPIRED_PAUSE;
                 shared.broker.hint(claimed.id, &queue, priority, execute_at.max(later));
+            } else if rest.is_some() {
+                shared.broker.hint(claimed.id, &queue, priority, execute_at);
             } else {
                 shared.broker.hint_first(claimed.id, &queue, priority, execute_at);
             }

@@ -33,6 +33,7 @@
 //! - `outcome.rs`: [`Outcome`], [`Output`] and [`Failure`], which a handler returns
 //! - `declared.rs`: kinds that programs in other languages execute
 //! - `verdict.rs`: [`RemoteVerdict`], how such a program ends an attempt
+//! - `room.rs`: [`Room`], for kinds whose jobs need more than a worker each
 //! - `registry.rs`: [`Registry`], the kinds by name with the JSON Schemas that enqueue enforces
 //! - `panicked.rs`: [`Panicked`], panics in the code of a kind
 //! - `sensitive.rs`: fields of a payload whose values are hidden
@@ -54,6 +55,7 @@ mod outcome;
 mod panicked;
 mod registry;
 pub mod report;
+mod room;
 mod sensitive;
 pub mod test_kinds;
 mod verdict;
@@ -67,6 +69,7 @@ pub use finish::{FinishKey, FinishKeyStore, FinishLater, FinishSlot};
 pub use outcome::{Failure, FollowUp, FollowUpOptions, Outcome, Output};
 pub use panicked::{Panicked, panic_message};
 pub use registry::{Checked, KindDefaults, Problem, Ran, Registered, Registry};
+pub use room::{Place, Room};
 pub use sensitive::is_sensitive_field;
 pub use verdict::{CheckedVerdict, RemoteVerdict, SentVerdict, VerdictWord, WrongVerdict};
 
@@ -113,6 +116,12 @@ pub trait Handler: Send + Sync + 'static {
         KindDefaults::default()
     }
 
+    /// The places for jobs of this kind, if there are fewer than workers. The engine starts no handler without a place.
+    #[doc(hidden)]
+    fn room(&self) -> Option<&Room> {
+        None
+    }
+
     /// Do the work. It runs in its own task: a panic fails the attempt and leaves the worker intact.
     fn run(&self, payload: Self::Payload, ctx: Context) -> impl Future<Output = Outcome> + Send;
 }
@@ -127,6 +136,10 @@ impl<H: Handler> Handler for Arc<H> {
 
     fn defaults(&self) -> KindDefaults {
         H::defaults(self)
+    }
+
+    fn room(&self) -> Option<&Room> {
+        H::room(self)
     }
 
     fn run(&self, payload: Self::Payload, ctx: Context) -> impl Future<Output = Outcome> + Send {

@@ -17,7 +17,7 @@ use super::declared::{DeclarationVersion, DeclaredKinds, KnownKind};
 use super::http::{HttpHandler, PushHandler, host_of_url};
 use super::panicked::caught;
 use super::report::FinishedReports;
-use super::{Context, Failure, Handler, Kind, Outcome, Panicked, wording};
+use super::{Context, Failure, Handler, Kind, Outcome, Panicked, Room, wording};
 use tickr_config::KindConfig;
 use tickr_job::{DeclaredKind, Edition, Editions, KindOptions, Name, RetryPolicy, limits};
 
@@ -124,6 +124,9 @@ type RunFuture = Pin<Box<dyn Future<Output = Ran> + Send>>;
 /// Type-erased handler, as the registry holds it.
 trait ErasedHandler: Send + Sync {
     fn check(&self, payload: &RawValue) -> Checked;
+    fn room(&self) -> Option<&Room> {
+        None
+    }
     fn run(self: Arc<Self>, payload: Box<RawValue>, ctx: Context) -> RunFuture;
 }
 
@@ -141,6 +144,10 @@ impl<H: Handler> ErasedHandler for Erased<H> {
             }
             Err(problem) => Checked { problems: vec![problem], host: None },
         }
+    }
+
+    fn room(&self) -> Option<&Room> {
+        self.0.room()
     }
 
     fn run(self: Arc<Self>, payload: Box<RawValue>, ctx: Context) -> RunFuture {
@@ -331,6 +338,13 @@ impl Registered {
     #[must_use]
     pub fn queue(&self) -> Option<&Name> {
         self.queue.as_ref()
+    }
+
+    /// Return the places for its jobs in this process, if they need more than a worker each.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn room(&self) -> Option<&Room> {
+        self.handler.room()
     }
 
     /// Check a payload against the schema. If it passes, check it with the type and the handler. Return at most 20

@@ -104,12 +104,18 @@ impl TestRunner {
     /// Make a waiting or retrying job due now, however far away its time is.
     ///
     /// # Errors
-    /// When the job is in another state, or MySQL cannot be reached.
+    /// When the job is in another state, when it waits for its turn (for its parents, for a job in front of it with its
+    /// order key, or at a limit), or when MySQL cannot be reached.
     pub async fn make_due(&self, id: JobId) -> Result<(), Error> {
         match self.app.broker().run_now(id, &Actor::tickr()).await? {
-            ActionOutcome::Refused(state) => Err(format!("job {id} is {state}, so its time cannot be changed").into()),
+            outcome if outcome.is_done() => Ok(()),
             ActionOutcome::Missing => Err(format!("there is no job {id}").into()),
-            _ => Ok(()),
+            ActionOutcome::Refused(state) => Err(format!("job {id} is {state}, so its time cannot be changed").into()),
+            ActionOutcome::Held(_) => {
+                let turn = "for its parents, for a job in front of it with its order key, or at a limit";
+                Err(format!("job {id} waits {turn}, so it cannot be made due").into())
+            }
+            outcome => Err(format!("the time of job {id} cannot be changed: {outcome:?}").into()),
         }
     }
 
@@ -139,15 +145,18 @@ impl TestRunner {
     }
 }
 
-/// Check that a job of the kind with such a payload was enqueued, in whatever state it is now. Return its id.
+/// Check that a job of the kind with such a payload was enqueued, in whatever state it is now. Return its id. The
+/// newest 1,000 jobs of the kind are looked at.
 ///
 /// # Panics
-/// When there is none, with the payloads that there are, or when MySQL cannot be read.
+/// When there is none among these, with their payloads, or when MySQL cannot be read.
 pub async fn assert_enqueued<K: Kind>(runner: &TestRunner, wanted: impl Fn(&K) -> bool) -> JobId {
     let jobs = runner.jobs::<K>().await.unwrap_or_else(|error| panic!("the {} jobs cannot be read: {error}", K::NAME));
     if let Some((id, _)) = jobs.iter().find(|(_, payload)| wanted(payload)) {
         return *id;
     }
     let payloads: Vec<String> = jobs.iter().filter_map(|(_, payload)| serde_json::to_string(payload).ok()).collect();
-    panic!("no {} job has such a payload; there are {}: [{}]", K::NAME, payloads.len(), payloads.join(", "));
+    let (kind, count) = (K::NAME, payloads.len());
+    let which = if count < MAX_READ as usize { "there are" } else { "older ones were not read; the newest" };
+    panic!("no {kind} job has such a payload; {which} {count}: [{}]", payloads.join(", "));
 }

@@ -262,6 +262,25 @@ async fn large_groups_have_no_inbox_rows_and_the_largest_are_read_by_their_membe
     world.end([server]).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_whose_messages_are_not_pushed_is_read_by_its_members_whatever_its_size() {
+    let world = World::new().await;
+    let said = world.refused(&[("CHAT_WRITE_UP_TO", "3"), ("CHAT_PUSH_UP_TO", "2")]).await;
+    assert!(said.contains("CHAT_WRITE_UP_TO must be CHAT_PUSH_UP_TO or less"), "{said}");
+    let server = world.server(&[("CHAT_PUSH_UP_TO", "2")]).await;
+    let group = server.group("ada", &members(3), "full").await;
+    let reader = Person::join("m1", &[&server]).await;
+    server.post("ada", &group, 1, "hello").await;
+    reader.until("there is news", |seen| seen.news.len() == 1).await;
+    for member in ["m1", "m2"] {
+        let shown = server.history(member, &group).await;
+        assert_eq!(shown.first().map(|message| &message["content"]), Some(&json!("hello")), "{member}");
+    }
+    world.until_idle().await;
+    reader.leave().await;
+    world.end([server]).await;
+}
+
 /// Let every fifth message of each conversation fail once on its way into the inbox. The table that remembers it takes
 /// no part in transactions.
 const EVERY_FIFTH_FAILS: &str = "CREATE TABLE failed_once (conversation VARCHAR(65) NOT NULL, seq BIGINT NOT NULL, \
@@ -465,6 +484,37 @@ async fn one_receipt_reads_a_whole_conversation_and_groups_choose_what_it_shows(
     }
     world.until_idle().await;
     drop((ada, bob));
+    world.end([server]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_of_the_readers_who_come_at_once_is_told_and_messages_may_cross() {
+    let world = World::new().await;
+    let server = world.server(&[]).await;
+    let group = server.group("ada", &["bob", "cem"].map(str::to_owned), "simple").await;
+    let (ada, bob) = (Person::join("ada", &[&server]).await, Person::join("bob", &[&server]).await);
+    let cem = Person::join("cem", &[&server]).await;
+    let read = |sent: &Value| json!({"type": "read", "conversation_id": group, "read_up_to": sent["message_id"]});
+    // Their messages cross: Ada has read the one behind her own before Bob reads hers.
+    let hers = server.post("ada", &group, 1, "hers").await;
+    let his = server.post("bob", &group, 1, "his").await;
+    ada.say(read(&his));
+    bob.until("his message was read", |seen| seen.reads.len() == 1).await;
+    bob.say(read(&hers));
+    ada.until("her message was read", |seen| seen.reads.len() == 1).await;
+    for number in 2..=20 {
+        let sent = server.post("ada", &group, number, "hello").await;
+        bob.say(read(&sent));
+        cem.say(read(&sent));
+        ada.until("it was read", |seen| seen.reads.iter().any(|read| read["seq"] == sent["seq"])).await;
+    }
+    // A message of each reader is the fence behind which no receipt came.
+    bob.send(&group, 2, "fence");
+    cem.send(&group, 1, "fence");
+    ada.until("both fences are here", |seen| seen.messages.len() == 3).await;
+    assert_eq!((ada.look(|seen| seen.reads.len()), bob.look(|seen| seen.reads.len())), (20, 1));
+    world.until_idle().await;
+    drop((ada, bob, cem));
     world.end([server]).await;
 }
 
@@ -1258,6 +1308,39 @@ async fn a_member_of_a_large_group_misses_nothing_when_redis_forgets_who_is_onli
     one.reads("into the dark").await;
     one.assert_calm();
     drop(one);
+    world.end([server]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_shows_every_message_of_a_large_group_that_came_while_it_was_away() {
+    let Some(browser) = Browser::shared().await else { return };
+    let world = World::new().await;
+    let place = lasting_addr().to_string();
+    let env = [("CHAT_ADDR", place.as_str()), ("CHAT_WRITE_UP_TO", "2")];
+    let mut gone = world.server(&env).await;
+    let group = gone.group("ada", &members(3), "full").await;
+    let page = browser.page(&gone.url).await;
+    open(&page, "m1", "a group").await;
+    gone.post("ada", &group, 1, "message 1").await;
+    page.reads("message 1").await;
+    world.until_idle().await;
+    gone.runner.kill9();
+    page.reads("offline, trying again").await;
+    // More than one part of the answer.
+    for (from, to) in [(2, 700), (701, 1_300)] {
+        let missed = format!(
+            "INSERT INTO chat_messages (conversation, seq, message_id, sender, client_seq, body, at) \
+             SELECT '{group}', seq, UUID(), 'ada', seq, CONCAT('message ', seq), UTC_TIMESTAMP(3) FROM \
+             (WITH RECURSIVE n AS (SELECT {from} AS seq UNION ALL SELECT seq + 1 FROM n WHERE seq < {to}) \
+             SELECT seq FROM n) missed; UPDATE chat_conversations SET last_seq = {to} WHERE id = '{group}'"
+        );
+        world.tickr.sql(missed).await;
+    }
+    let server = world.server(&env).await;
+    page.until("all are here", "document.querySelectorAll('#messages > li').length === 1300").await;
+    let wanted: Vec<String> = (1..=1_300).map(|number| format!("message {number}")).collect();
+    assert_eq!(texts(&page).await, wanted);
+    drop(page);
     world.end([server]).await;
 }
 

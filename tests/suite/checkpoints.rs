@@ -285,6 +285,14 @@ async fn checkpoint_saved_returns_when_mysql_has_the_newest_one() {
     tickr.stop().await;
 }
 
+#[tokio::test]
+async fn a_handler_that_is_tested_alone_waits_for_no_store() {
+    let ctx = Context::detached("careful");
+    ctx.save_checkpoint(&1).unwrap();
+    tokio::time::timeout(Duration::from_secs(10), ctx.checkpoint_saved()).await.expect("it returns at once").unwrap();
+    assert_eq!(ctx.checkpoint::<i32>().unwrap(), Some(1));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_attempt_that_lost_its_job_saves_no_checkpoint() {
     let (saved, go) = (Arc::new(Semaphore::new(0)), Arc::new(Notify::new()));

@@ -39,14 +39,21 @@ impl Handler for Stamps {
         if stamp.word.is_empty() { vec![Problem::at("/word", "must not be empty")] } else { Vec::new() }
     }
 
-    /// A stamp with copies enqueues one stamp without.
+    /// A stamp with copies enqueues one stamp without. Its first attempt fails after that one has completed.
     async fn run(&self, stamp: Stamp, ctx: Context) -> Outcome {
         if stamp.copies == 0 {
             return Output::json(&stamp.word);
         }
         let copy = Stamp { copies: 0, ..stamp };
-        let made = ctx.client().enqueue(&copy).unique_key(format!("copy of {}", ctx.job_id())).await?;
-        Output::json(&made.id)
+        let client = ctx.client();
+        let made = client.enqueue(&copy).idempotency_key(format!("copy:{}", ctx.job_id())).await?;
+        if ctx.attempt() > 1 {
+            return Output::json(&made.id);
+        }
+        while client.status(made.id).await?.is_none_or(|copy| copy.state != State::Completed) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Err(Failure::retry("the copy has completed"))
     }
 }
 
@@ -228,16 +235,19 @@ async fn a_repetition_that_comes_after_the_expiry_gets_the_first_answer_in_every
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_handler_enqueues_with_the_client_of_its_runner() {
+async fn a_handler_that_runs_again_enqueues_once_with_the_client_of_its_runner() {
     let tickr = tickr().await;
     let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     let first = tickr.enqueue(json!({
-        "kind": "stamp", "payload": {"word": "a", "copies": 1}, "trace": {"traceparent": trace}
+        "kind": "stamp", "payload": {"word": "a", "copies": 1}, "trace": {"traceparent": trace},
+        "retry": {"base_ms": 1}
     }));
     let first = tickr.until(first.await, State::Completed).await;
     let copy: tickr::JobId = first["result"].as_str().unwrap().parse().unwrap();
     let copy = tickr.until(copy, State::Completed).await;
     assert_eq!(copy["result"], "a");
+    assert_eq!(first["attempt"], 2);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 2, "the second attempt enqueued no second copy");
     assert!(copy["trace"]["traceparent"].as_str().unwrap().contains("4bf92f3577b34da6a3ce929d0e0e4736"), "{copy:#}");
     tickr.stop().await;
 }

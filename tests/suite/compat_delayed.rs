@@ -290,6 +290,9 @@ async fn requests_that_are_not_valid_are_refused_with_400_and_the_fields_of_both
             assert!(pointers.contains(&pointer), "{body}: {:#}", answer.body);
         }
     }
+    let large = json!({"content": "x".repeat(2 << 20), "delay_seconds": 0}).to_string();
+    let answer = call(&tickr.app, Method::POST, "/schedule", Some(&large)).await;
+    assert_eq!((answer.refusal().0, &answer.body["code"]), (400, &json!("too_large")));
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 0);
     let form = http().post(tickr.url("/schedule")).header("content-type", "application/x-www-form-urlencoded");
     let longest = read(form.body(r#"{"content": null, "delay_seconds": 31622400}"#)).await.message_id();

@@ -71,7 +71,7 @@ async fn handlers_with_state() {
     assert_eq!(tickr.until(id_of(&charge), State::Completed).await["result"], json!({"total": 1_250}));
     let receipts = tickr.get("/v1/jobs?kind=receipt").await.body;
     let receipt = tickr.until(id_of(&receipts["data"][0]), State::Completed).await;
-    assert_eq!((&receipt["result"]["to"], &receipt["result"]["total"]), (&json!("ada"), &json!(1_250)));
+    assert_eq!((&receipt["result"]["to"], &receipt["result"]["cents"]), (&json!("ada"), &json!(1_250)));
     runner.signal("TERM");
     assert_eq!(runner.exit_code().await, Some(0));
     tickr.stop().await;

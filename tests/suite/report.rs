@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection};
 use tickr::config::{ParamType, ReportParam, ReportQuery, Statement};
 use tickr::handlers::report::{Report, ReportSettings, Reports};
-use tickr::handlers::{Context, ContextParts, Failure, Handler, ProgressSlot};
-use tickr::job::{AttemptToken, JobId};
+use tickr::handlers::{Context, ContextParts, Failure, Handler, ProgressSlot, Registry};
+use tickr::job::{AttemptToken, JobId, State};
 use tickr::store::ReportQueries;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::database;
+use crate::support::{TestApp, database};
 
 /// Return SQL for 10^power rows with their number as `n`, which works on every server and needs no table.
 fn many(power: u32) -> String {
@@ -341,4 +341,41 @@ async fn a_long_report_does_not_need_its_size_in_memory() {
     assert!(result["bytes"].as_u64().unwrap() > 80_000_000, "{result}");
     assert!(grown_kib < 64 << 10, "{grown_kib} KiB");
     bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reports_without_a_connection_wait_without_attempts_and_leave_the_workers_to_other_jobs() {
+    // The query runs until the test gives its lock away.
+    let sql = "SELECT GET_LOCK(CONCAT('report ', DATABASE()), 50) AS got";
+    let query = ReportQuery {
+        title: "Locked".into(),
+        description: None,
+        sql: sql.into(),
+        statement: Statement { sql: sql.into(), params: Vec::new() },
+        params: Vec::new(),
+    };
+    let change = |config: &mut tickr::config::Config| {
+        // One for the report that runs, one for the report that waits beside it, and one for other jobs.
+        (config.workers, config.reports.connections) = (3, 1);
+        config.reports.queries.insert("locked".into(), query);
+    };
+    let tickr = TestApp::start_with(change, Registry::new()).await;
+    let mut holder = tickr.mysql().await;
+    let got: i64 = sqlx::query_scalar(sql).fetch_one(&mut holder).await.unwrap();
+    assert_eq!(got, 1);
+
+    let report = json!({"kind": "report", "payload": {"query": "locked"}});
+    let reports = tickr.enqueue_many(std::iter::repeat_n(report, 5)).await;
+    // One of them runs. Each of the others has come to a worker and was put off.
+    let put_off = "SELECT COUNT(*) FROM owed o JOIN jobs j ON j.id = o.id WHERE o.execute_at > j.execute_at";
+    tickr.until_count(put_off, 4).await;
+    let other = tickr.enqueue_kind("noop", json!({})).await;
+    tickr.until(other, State::Completed).await;
+
+    holder.close().await.unwrap();
+    for id in reports {
+        let job = tickr.until(id, State::Completed).await;
+        assert_eq!((&job["attempt"], job["attempts"].as_array().unwrap().len()), (&json!(1), 1), "{job:#}");
+    }
+    tickr.stop().await;
 }

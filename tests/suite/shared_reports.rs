@@ -183,8 +183,17 @@ async fn a_report_that_mysql_does_not_keep_is_served_by_its_runner_and_others_na
     let tickr = TestApp::start_with(with_queries, Registry::new()).await;
     for (up_to, query) in [(64 << 10, "rows"), (0, "small")] {
         let maker = Maker::start(&tickr, |config| config.reports.share_up_to = up_to).await;
-        let report = maker.made(&tickr, query).await;
+        let mut mailed = job(query);
+        mailed["payload"]["email"] = json!({"to": ["ada@example.com"]});
+        let id = tickr.enqueue(mailed).await;
+        let report = tickr.until(id, State::Completed).await;
         assert_eq!(report["result"]["only_on"], maker.app.runner().as_str());
+        // The mail that it asked for is sent by the other runner, which does not have the file.
+        let mails = tickr.get("/v1/jobs?kind=email").await.body;
+        let sent = tickr.until(mails["data"][0]["id"].as_str().unwrap().parse().unwrap(), State::Completed).await;
+        let text = fs::read_to_string(sent["result"]["file"].as_str().unwrap()).unwrap().replace("=\r\n", "");
+        assert!(text.contains(url(&report)) && !text.contains("attachment"), "{text}");
+        assert_eq!(sent["attempt"], 1);
         assert_eq!(maker.get(&report).await.status, 200);
         let elsewhere = tickr.get(url(&report)).await;
         assert_eq!((elsewhere.status, elsewhere.code()), (404, "not_found"));

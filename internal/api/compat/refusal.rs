@@ -33,9 +33,16 @@ impl Interface {
     /// clients of Later know 500 for a service that cannot serve them now.
     const fn status_of(self, status: StatusCode) -> StatusCode {
         match (self, status) {
-            (_, StatusCode::UNPROCESSABLE_ENTITY | StatusCode::UNSUPPORTED_MEDIA_TYPE)
-            | (Self::Later, StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT) => StatusCode::BAD_REQUEST,
-            (Self::Later, StatusCode::SERVICE_UNAVAILABLE) => StatusCode::INTERNAL_SERVER_ERROR,
+            (
+                _,
+                StatusCode::UNPROCESSABLE_ENTITY
+                | StatusCode::UNSUPPORTED_MEDIA_TYPE
+                | StatusCode::PAYLOAD_TOO_LARGE
+                | StatusCode::REQUEST_TIMEOUT,
+            ) => StatusCode::BAD_REQUEST,
+            (Self::Later, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS) => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
             (_, status) => status,
         }
     }
@@ -64,5 +71,27 @@ pub(crate) async fn translate(interface: Option<Interface>, response: Response) 
     match interface.filter(|_| response.extensions().get::<Code>().is_some()) {
         Some(interface) => interface.translate(response).await,
         None => response,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_that_is_not_valid_gets_400_and_later_knows_500_when_it_cannot_be_served() {
+        let both = |status| [Interface::Delayed, Interface::Later].map(|one| one.status_of(status).as_u16());
+        for status in [
+            StatusCode::BAD_REQUEST,
+            StatusCode::UNPROCESSABLE_ENTITY,
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            StatusCode::PAYLOAD_TOO_LARGE,
+            StatusCode::REQUEST_TIMEOUT,
+        ] {
+            assert_eq!(both(status), [400, 400], "{status}");
+        }
+        assert_eq!(both(StatusCode::SERVICE_UNAVAILABLE), [503, 500]);
+        assert_eq!(both(StatusCode::TOO_MANY_REQUESTS), [429, 500]);
+        assert_eq!(both(StatusCode::METHOD_NOT_ALLOWED), [405, 405]);
     }
 }

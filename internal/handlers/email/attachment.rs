@@ -36,6 +36,11 @@ pub struct Attachment {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 200))]
     pub report: Option<String>,
+    /// Address that the mail names in place of a report that another runner alone has. Default: the attempt fails, and
+    /// the runner with the report may make the next one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 500))]
+    pub or_link: Option<String>,
 }
 
 impl Attachment {
@@ -69,6 +74,13 @@ impl Attachment {
         }
         if self.filename.as_deref().is_some_and(|name| !is_plain_name(name)) {
             wrong("/filename", "must be a plain file name without separators or control characters");
+        }
+        if let Some(link) = &self.or_link {
+            if self.report.is_none() {
+                wrong("/or_link", "may only be given with report");
+            } else if link.chars().any(char::is_control) {
+                wrong("/or_link", "must be one line without control characters");
+            }
         }
         if self.content_type.as_deref().is_some_and(|text| media_type(text).is_none()) {
             wrong("/content_type", "must be the media type of a single file, such as text/csv");
@@ -183,6 +195,9 @@ mod tests {
         assert_eq!(pointers(json!({})), ["/a"]);
         assert_eq!(pointers(json!({"report": "x", "filename": "x", "content_base64": ""})), ["/a"]);
         assert_eq!(pointers(json!({"content_base64": "YQ=="})), ["/a/filename"]);
+        assert!(pointers(json!({"report": "x", "or_link": "/v1/reports/x"})).is_empty());
+        assert_eq!(pointers(json!({"report": "x", "or_link": "a\r\nb"})), ["/a/or_link"]);
+        assert_eq!(pointers(json!({"filename": "x", "content_base64": "", "or_link": "x"})), ["/a/or_link"]);
         for bad in ["YQ", "Y Q==", "YQ==\n", "ä"] {
             assert_eq!(pointers(json!({"filename": "x", "content_base64": bad})), ["/a/content_base64"], "{bad}");
         }

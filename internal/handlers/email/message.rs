@@ -41,12 +41,14 @@ pub(super) enum MessageError {
     NotPlain,
 }
 
-/// Build the mail that `email` describes.
+/// Build the mail that `email` describes. With `names_hidden` its bytes name the recipients of `bcc` as well: a file
+/// has no envelope, so a program that sends it has no other place to find them.
 pub(super) fn build(
     email: &Email,
     default_sender: Option<&Mailbox>,
     job: JobId,
     enclosures: Vec<Enclosure>,
+    names_hidden: bool,
 ) -> Result<Mail, MessageError> {
     let sender = match &email.from {
         Some(from) => super::address::mailbox(from)?,
@@ -72,6 +74,9 @@ pub(super) fn build(
         .envelope(Envelope::new(Some(sender.email.clone()), recipients.clone())?);
     if !cc.is_empty() {
         builder = builder.header(header::Cc::from(Mailboxes::from(cc)));
+    }
+    if names_hidden && !bcc.is_empty() {
+        builder = builder.keep_bcc().header(header::Bcc::from(Mailboxes::from(bcc)));
     }
     if let Some(reply_to) = &email.reply_to {
         builder = builder.reply_to(super::address::mailbox(reply_to)?);
@@ -174,7 +179,7 @@ mod tests {
     fn mail(payload: Value) -> Mail {
         let email: Email = serde_json::from_value(payload).unwrap();
         let sender = super::super::address::mailbox("tickr <jobs@example.org>").unwrap();
-        build(&email, Some(&sender), JobId::new(), Vec::new()).unwrap()
+        build(&email, Some(&sender), JobId::new(), Vec::new(), false).unwrap()
     }
 
     fn source(payload: Value) -> String {
@@ -234,12 +239,25 @@ mod tests {
     }
 
     #[test]
+    fn a_file_names_its_hidden_recipients() {
+        let payload = json!({
+            "to": "a@b.example", "from": "shop@shop.example", "bcc": ["Eve <eve@example.com>", "bob@example.com"],
+            "subject": "s", "text": "x",
+        });
+        let email: Email = serde_json::from_value(payload).unwrap();
+        let mail = build(&email, None, JobId::new(), Vec::new(), true).unwrap();
+        let source = String::from_utf8(mail.bytes).unwrap();
+        let line = source.lines().find(|line| line.starts_with("Bcc: ")).unwrap_or_else(|| panic!("{source}"));
+        assert!(line.contains("eve@example.com") && line.contains("bob@example.com"), "{line}");
+    }
+
+    #[test]
     fn the_message_id_is_the_jobs() {
         let job = JobId::new();
         let payload = json!({"to": "a@b.example", "from": "Shop <shop@shop.example>", "subject": "s", "text": "x"});
         let email: Email = serde_json::from_value(payload).unwrap();
-        let first = build(&email, None, job, Vec::new()).unwrap();
-        let second = build(&email, None, job, Vec::new()).unwrap();
+        let first = build(&email, None, job, Vec::new(), false).unwrap();
+        let second = build(&email, None, job, Vec::new(), false).unwrap();
         assert_eq!(first.message_id, format!("<{job}@shop.example>"));
         assert_eq!(first.message_id, second.message_id);
         assert!(String::from_utf8(first.bytes).unwrap().contains(&format!("Message-ID: <{job}@shop.example>\r\n")));

@@ -52,7 +52,7 @@ use self::outbox::Outbox;
 use self::smtp::SmtpPool;
 #[cfg(feature = "smtp")]
 pub use self::smtp::{SmtpLogin, SmtpSettings, SmtpSetupError, SmtpTls};
-use super::report::FinishedReports;
+use super::report::{FindError, FinishedReports};
 use super::{Context, Failure, Handler, Kind, KindDefaults, Outcome, Output, Problem};
 
 /// Names of the settings that list the addresses which mails may name.
@@ -97,6 +97,19 @@ pub struct Email {
 
 impl Kind for Email {
     const NAME: &'static str = "email";
+}
+
+impl Email {
+    /// Add a line at the end, in each form of the body.
+    fn add_line(&mut self, line: &str) {
+        if let Some(html) = &mut self.html {
+            html.push_str(&maud::html! { p { (line) } }.into_string());
+        }
+        if self.text.is_some() || self.html.is_none() {
+            let text = self.text.take().unwrap_or_default();
+            self.text = Some(format!("{}\n\n{line}\n", text.trim_end()));
+        }
+    }
 }
 
 /// The operator's settings for mail.
@@ -196,11 +209,18 @@ impl EmailHandler {
         Ok(self)
     }
 
-    async fn enclosures(&self, email: &Email) -> Result<Vec<Enclosure>, Failure> {
+    /// Load the attachments. The mail names the address of a report that another runner alone has, if it has one.
+    async fn enclosures(&self, email: &mut Email) -> Result<Vec<Enclosure>, Failure> {
         let mut budget = attachment::MAX_REPORT_BYTES;
         let mut enclosures = Vec::with_capacity(email.attachments.len());
-        for attachment in &email.attachments {
+        for attachment in std::mem::take(&mut email.attachments) {
             let loaded = attachment.load(self.reports.as_ref(), &mut budget).await;
+            let is_elsewhere = matches!(loaded, Err(LoadError::Read(_, FindError::Elsewhere { .. })));
+            if let (true, Some(link)) = (is_elsewhere, &attachment.or_link) {
+                let name = attachment.report.as_deref().unwrap_or_default();
+                email.add_line(&format!("The file {name} is not in this mail. It is kept as {link}"));
+                continue;
+            }
             enclosures.push(loaded.map_err(|error| match error {
                 // A retry may help: MySQL may be back, or the job may run on the runner that has the report.
                 LoadError::Read(..) => Failure::from(error),
@@ -245,14 +265,15 @@ impl Handler for EmailHandler {
         KindDefaults { timeout: Duration::from_secs(120), ..KindDefaults::default() }
     }
 
-    async fn run(&self, email: Email, ctx: Context) -> Outcome {
+    async fn run(&self, mut email: Email, ctx: Context) -> Outcome {
         // Check again, not only at enqueue: a row may have been written by another program, and must not inject
         // headers.
         if let Some(problem) = self.check(&email).into_iter().next() {
             return Err(Failure::reject(format!("send the mail: {} {}", problem.pointer, problem.detail)));
         }
-        let enclosures = self.enclosures(&email).await?;
-        let mail = message::build(&email, self.from.as_ref(), ctx.job_id(), enclosures)
+        let enclosures = self.enclosures(&mut email).await?;
+        let names_hidden = matches!(self.route, Route::Outbox(_));
+        let mail = message::build(&email, self.from.as_ref(), ctx.job_id(), enclosures, names_hidden)
             .map_err(|error| Failure::reject(error.to_string()))?;
         self.hand_over(mail, &ctx).await
     }

@@ -1,4 +1,5 @@
-//! Mails as files, for development and for programs that collect mails from a folder.
+//! Mails as files, for development and for programs that collect mails from a folder. A file names the recipients of
+//! `bcc` in a header, which the program has to remove when it sends the mail.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};

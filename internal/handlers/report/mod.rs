@@ -50,7 +50,7 @@ pub use file::ReportFile;
 pub use finished::{FindError, FinishedReports, Found, ShareError, SharedReport, SharedReports, Sharing};
 
 use super::email::{AllowedAddresses, RECIPIENTS, mailbox};
-use super::{Context, Failure, Handler, Kind, KindDefaults, Outcome, Output, Problem};
+use super::{Context, Failure, Handler, Kind, KindDefaults, Outcome, Output, Problem, Room};
 use file::PartFile;
 use rows::{Heading, Limits, PourError, Poured, WriteError, pour};
 use tickr_config::ReportQuery;
@@ -218,6 +218,8 @@ pub struct Reports {
     recipients: AllowedAddresses,
     /// True when jobs may ask for a mail: this program has the kind `email`.
     mails: bool,
+    /// A place for each connection of the source. None: the source takes any number of reports.
+    room: Option<Room>,
 }
 
 impl fmt::Debug for Reports {
@@ -265,6 +267,9 @@ struct ReportMail {
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 struct Attachment {
     report: String,
+    /// Address of a report that this runner alone has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    or_link: Option<String>,
 }
 
 impl Kind for ReportMail {
@@ -276,7 +281,14 @@ impl Reports {
     #[must_use]
     pub fn new(settings: ReportSettings, source: Arc<dyn RowSource>) -> Self {
         let finished = FinishedReports::in_folder(&settings.dir);
-        Self { settings, source, finished, recipients: AllowedAddresses::default(), mails: true }
+        Self { settings, source, finished, recipients: AllowedAddresses::default(), mails: true, room: None }
+    }
+
+    /// Start no more reports at a time than the source has connections. Further ones wait for their turn.
+    #[must_use]
+    pub fn with_connections(mut self, connections: u32) -> Self {
+        self.room = Some(Room::new(Report::NAME, connections));
+        self
     }
 
     /// Keep finished reports in `finished`, instead of only in the folder of the settings.
@@ -396,6 +408,10 @@ impl Handler for Reports {
         KindDefaults { timeout: self.settings.time_limit + Duration::from_secs(120), ..KindDefaults::default() }
     }
 
+    fn room(&self) -> Option<&Room> {
+        self.room.as_ref()
+    }
+
     async fn run(&self, report: Report, ctx: Context) -> Outcome {
         // The configuration may have changed since the job was accepted.
         let (query, values) = self.resolve(&report).map_err(|problems| rejected(&report.query, &problems))?;
@@ -449,14 +465,17 @@ impl Email {
         problems
     }
 
-    /// Make the mail for a finished file. It has the file as an attachment, or its address if the file is too large.
+    /// Make the mail for a finished file. It has the file as an attachment, or its address if the file is too large. If
+    /// MySQL has no copy, the runner that sends the mail decides: another one than this has the address alone.
     fn about(self, written: &Written, title: &str) -> ReportMail {
         let is_attached = written.bytes <= MAX_ATTACHED_BYTES;
-        let Written { file, url, bytes, .. } = written;
-        let what = if is_attached {
-            format!("The report \"{title}\" is attached as {file}.\n")
-        } else {
-            format!("The report \"{title}\" is too large to attach ({bytes} bytes). It is kept as {url}\n")
+        let Written { file, url, bytes, only_on, .. } = written;
+        let what = match only_on {
+            _ if !is_attached => {
+                format!("The report \"{title}\" is too large to attach ({bytes} bytes). It is kept as {url}\n")
+            }
+            Some(_) => format!("The report \"{title}\" is finished: {file}\n"),
+            None => format!("The report \"{title}\" is attached as {file}.\n"),
         };
         let text = match self.text {
             Some(text) if is_attached => text,
@@ -464,7 +483,8 @@ impl Email {
             None => what,
         };
         let subject = self.subject.unwrap_or_else(|| title.replace("=?", "= ?"));
-        let attachments = if is_attached { vec![Attachment { report: file.clone() }] } else { Vec::new() };
+        let or_link = only_on.as_ref().map(|_| url.clone());
+        let attachments = if is_attached { vec![Attachment { report: file.clone(), or_link }] } else { Vec::new() };
         ReportMail { to: self.to, cc: self.cc, subject, text, attachments }
     }
 }
@@ -482,6 +502,7 @@ fn rejected(query: &str, problems: &[Problem]) -> Failure {
 fn failure(query: &str, error: &PourError) -> Failure {
     let text = format!("report {query}: {error}");
     match error {
+        // Rare, because the engine starts a report only when a connection is free: the last report is leaving it.
         PourError::Source(SourceError::Busy) => Failure::snooze(Duration::from_secs(5), text),
         PourError::Source(SourceError::TimedOut { .. } | SourceError::Unavailable(_) | SourceError::Stopped)
         | PourError::Write(WriteError::Io(_)) => Failure::retry(text),
@@ -760,6 +781,11 @@ mod tests {
         };
         let mail = email.clone().about(&written, "=?x?=");
         assert_eq!((mail.subject.as_str(), mail.text.as_str(), mail.attachments.len()), ("= ?x?=", "Hello.", 1));
+        assert_eq!(mail.attachments[0].or_link, None);
+        written.only_on = Some(RunnerId::from_stored("runner".into()));
+        let mail = email.clone().about(&written, "All orders");
+        assert_eq!(mail.attachments[0].or_link.as_deref(), Some("/v1/reports/f.csv"));
+        written.only_on = None;
         written.bytes += 1;
         let mail = serde_json::to_value(email.about(&written, "All orders")).unwrap();
         assert_eq!(

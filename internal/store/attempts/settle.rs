@@ -224,7 +224,8 @@ pub(crate) fn decide<'a>(
 ) -> Result<Transition<'a>, sqlx::Error> {
     let too_often = owed.spared - owed.spared_before >= MAX_SPARED && item.is_counted();
     let verdict = if too_often { Verdict::Failed } else { item.verdict };
-    let undone = matches!(item.again, Again::Unstarted) && owed.cancel_requested_at.is_none();
+    let unstarted = matches!(item.again, Again::Unstarted | Again::UnstartedFor(_));
+    let undone = unstarted && owed.cancel_requested_at.is_none();
     let spared = owed.spared + u32::from(!verdict.burns_attempt() && !undone);
     // Losses are counted in a row. A verdict of its own shows that the job did not kill its runner, so it is no suspect
     // any more. An interruption is no such verdict: the count stays. Otherwise each stop of a runner would turn a
@@ -242,7 +243,7 @@ pub(crate) fn decide<'a>(
     let state = next(owed.state, event).map_err(|e| corrupt(e.to_string()))?;
     let delay = match &item.again {
         Again::Backoff(policy, chance) => policy.delay(burned, *chance),
-        Again::After(delay) | Again::ForAnother(delay) => *delay,
+        Again::After(delay) | Again::ForAnother(delay) | Again::UnstartedFor(delay) => *delay,
         Again::Now | Again::NowWithinBounds | Again::Unstarted => Duration::ZERO,
     };
     let due = || ceil_ms(now + TimeDelta::from_std(delay).unwrap_or(TimeDelta::zero()));

@@ -97,6 +97,8 @@ pub enum Again {
     NowWithinBounds,
     /// At once, as if it had not been claimed: its handler was not started. The ledger gets no row of the attempt.
     Unstarted,
+    /// After this delay, as if it had not been claimed. The ledger gets no row of the attempt.
+    UnstartedFor(Duration),
 }
 
 impl Settlement {
