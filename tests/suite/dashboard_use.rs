@@ -11,8 +11,10 @@ use tickr::config::Config;
 use tickr::handlers::{Context, Failure, Kind, Output, Registry};
 use tickr::job::State;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use crate::dashboard::{begin, letter};
+use crate::operations::DIGITS;
 use crate::support::browser::{Browser, Page, button, field, heading, link};
 use crate::support::{Proxy, TestApp, answer, eventually, http, lasting_addr, make_api_key};
 
@@ -25,12 +27,10 @@ pub(crate) async fn has_rows(page: &Page, count: usize) {
 
 /// Insert so many waiting jobs, each a second newer than the one before.
 pub(crate) async fn insert_waiting(tickr: &TestApp, kind: &str, queue: &str, from: u64, count: u64) {
-    let digits = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
-                  SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
     let id = "UNHEX(CONCAT(LPAD(HEX(1780000000000 + 1000 * n), 12, '0'), '70008000000000000001'))";
     let numbers = format!(
-        "(SELECT {from} + a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d AS n FROM {digits} a, {digits} b, \
-         {digits} c, {digits} e, {digits} f WHERE a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d < {count}) s"
+        "(SELECT {from} + a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d AS n FROM {DIGITS} a, {DIGITS} b, \
+         {DIGITS} c, {DIGITS} e, {DIGITS} f WHERE a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d < {count}) s"
     );
     tickr
         .sql(format!(
@@ -388,6 +388,55 @@ async fn a_running_release_shows_the_jobs_that_it_made_in_the_list_and_a_count_t
     page.assert_calm();
     drop(page);
     tickr.stop().await;
+}
+
+/// Insert a running release that has made jobs of 10,050 dead letters. Only the newest fifty of them failed.
+async fn insert_large_release(tickr: &TestApp, operation: Uuid) {
+    let id = |mark: u8| format!("UNHEX(CONCAT(LPAD(HEX(1780000000000 + n), 12, '0'), '7000800000000000000{mark}'))");
+    let (dead, made) = (id(1), id(2));
+    let numbers = format!(
+        "(SELECT a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d AS n FROM {DIGITS} a, {DIGITS} b, {DIGITS} c, \
+         {DIGITS} e, (SELECT 0 d UNION ALL SELECT 1) f) s WHERE n < 10050"
+    );
+    let operation = operation.simple();
+    tickr
+        .sql(format!(
+            "INSERT INTO operations (id, action, filter, params, actor, created_at, started_at, done, estimate, capped, \
+             paused_at, paused_by, lease_until) SELECT x'{operation}', 'replay', '{{\"kind\":\"noop\"}}', '{{}}', 'ada', at, \
+             at, 10050, 10000, TRUE, at, 'ada', '9999-12-31' FROM (SELECT UTC_TIMESTAMP(6) AS at) t; \
+             INSERT INTO jobs (id, kind, queue, priority, max_attempts, payload, execute_at, created_at) \
+             SELECT {made}, 'noop', 'parked', 5, 1, '{{}}', UTC_TIMESTAMP(3), UTC_TIMESTAMP(6) FROM {numbers}; \
+             INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, \
+             end_state, error) SELECT {made}, 1, 1, 'gone/1-x', UTC_TIMESTAMP(3), UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), \
+             IF(n < 10000, 'succeeded', 'failed'), IF(n < 10000, 'completed', 'failed'), IF(n < 10000, NULL, 'no') \
+             FROM {numbers}; \
+             INSERT INTO dead_letters (job_id, kind, queue, fingerprint, failed_at, error, since, standing, replayed_as, \
+             actor, operation) SELECT {dead}, 'noop', 'parked', x'0123456789abcdef', UTC_TIMESTAMP(6), 'no', \
+             UTC_TIMESTAMP(6), 'replayed', {made}, 'ada', x'{operation}' FROM {numbers}; \
+             INSERT INTO dead_letters (job_id, kind, queue, fingerprint, failed_at, error, since) \
+             SELECT {made}, 'noop', 'parked', x'0123456789abcdef', UTC_TIMESTAMP(6), 'no', UTC_TIMESTAMP(6) \
+             FROM {numbers} AND n >= 10000"
+        ))
+        .await;
+}
+
+/// The count of released jobs stops at ten thousand. Those that fail behind them are counted all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn released_jobs_that_fail_behind_the_first_ten_thousand_are_counted() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let operation = Uuid::now_v7();
+    insert_large_release(&tickr, operation).await;
+    let made = tickr.get(&format!("/v1/operations/{operation}/made")).await.body;
+    assert_eq!((&made["count"], &made["capped"]), (&json!(10_000), &json!(true)), "{made:#}");
+    assert_eq!((&made["failed"], &made["failed_capped"]), (&json!(50), &json!(false)), "{made:#}");
+    let page = browser.page(&tickr.url("")).await;
+    for path in ["/operations".to_owned(), format!("/operations/{operation}")] {
+        page.visit(&path).await;
+        page.reads("10,000+ released → 10,000+ completed · 50 failed again Stop it, unless you expected that.").await;
+    }
+    page.assert_calm();
+    drop(page);
+    tickr.stop_broken("its jobs were written by hand").await;
 }
 
 /// Of requests that arrive at the same time, one begins a release, and the others name it. After its end the next one

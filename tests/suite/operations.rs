@@ -22,7 +22,7 @@ use crate::support::{
 
 const LATER_MS: u64 = 86_400_000;
 /// The table of the ten digits, `d`.
-const DIGITS: &str = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
+pub(crate) const DIGITS: &str = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
                       SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
 
 /// Return SQL that inserts failed jobs of a queue that no runner serves.

@@ -124,15 +124,14 @@ const ends = [
  * kind it is `quiet` for readers of screens.
  */
 export function Released({ operation, quiet = false }) {
-  const [open, set] = useState(true);
-  const made = useQuery(operation.action === 'replay' ? `/v1/operations/${seg(operation.id)}/made` : null, {
-    every: open ? 3000 : 30000,
-  });
+  const [every, set] = useState(3000);
+  const made = useQuery(operation.action === 'replay' ? `/v1/operations/${seg(operation.id)}/made` : null, { every });
   const it = made.data;
-  useEffect(
-    () => set(isRunning(operation) || !it || it.waiting + it.executing + it.retrying > 0),
-    [operation.state, it],
-  );
+  useEffect(() => {
+    const open = isRunning(operation) || !it || it.waiting + it.executing + it.retrying > 0;
+    // A count of so many takes the server longer.
+    set(open ? (it?.capped ? 10000 : 3000) : 30000);
+  }, [operation.state, it]);
   const trouble = html`<${Trouble} error=${made.error} retry=${made.reload} />`;
   if (!it || (it.count === 0 && !isRunning(operation))) return trouble;
   const link = (state) => url('/jobs', { q: `operation:${operation.id}${state ? ` state:${state}` : ''}` });
@@ -141,7 +140,7 @@ export function Released({ operation, quiet = false }) {
     ${ends
       .filter(([state]) => it[state] > 0 || state === 'completed' || state === 'failed')
       .map(([state, word], i) => {
-        const text = `${count(it[state])} ${word}`;
+        const text = `${count(it[state], state === 'failed' ? it.failed_capped : it.capped)} ${word}`;
         return html`${i > 0 && ' · '}${
           it[state] > 0
             ? html`<a key=${state} class=${state === 'failed' && 'bad bold'} href=${link(state)}>${text}</a>`
