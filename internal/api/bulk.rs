@@ -200,7 +200,7 @@ pub(super) struct OperationView {
     estimate_capped: bool,
     /// Measured rate since the start, in jobs per second.
     measured_rate: Option<f64>,
-    /// Estimated remaining time in seconds.
+    /// Estimated remaining time in seconds; null while it is not known, as when more jobs matched than were counted.
     eta_s: Option<f64>,
     last_error: Option<String>,
     /// Id of the runner that executes it, if any.
@@ -242,7 +242,7 @@ impl OperationView {
             estimate: operation.estimate,
             estimate_capped: operation.capped,
             measured_rate,
-            eta_s: pace.filter(|_| running).map(|pace| left / pace),
+            eta_s: pace.filter(|_| running && !operation.capped).map(|pace| left / pace),
             last_error: operation.last_error.clone(),
             runner: operation.runner.clone(),
             paused_at: operation.paused.as_ref().map(|(at, _)| Moment(*at)),

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::dashboard::{begin, letter};
-use crate::operations::DIGITS;
+use crate::operations::{DIGITS, dead_letters};
 use crate::support::browser::{Browser, Page, button, field, heading, link};
 use crate::support::{Proxy, TestApp, answer, eventually, http, lasting_addr, make_api_key};
 
@@ -434,6 +434,34 @@ async fn released_jobs_that_fail_behind_the_first_ten_thousand_are_counted() {
         page.visit(&path).await;
         page.reads("10,000+ released → 10,000+ completed · 50 failed again Stop it, unless you expected that.").await;
     }
+    page.assert_calm();
+    drop(page);
+    tickr.stop_broken("its jobs were written by hand").await;
+}
+
+/// More jobs match than are counted, so the page knows neither how long that takes nor how much of it is over.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operation_on_more_jobs_than_are_counted_shows_lower_bounds_alone() {
+    let Some((tickr, browser)) = begin().await else { return };
+    tickr.sql(dead_letters(10_000)).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/dead-letters/0123456789abcdef").await;
+    page.click(&button("Release")).await;
+    page.reads("At least 10,000 jobs match. At 20 per second that takes more than 8 m 20 s.").await;
+    page.reads("and 9,990+ more").await;
+    page.press("Escape").await;
+
+    let operation = Uuid::now_v7();
+    insert_large_release(&tickr, operation).await;
+    page.visit("/operations").await;
+    page.reads("10,050 of 10,050+").await;
+    let left = "document.querySelector('main td[data-label=Left]').innerText.trim()";
+    page.until("the time left is not known", &format!("{left} === '–'")).await;
+    page.until("no bar is full", "document.querySelector('main progress') === null").await;
+    page.visit("/dead-letters").await;
+    page.reads("time left not known: more jobs than were counted").await;
+    page.visit(&format!("/operations/{operation}")).await;
+    page.reads("not known: more jobs than were counted").await;
     page.assert_calm();
     drop(page);
     tickr.stop_broken("its jobs were written by hand").await;

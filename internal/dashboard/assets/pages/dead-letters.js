@@ -10,7 +10,7 @@ import { bulk } from '../ui/bulk.js';
 import { Spark } from '../ui/chart.js';
 import { DeadLetters, errorOf, failed, Pages, recentOf, statuses, useSettled } from '../ui/dead-letters.js';
 import { quoted } from '../ui/filter.js';
-import { isReleasing, isRunning, nameOf, ofGroup, portion, useOperations, Watched } from '../ui/operation.js';
+import { howFar, isReleasing, isRunning, nameOf, ofGroup, useOperations, Watched } from '../ui/operation.js';
 import { useStill } from '../ui/still.js';
 
 const PAGE = 50;
@@ -287,7 +287,7 @@ function Groups({ page, groups: latest, listing, kind, operations, after }) {
                     (
                       operation,
                     ) => html`<a key=${operation.id} class="badge running" href=${`/operations/${operation.id}`}>
-                      ${nameOf(operation.action)}: ${Math.round(portion(operation))} %
+                      ${nameOf(operation.action)}: ${howFar(operation)}
                     </a>`,
                   )}
                 ${

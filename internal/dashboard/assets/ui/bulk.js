@@ -2,7 +2,7 @@
 
 import { get, post } from '../core/api.js';
 import { html, useEffect, useState } from '../core/dom.js';
-import { count, plural, span } from '../core/format.js';
+import { count, span } from '../core/format.js';
 import { announce } from '../core/live.js';
 import { Badge, JobLink, Skeleton, Trouble, tell } from './base.js';
 import { ask, InputField } from './dialog.js';
@@ -72,15 +72,14 @@ export function Preview({ action, filter, values }) {
   const skipped = found.would_skip ?? [];
   return html`<div class="stack tight" data-preview>
     <p>
-      <b>${count(found.count, found.capped)}</b> ${found.count === 1 ? 'job matches' : 'jobs match'}
-      ${found.capped && ' at least'}.
+      ${found.capped && 'At least '}<b>${count(found.count)}</b> ${found.count === 1 ? 'job matches' : 'jobs match'}.
       ${
         skipped.length > 0 &&
         html`
-          ${' '}<b>${count(found.would_change)}</b> would change.${' '}
+          ${' '}<b>${count(found.would_change, found.capped)}</b> would change.${' '}
           <span class="soft">
             The others would be left as they are:${' '}
-            ${skipped.map((group) => `${count(group.jobs)} ${group.reason}`).join(', ')}.
+            ${skipped.map((group) => `${count(group.jobs, found.capped)} ${group.reason}`).join(', ')}.
           </span>
         `
       }
@@ -90,7 +89,7 @@ export function Preview({ action, filter, values }) {
         html`
           ${' '}
           <span class="soft">
-            At ${count(Number(values.rate))} per second that takes about${' '}
+            At ${count(Number(values.rate))} per second that takes ${found.capped ? 'more than' : 'about'}${' '}
             ${span(((found.would_change ?? found.count) / values.rate) * 1000)}.
           </span>
         `
@@ -124,7 +123,7 @@ export function Preview({ action, filter, values }) {
     }
     ${
       found.count > found.sample.length &&
-      html`<p class="faint">and ${plural(found.count - found.sample.length, 'more', 'more')}</p>`
+      html`<p class="faint">and ${count(found.count - found.sample.length, found.capped)} more</p>`
     }
   </div>`;
 }
