@@ -1033,6 +1033,77 @@ async fn causes_keep_their_places_under_the_mouse_and_a_failed_reading_hides_no_
     tickr.stop().await;
 }
 
+/// What comes meanwhile moves no row under the mouse, and the dialog of an action names its row.
+#[tokio::test(flavor = "multi_thread")]
+async fn rejected_rows_and_operations_keep_their_places_under_the_mouse_and_are_named() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let insert = async |n: u8| {
+        let id = format!("x'0198a7b0c0de7000800000000000000{n}'");
+        tickr
+            .sql(format!(
+                "INSERT INTO outbox_rejected (id, kind, payload, rejected_at, reason) \
+                 VALUES ({id}, 'kind-{n}', '{{}}', UTC_TIMESTAMP(6), 'no such kind'); \
+                 INSERT INTO operations (id, action, filter, params, actor, created_at, estimate, capped, paused_at, \
+                 paused_by, lease_until) SELECT {id}, 'cancel', '{{\"kind\":\"kind-{n}\"}}', '{{}}', 'ada', at, 0, FALSE, at, \
+                 'ada', '9999-12-31' FROM (SELECT UTC_TIMESTAMP(6) AS at) t"
+            ))
+            .await;
+    };
+    insert(1).await;
+    insert(2).await;
+    let page = browser.page(&tickr.url("")).await;
+    let shown = |rows: &[u8]| {
+        let kinds: Vec<String> = rows.iter().map(|n| format!("kind-{n}")).collect();
+        let rows =
+            "[...document.querySelectorAll('main tr[data-row]')].map((row) => /kind-\\d/.exec(row.innerText)[0])";
+        format!("{rows}.join() === '{}'", kinds.join())
+    };
+    let again = "document.dispatchEvent(new Event('visibilitychange')) || null";
+    let top = "document.querySelector('main tr[data-row]').getBoundingClientRect().y";
+    let place = "(({x, y}) => [x + 5, y + 5])([...document.querySelectorAll('main tr[data-row] button')].at(-1)\
+                 .getBoundingClientRect())";
+    for (path, word, before, news, name, after) in [
+        (
+            "/outbox",
+            "Discard",
+            vec![2, 1],
+            "1 new row",
+            "kind-2 0198a7b0-c0de-7000-8000-000000000002: no such kind",
+            vec![3, 1],
+        ),
+        (
+            "/operations",
+            "Stop",
+            vec![3, 2, 1],
+            "1 new operation",
+            "Cancel: jobs of the kind kind-3, asked for by ada",
+            vec![4, 3, 2, 1],
+        ),
+    ] {
+        page.visit(path).await;
+        page.until("the rows are shown", &shown(&before)).await;
+        let at: Vec<f64> = page.eval(place).await;
+        page.point(at[0], at[1]).await;
+        let y: f64 = page.eval(top).await;
+        insert(before[0] + 1).await;
+        page.eval::<Value>(again).await;
+        page.reads(news).await;
+        page.until("no row has moved", &shown(&before)).await;
+        assert_eq!(page.eval::<f64>(top).await, y, "the news are over the head of the table");
+        page.click(&button(word).near(&format!("kind-{}", before[0]))).await;
+        page.until("the row is named", &format!("document.querySelector('dialog').innerText.includes('{name}')")).await;
+        page.click(&button(&format!("{word} it"))).await;
+        page.point(5.0, 5.0).await;
+        page.until("the list goes on", &shown(&after)).await;
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM outbox_rejected WHERE kind = 'kind-2'").await, 0);
+    let stopped = "SELECT COUNT(*) FROM operations WHERE state = 'cancelled' AND filter LIKE '%kind-3%'";
+    assert_eq!(tickr.count(stopped).await, 1);
+    page.assert_calm();
+    drop(page);
+    tickr.stop_broken("its operations were written by hand").await;
+}
+
 /// The button that opened a dialog has the focus again afterwards. What it was for is done, so the list goes on.
 #[tokio::test(flavor = "multi_thread")]
 async fn causes_go_on_after_a_release_and_a_discard_whose_buttons_keep_the_focus() {

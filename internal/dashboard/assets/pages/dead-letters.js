@@ -11,7 +11,7 @@ import { Spark } from '../ui/chart.js';
 import { DeadLetters, errorOf, failed, Pages, recentOf, statuses, useSettled } from '../ui/dead-letters.js';
 import { quoted } from '../ui/filter.js';
 import { howFar, isReleasing, isRunning, nameOf, ofGroup, useOperations, Watched } from '../ui/operation.js';
-import { useStill } from '../ui/still.js';
+import { NewRows, useStill } from '../ui/still.js';
 
 const PAGE = 50;
 /** What a release begins with, so that what has just come back is not pushed over again. */
@@ -240,13 +240,7 @@ function Groups({ page, groups: latest, listing, kind, operations, after }) {
   const drawn = groups.some(recentOf);
   return html`
   <${Trouble} error=${page.error} retry=${page.reload} />
-  ${
-    still.fresh > 0 &&
-    html`<div class="fresh more" role="status">
-      <b class="num">${plural(still.fresh, 'new cause')}</b>${' '}
-      <button type="button" class="small" onClick=${still.show}>Show</button>
-    </div>`
-  }
+  <${NewRows} still=${still} one="new cause" />
   <table class="cards dense">
     <thead>
       <tr>

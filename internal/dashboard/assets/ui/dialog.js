@@ -27,9 +27,18 @@ export function ask({
   );
 }
 
-/** A question that an action asks first. `danger` is for what ends or removes something. */
-export const confirm = (title, text, action, submit, { danger = false } = {}) =>
-  ask({ title, body: () => html`<p>${text}</p>`, action, danger, submit });
+/**
+ * A question that an action asks first. `danger` is for what ends or removes something. `about` names what it is done
+ * to.
+ */
+export const confirm = (title, text, action, submit, { danger = false, about } = {}) =>
+  ask({
+    title,
+    body: () => html`${about && html`<p class="wrap">${about}</p>`}<p>${text}</p>`,
+    action,
+    danger,
+    submit,
+  });
 
 /** A field of a dialog with one input for `values[name]`. The properties that are left over are those of the input. */
 export const InputField = ({ label, id, name, hint, values, set, ...input }) =>

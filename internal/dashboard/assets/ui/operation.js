@@ -174,7 +174,11 @@ export const stop = (operation, reload) =>
       reload?.();
       return true;
     },
-    { danger: true },
+    {
+      danger: true,
+      about: html`<b>${nameOf(operation.action)}</b>: ${filterWords(meant(operation))}, asked for by${' '}
+        <bdi>${operation.asked_by}</bdi>`,
+    },
   );
 
 /** Holds a running operation, and lets it go on. */
