@@ -284,12 +284,9 @@ impl Kind for Visit {
     const NAME: &'static str = "visit";
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_release_counts_the_released_jobs_alone_and_is_the_only_one_of_its_group() {
-    let Some(browser) = Browser::shared().await else { return };
-    let open = Arc::new(AtomicBool::new(false));
+/// Return the kind of visits, which fail until `door` is open.
+fn visits(door: Arc<AtomicBool>) -> Registry {
     let mut kinds = Registry::new();
-    let door = open.clone();
     kinds.register(move |visit: Visit, _: Context| {
         let door = door.clone();
         async move {
@@ -300,7 +297,48 @@ async fn a_release_counts_the_released_jobs_alone_and_is_the_only_one_of_its_gro
             }
         }
     });
-    let tickr = TestApp::start_with(|_| {}, kinds).await;
+    kinds
+}
+
+/// The operator tries a second one to be sure, after the newest of the group has become a new job.
+#[tokio::test(flavor = "multi_thread")]
+async fn try_one_takes_the_newest_dead_letter_that_is_still_open() {
+    let Some(browser) = Browser::shared().await else { return };
+    let open = Arc::new(AtomicBool::new(false));
+    let tickr = TestApp::start_with(|_| {}, visits(open.clone())).await;
+    let mut failed = Vec::new();
+    for _ in 0..2 {
+        let visit = tickr.enqueue_kind("visit", json!({})).await;
+        tickr.until(visit, State::Failed).await;
+        failed.push(visit.to_string());
+    }
+    let group = tickr.get("/v1/dead-letters/groups").await.body["data"][0]["fingerprint"].as_str().unwrap().to_owned();
+    open.store(true, Ordering::SeqCst);
+    let page = browser.page(&tickr.url("")).await;
+    page.visit(&format!("/dead-letters/{group}")).await;
+    for (newest, left) in [(&failed[1], "1 open"), (&failed[0], "none open")] {
+        let sample = tickr.get(&format!("/v1/dead-letters/groups/{group}")).await.body["sample"].clone();
+        assert_eq!(sample, json!(newest));
+        page.click(&button("Try one")).await;
+        page.click(&button("Try it")).await;
+        page.reads(left).await;
+        page.reads("the cause seems to be gone").await;
+    }
+    let replayed = "SELECT COUNT(*) FROM dead_letters WHERE standing = 'replayed'";
+    assert_eq!(tickr.count(replayed).await, 2);
+    // Without an open one it is the newest of all.
+    let whole = tickr.get(&format!("/v1/dead-letters/groups/{group}")).await.body;
+    assert_eq!((&whole["sample"], &whole["replayed"]), (&json!(failed[1]), &json!(2)), "{whole:#}");
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_counts_the_released_jobs_alone_and_is_the_only_one_of_its_group() {
+    let Some(browser) = Browser::shared().await else { return };
+    let open = Arc::new(AtomicBool::new(false));
+    let tickr = TestApp::start_with(|_| {}, visits(open.clone())).await;
     let visit = |late: bool| json!({"kind": "visit", "payload": {"late": late}});
     tickr.enqueue_many((0..8).map(|_| visit(false))).await;
     tickr.until_count("SELECT COUNT(*) FROM dead_letters", 8).await;

@@ -326,7 +326,7 @@ function Work({ job, schema }) {
 const tryOne = (group, done) =>
   confirm(
     'Try one of them?',
-    'The newest becomes a new job. See how it goes, then release the rest.',
+    'The newest open one becomes a new job. See how it goes, then release the rest.',
     'Try it',
     async () => {
       const made = await post(`/v1/jobs/${group.sample}/replay`, {});
