@@ -273,6 +273,50 @@ async fn numbers_of_payloads_are_shown_and_copied_as_they_were_sent() {
     tickr.stop().await;
 }
 
+/// The schema of a kind says which fields are sensitive. Until the page has it, and for a kind that the server does not
+/// know, any field may be.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_payload_is_hidden_while_the_schema_of_its_kind_is_not_known() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let mut job = letter(&json!({"to": "nora", "seal": "wax-4711"}));
+    job["delay_ms"] = json!(7_200_000);
+    let job = tickr.enqueue(job).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/operations").await;
+    page.eval::<()>(
+        "void (window.gate = new Promise((open) => { window.openGate = open }), window.plainFetch = fetch, \
+         window.answer = () => new Response('{\"code\":\"internal\",\"detail\":\"no kinds\"}', {status: 500}), \
+         window.fetch = async (path, options) => { \
+             if (!String(path).includes('/v1/kinds')) return plainFetch(path, options); \
+             await gate; return window.answer(path, options); })",
+    )
+    .await;
+    let payload = "document.querySelector('[role=region][aria-label=payload]')?.innerText.trim()";
+    let hidden = format!("/^hidden\\s*show$/.test({payload})");
+    page.eval::<Value>(&format!("__eye.follow('/jobs/{job}')")).await;
+    page.until("it is hidden while the kinds are read", &hidden).await;
+    page.reads_not("which fields of the kind are sensitive").await;
+    page.eval::<()>("openGate()").await;
+    page.reads("which fields of the kind are sensitive").await;
+    page.until("it is hidden after an error", &hidden).await;
+    page.eval::<()>("void (window.answer = plainFetch)").await;
+    let alone = format!("/to: \"nora\"/.test({payload}) && /seal: hidden/.test({payload})");
+    page.until("the field alone is hidden", &alone).await;
+    page.reads_not("which fields of the kind are sensitive").await;
+
+    // Another runner has the kind.
+    page.eval::<()>("void (window.answer = () => new Response('{\"data\":[]}'))").await;
+    page.follow("/operations").await;
+    page.eval::<Value>(&format!("__eye.follow('/jobs/{job}')")).await;
+    page.reads("which fields of the kind are sensitive").await;
+    page.until("it is hidden", &hidden).await;
+    page.click(&button("Show the value")).await;
+    page.reads("wax-4711").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
 /// A job that finds its door locked until the test opens it. A `late` one always does.
 #[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 struct Visit {

@@ -26,7 +26,7 @@ import { DeadLetters, errorOf, failed, recentOf, statuses, useSettled } from '..
 import { ask, confirm, InputField } from '../ui/dialog.js';
 import { DifferencesPanel } from '../ui/differences.js';
 import { quoted } from '../ui/filter.js';
-import { Json } from '../ui/json.js';
+import { Json, useSchema } from '../ui/json.js';
 import { isReleasing, isRunning, nameOf, ofGroup, outcome, touches, useOperations, Watched } from '../ui/operation.js';
 import { discard, release } from './dead-letters.js';
 
@@ -58,7 +58,7 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
   });
   useSettled(busy, group.reload);
   const sample = useSample(group.data?.sample);
-  const kinds = useQuery('/v1/kinds');
+  const schema = useSchema(group.data?.kind);
   const retrying = useQuery(
     group.data ? url('/v1/jobs/count', { q: `state:retrying kind:${quoted(group.data.kind)}` }) : null,
     { every: 10000 },
@@ -191,7 +191,7 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
       </div>
       <div class="stack">
         <${Panel} title="Latest job">
-          <${Work} job=${sample} schema=${kinds.data?.data.find((known) => known.kind === it.kind)?.schema} />
+          <${Work} job=${sample} schema=${schema} />
         </${Panel}>
       </div>
     </div>

@@ -25,7 +25,7 @@ import {
 import { JobList, NamedBatch, useJobs } from '../ui/batches.js';
 import { ask, confirm, InputField } from '../ui/dialog.js';
 import { quoted } from '../ui/filter.js';
-import { Json } from '../ui/json.js';
+import { Json, useSchema } from '../ui/json.js';
 import { Waterfall } from '../ui/waterfall.js';
 
 const waits = (job) => job.state === 'waiting' || job.state === 'retrying';
@@ -50,7 +50,7 @@ export function JobView({ id, aside, gone }) {
   const job = useQuery(path, { on: mine, every: 5000, pace: 300 });
   const open = job.data && !over(job.data);
   const why = useQuery(job.data ? `${path}/explain` : null, { on: mine, every: open ? 5000 : 0, pace: 500 });
-  const kinds = useQuery('/v1/kinds');
+  const schema = useSchema(job.data?.kind);
   if (job.error?.status === 404 || job.error?.status === 422) {
     return html`
       <${Title} title="Job" />
@@ -62,7 +62,6 @@ export function JobView({ id, aside, gone }) {
   }
   if (!job.data) return job.error ? html`<${Trouble} error=${job.error} retry=${job.reload} />` : html`<${Skeleton} />`;
   const it = job.data;
-  const kind = kinds.data?.data.find((known) => known.kind === it.kind);
   const limited = has(why.data, 'limit_reached', 'breaker_open');
   const behind = it.held && (limited ? 'limit' : it.order_key ? 'key' : it.after?.length ? 'parents' : 'limit');
   return html`
@@ -102,7 +101,7 @@ export function JobView({ id, aside, gone }) {
         <${Panel} title="Attempts" side=${html`<span class="soft num">${it.attempt} of ${it.max_attempts} used</span>`}>
           <${Attempts} job=${it} path=${path} />
         </${Panel}>
-        <${Panel} title="Payload"><${Json} value=${it.payload} schema=${kind?.schema} label="payload" /></${Panel}>
+        <${Panel} title="Payload"><${Json} value=${it.payload} schema=${schema} label="payload" /></${Panel}>
         ${
           it.checkpoint &&
           html`<${Panel}
