@@ -273,6 +273,41 @@ async fn numbers_of_payloads_are_shown_and_copied_as_they_were_sent() {
     tickr.stop().await;
 }
 
+/// The operator changes the times of a schedule, or runs a job again with edits. Numbers of the payload that the
+/// operator does not touch stay as they were sent.
+#[tokio::test(flavor = "multi_thread")]
+async fn forms_send_the_numbers_of_a_payload_as_they_were_sent() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let payload = r#"{"account":9007199254740993,"amount":12345678901234.5678,"price":1.10,"share":0.1,"plain":42}"#;
+    let body = format!(r#"{{"cron":"0 4 1 1 *","kind":"noop","payload":{payload}}}"#);
+    // The text is sent as it is, because a JSON library would rewrite the numbers.
+    let path = tickr.url("/v1/schedules/exact");
+    let sent = http().put(&path).header("content-type", "application/json").body(body);
+    let made = answer(sent).await;
+    assert_eq!(made.status, 201, "{:#}", made.body);
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/schedules/exact?edit=1").await;
+    page.fill(&field("Cron expression"), "0 5 1 1 *").await;
+    page.click(&button("Save")).await;
+    page.reads("exact was changed").await;
+    let text = http().get(&path).send().await.unwrap().text().await.unwrap();
+    assert!(text.contains("0 5 1 1 *") && text.contains(payload), "{text}");
+
+    let body = format!(r#"{{"kind":"noop","delay_ms":3600000,"payload":{payload}}}"#);
+    let sent = http().post(tickr.url("/v1/jobs")).header("content-type", "application/json").body(body);
+    let made = answer(sent).await;
+    assert_eq!(made.status, 201, "{:#}", made.body);
+    page.visit(&format!("/enqueue?from={}", made.body["id"].as_str().unwrap())).await;
+    page.click(&button("Enqueue")).await;
+    page.reads("Accepted and durable").await;
+    let newest = sqlx::query_scalar("SELECT payload FROM jobs ORDER BY id DESC LIMIT 1");
+    let newest: String = newest.fetch_one(&mut tickr.mysql().await).await.unwrap();
+    assert_eq!(newest, payload);
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
 /// The schema of a kind says which fields are sensitive. Until the page has it, and for a kind that the server does not
 /// know, any field may be.
 #[tokio::test(flavor = "multi_thread")]

@@ -5,7 +5,7 @@ import { html, useEffect, useMemo, useState } from '../core/dom.js';
 import { useQuery } from '../core/query.js';
 import { Badge, Field, Head, JobLink, Panel, Segment, Skeleton, Time, Trouble, tell, WithJobs } from './base.js';
 import { ask, InputField } from './dialog.js';
-import { blank, elsewhere, parse, SchemaForm } from './schema-form.js';
+import { blank, elsewhere, parseWithPayload, SchemaForm } from './schema-form.js';
 
 /** What each policy means, in a line. */
 export const policies = {
@@ -307,7 +307,7 @@ async function exactly(path, signal) {
   const response = await send('GET', path, { signal });
   const answer = await textOf(response, 'GET', signal);
   if (!response.ok) throw new Problem(response.status, JSON.parse(answer));
-  return { schedule: parse(answer), tag: response.headers.get('etag') };
+  return { schedule: parseWithPayload(answer), tag: response.headers.get('etag') };
 }
 
 /**
