@@ -685,7 +685,7 @@ async fn a_job_shows_its_parents_and_its_children() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_backoff_is_shown_whether_it_is_a_table_a_curve_or_a_part_of_one() {
+async fn a_backoff_is_shown_and_kept_whether_it_is_a_table_a_curve_or_a_part_of_one() {
     let Some((tickr, browser)) = begin().await else { return };
     let page = browser.page(&tickr.url("")).await;
     let shown = [
@@ -712,6 +712,13 @@ async fn a_backoff_is_shown_whether_it_is_a_table_a_curve_or_a_part_of_one() {
         assert_eq!(made.status, 201, "{:#}", made.body);
         page.follow(&format!("/schedules/{name}")).await;
         page.reads(text).await;
+        // The form leaves it as it is.
+        page.follow(&format!("/schedules/{name}?edit=1")).await;
+        page.fill(&field("Priority"), "4").await;
+        page.click(&button("Save")).await;
+        page.reads(&format!("{name} was changed")).await;
+        let changed = tickr.get(&format!("/v1/schedules/{name}")).await.body;
+        assert_eq!((&changed["priority"], &changed["retry"]), (&json!(4), &made.body["retry"]), "{changed:#}");
     }
     page.assert_calm();
     drop(page);
