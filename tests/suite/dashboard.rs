@@ -213,6 +213,9 @@ async fn jobs_are_found_by_a_filter_in_the_address_and_dealt_with_together() {
     page.click(&button("Set the priority")).await;
     page.reads("60 jobs match").await;
     page.reads("Would be").await;
+    // An empty field is no priority, above all not the most urgent one.
+    page.fill(&field("Priority"), "").await;
+    page.until("it cannot be set", "document.querySelector('dialog[open] button[type=submit]').disabled").await;
     page.fill(&field("Priority"), "2").await;
     page.fill(&field("Reason"), "they are wanted sooner").await;
     page.click(&button("Set the priority")).await;

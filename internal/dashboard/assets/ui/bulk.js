@@ -36,12 +36,15 @@ function bodyOf(action, filter, values) {
   if (values.rate) body.rate = Number(values.rate);
   if (values.reason) body.reason = values.reason;
   if (action === 'reschedule' && values.when) body.execute_at = new Date(values.when).toISOString();
-  if (action === 'set_priority') body.priority = Number(values.priority ?? 5);
+  // A dry run is the same for every priority.
+  if (action === 'set_priority') body.priority = Number(values.priority || 5);
   return body;
 }
 
 const complete = (action, values) =>
-  (action !== 'reschedule' || values.when) && (!actions[action].reason || values.reason?.trim());
+  (action !== 'reschedule' || values.when) &&
+  (action !== 'set_priority' || values.priority !== '') &&
+  (!actions[action].reason || values.reason?.trim());
 
 /** What an operation would do, as a dry run says. */
 export function Preview({ action, filter, values }) {
@@ -201,6 +204,7 @@ export async function bulk(
               type="number"
               min="0"
               max="9"
+              required
               values=${values}
               set=${set}
             />
