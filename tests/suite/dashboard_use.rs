@@ -273,6 +273,41 @@ async fn numbers_of_payloads_are_shown_and_copied_as_they_were_sent() {
     tickr.stop().await;
 }
 
+/// A user who loses patience sees what comes of the request all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dialog_stays_until_its_request_is_answered() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let job = tickr.enqueue(json!({"kind": "noop", "payload": {}, "delay_ms": 7_200_000})).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit(&format!("/jobs/{job}")).await;
+    page.eval::<()>(
+        "void (window.gate = new Promise((open) => { window.openGate = open }), window.plainFetch = fetch, \
+         window.fetch = async (path, options) => { \
+             if (!String(path).includes('/run-now')) return plainFetch(path, options); \
+             await gate; window.fetch = plainFetch; \
+             return new Response('{\"code\":\"internal\",\"detail\":\"it went wrong\"}', {status: 500}); })",
+    )
+    .await;
+    page.click(&button("Run now")).await;
+    page.reads("The job becomes due at once").await;
+    page.click(&button("Run now")).await;
+    page.reads("Working…").await;
+    let stays = "document.querySelector('dialog[open]')?.innerText.includes('Working…') === true";
+    for _ in 0..3 {
+        page.press("Escape").await;
+        page.until("the dialog stays", stays).await;
+    }
+    page.until("Cancel waits", "document.querySelector('dialog footer button').disabled").await;
+    page.eval::<()>("openGate()").await;
+    page.reads("it went wrong").await;
+    page.click(&button("Run now")).await;
+    page.reads("The job is due now").await;
+    tickr.until(job, State::Completed).await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
 /// The operator changes the times of a schedule, or runs a job again with edits. Numbers of the payload that the
 /// operator does not touch stay as they were sent.
 #[tokio::test(flavor = "multi_thread")]

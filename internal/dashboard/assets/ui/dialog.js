@@ -85,7 +85,12 @@ function Open({ asked }) {
       aria-label=${asked.title}
       onCancel=${(event) => {
         event.preventDefault();
-        close();
+        // What comes of a request must be seen: it may be the only sight of a new API key.
+        if (!state.busy) close();
+      }}
+      onClose=${() => {
+        // A browser lets no page refuse a second Escape.
+        if (state.busy && element.current?.isConnected) element.current.showModal();
       }}
     >
       <form method="dialog" onSubmit=${submit}>
@@ -95,7 +100,7 @@ function Open({ asked }) {
           <${Trouble} error=${state.error} />
         </div>
         <footer>
-          <button type="button" onClick=${() => close()}>${asked.cancel}</button>
+          <button type="button" disabled=${state.busy} onClick=${() => close()}>${asked.cancel}</button>
           ${
             asked.action &&
             html`
