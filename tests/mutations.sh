@@ -290,7 +290,7 @@ mutants() {
         'const FEW: i64 = 5_000;' 'const FEW: i64 = 5_000_000;' \
         survey::many_jobs_are_estimated_from_a_bounded_number_of_rows_which_the_answer_says
     mutant 'range that links hand on' internal/dashboard/assets/core/route.js \
-        'go(handOn(new URL(link.href), place.get().query))' 'go(link.href)' \
+        'go(handOn(new URL(to, location.href), place.get().query))' 'go(to)' \
         explorer::brushing_the_bars_narrows_the_range_of_everything
     mutant 'list that stands still beside a job' internal/dashboard/assets/pages/explorer.js \
         'selection.some || Boolean(current)' 'selection.some' \

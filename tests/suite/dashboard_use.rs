@@ -1386,7 +1386,7 @@ async fn a_page_of_jobs_asks_the_server_about_once_a_second_while_much_happens()
     tickr.stop().await;
 }
 
-async fn open_palette(page: &Page) {
+pub(crate) async fn open_palette(page: &Page) {
     page.press_with("k", 2).await;
     page.until("the palette is open", "document.activeElement.closest('.palette') !== null").await;
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tickr::job::State;
 
 use crate::dashboard::{begin, letter};
-use crate::dashboard_use::{has_rows, insert_waiting};
+use crate::dashboard_use::{has_rows, insert_waiting, open_palette};
 use crate::search::encoded;
 use crate::support::TestApp;
 use crate::support::browser::{Page, button, field, heading, link};
@@ -83,6 +83,23 @@ async fn brushing_the_bars_narrows_the_range_of_everything() {
     page.click(&button("Search all time")).await;
     has_rows(&page, 50).await;
     assert_eq!(page.address().await, "/jobs");
+    // So do the keyboard, the palette and the badges of the list.
+    for by_palette in [false, true] {
+        page.visit("/queues?span=24h").await;
+        if by_palette {
+            open_palette(&page).await;
+            page.types("explorer").await;
+            page.press("Enter").await;
+        } else {
+            page.types("gj").await;
+        }
+        page.settles("/jobs?span=24h").await;
+    }
+    page.visit(&hour.replace('?', "?q=-state%3Afailed&")).await;
+    has_rows(&page, 50).await;
+    page.click(&link("waiting")).await;
+    page.until("the range stays", "/^.q=state%3Awaiting&from=2026-05-28.*&to=2026-05-28/.test(location.search)").await;
+    page.reads("waiting80").await;
     // A link that counts what waits now counts it whatever its age is.
     page.follow("/queues?span=24h").await;
     page.follow("/jobs?q=state%3Awaiting").await;

@@ -5,7 +5,7 @@ import { cls, html, useEffect, useRef, useState } from '../core/dom.js';
 import { brief, count, plural } from '../core/format.js';
 import { useKept } from '../core/kept.js';
 import { useQuery } from '../core/query.js';
-import { rangeOf, toRange, within, words } from '../core/range.js';
+import { rangeIn, rangeOf, toRange, within } from '../core/range.js';
 import { remember, remembered, useWords } from '../core/route.js';
 import { excluded, toggled, withWord, wordOf } from '../core/words.js';
 import { Allowed, Empty, Head, Skeleton, Trouble, tell, tellProblem, useMay } from '../ui/base.js';
@@ -292,21 +292,21 @@ function Looked({ survey }) {
 function States({ q, query, survey, stale }) {
   const state = wordOf(q, 'state');
   const rest = withWord(q, 'state', null);
-  const ranged = Object.fromEntries(words.map((word) => [word, query.get(word)]));
-  const to = (word) => url('/jobs', { q: withWord(q, 'state', word), ...ranged });
+  const to = (word) => url('/jobs', { q: withWord(q, 'state', word), ...rangeIn(query) });
+  const free = !state && wordOf(q, '-state') === null;
   // A survey of one state says nothing of the others. Their numbers are those from before, as long as the rest of the
   // filter is the same.
   const all = useRef({ of: null });
   const own = survey && { jobs: survey.jobs, exact: survey.exact, sums: sumsOf(survey) };
-  if (own && !stale && !state) all.current = { of: rest, ...own };
-  const known = !state ? own : all.current.of === rest ? all.current : { ...own, jobs: null };
+  if (own && !stale && free) all.current = { of: rest, ...own };
+  const known = free ? own : all.current.of === rest ? all.current : { ...own, jobs: null };
   const number = (jobs) =>
     html`<span class="num" title=${jobs === null ? '' : counted(jobs, known.exact)}>
       ${jobs === null ? '' : `${known.exact || jobs === 0 ? '' : '≈'}${brief(jobs)}`}
     </span>`;
   const jobsIn = (word) => known?.sums?.[word] ?? (known && known.jobs !== null ? 0 : null);
   return html`<nav class="tabs grow" aria-label="States">
-    <a href=${to(null)} aria-current=${state ? undefined : 'page'}>All${number(known?.jobs ?? null)}</a>
+    <a href=${to(null)} aria-current=${free ? 'page' : undefined}>All${number(known?.jobs ?? null)}</a>
     ${[...stacked].reverse().map(
       (word) => html`<a key=${word} href=${to(word)} aria-current=${state === word ? 'page' : undefined}>
         <i class=${cls('swatch', word)} aria-hidden="true"></i>${word}${number(jobsIn(word))}

@@ -4,8 +4,7 @@ import { call, callTagged, post, readText, seg, url } from '../core/api.js';
 import { html, useEffect, useState } from '../core/dom.js';
 import { backoff, count, plural, span, utc } from '../core/format.js';
 import { useQuery } from '../core/query.js';
-import { handOn } from '../core/range.js';
-import { go, place } from '../core/route.js';
+import { go, goOn } from '../core/route.js';
 import {
   Allowed,
   Badge,
@@ -75,7 +74,7 @@ export function JobView({ id, aside, gone }) {
       <${Actions}
         job=${it}
         path=${path}
-        gone=${gone ?? (() => go(handOn(new URL('/jobs', location.href), place.get().query)))}
+        gone=${gone ?? (() => goOn('/jobs'))}
         reload=${() => {
           job.reload();
           why.reload();

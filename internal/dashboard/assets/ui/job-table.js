@@ -3,6 +3,8 @@
 import { seg, url } from '../core/api.js';
 import { cls, html } from '../core/dom.js';
 import { span } from '../core/format.js';
+import { rangeIn } from '../core/range.js';
+import { place } from '../core/route.js';
 import { withWord } from '../core/words.js';
 import { Badge, Time } from './base.js';
 
@@ -30,7 +32,10 @@ export const usual = ['queue', 'attempt', 'when', 'about'];
 
 const cells = {
   state: (job, q) =>
-    html`<a href=${url('/jobs', { q: withWord(q, 'state', job.state) })} tabindex="-1">
+    html`<a
+      href=${url('/jobs', { q: withWord(q, 'state', job.state), ...rangeIn(place.get().query) })}
+      tabindex="-1"
+    >
       <${Badge} is=${job.state} />
     </a>`,
   kind: (job) => html`<span class="bold">${job.kind}</span>`,

@@ -3,7 +3,7 @@
 import { may, seg, url } from '../core/api.js';
 import { cls, html, useEffect, useRef, useState } from '../core/dom.js';
 import { useQuery } from '../core/query.js';
-import { go } from '../core/route.js';
+import { goOn } from '../core/route.js';
 import { screens } from '../core/screens.js';
 import { tell } from './base.js';
 import { ask } from './dialog.js';
@@ -31,7 +31,7 @@ export function rank(text, typed) {
 
 /** All that the palette leads to, with what each entry does. */
 function entriesOf(typed, queues, schedules, limits) {
-  const to = (name, what, path) => ({ name, what, act: () => go(path) });
+  const to = (name, what, path) => ({ name, what, act: () => goOn(path) });
   const entries = screens
     .filter((screen) => screen.item && (!screen.need || may(screen.need)))
     .map((screen) => to(screen.item[0], 'screen', screen.item[1]));
