@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use chrono::{TimeDelta, Utc};
 use serde_json::{Value, json};
 use tickr::job::State;
 
@@ -112,6 +113,29 @@ async fn brushing_the_bars_narrows_the_range_of_everything() {
     page.assert_calm();
     drop(page);
     tickr.stop_broken("its jobs were written by hand").await;
+}
+
+/// Jobs of a range that has an end change as well: the numbers are those of their states now.
+#[tokio::test(flavor = "multi_thread")]
+async fn numbers_of_a_range_with_an_end_follow_what_is_done_to_its_jobs() {
+    let Some((tickr, browser)) = begin().await else { return };
+    tickr.enqueue_many((0..3).map(|_| letter(&json!({"to": "nora", "fate": "returns"})))).await;
+    tickr.until_count("SELECT COUNT(*) FROM dead_letters", 3).await;
+    let at = |hours: i64| (Utc::now() + TimeDelta::hours(hours)).format("%Y-%m-%dT%H:%M:%S.000Z").to_string();
+    let page = browser.page(&tickr.url("")).await;
+    page.visit(&format!("/jobs?from={}&to={}", encoded(&at(-1)), encoded(&at(1)))).await;
+    has_rows(&page, 3).await;
+    page.reads("failed3").await;
+    page.click(&field("Select all of this page")).await;
+    page.reads("3 jobs selected").await;
+    page.click(&button("Delete")).await;
+    page.reads("3 jobs match").await;
+    page.click(&button("Delete")).await;
+    page.reads("No job matches").await;
+    page.reads("failed0").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
 }
 
 /// Numbers of another filter are never shown as those of the present one. What a job's deletion leaves is the list.

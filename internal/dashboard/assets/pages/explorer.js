@@ -179,11 +179,12 @@ export default function Explorer() {
 /**
  * The survey of a filter: `data` stays until the next one is there, and is `stale` as long as it is one of another
  * filter. When the next one does not come, there is none: old numbers would be taken for those of the new filter.
- * Nothing is asked before the server has understood the filter. `open` is false for a range in the past.
+ * Nothing is asked before the server has understood the filter. `open` is false for a range that has an end: its jobs
+ * still change, though no new ones come.
  */
 function useSurvey(q, ready, open) {
   const path = ready ? url('/v1/jobs/survey', { q }) : null;
-  const found = useQuery(path, { on: open && happens, every: open ? 30000 : 0, pace: 10000 });
+  const found = useQuery(path, { on: happens, every: open ? 30000 : 60000, pace: 10000 });
   const last = useRef(null);
   if (found.data && !found.loading) last.current = found.data;
   if (found.error && !found.loading && !found.data) last.current = null;
