@@ -94,6 +94,19 @@ async fn a_search_goes_on_until_it_has_a_page_and_says_how_far_it_looked() {
     has_rows(&page, 0).await;
     page.click(&button("Keep searching")).await;
     has_rows(&page, 37).await;
+
+    // One whose connection breaks goes on by itself when the server is back.
+    page.follow("/operations").await;
+    page.eval::<()>(
+        "void (window.fetch = (path, options) => String(path).includes('cursor=') \
+         ? Promise.reject(new TypeError('gone')) : plainFetch(path, options))",
+    )
+    .await;
+    page.follow("/jobs?q=sleep").await;
+    page.reads("the server does not answer").await;
+    page.eval::<()>("void (window.fetch = plainFetch)").await;
+    has_rows(&page, 37).await;
+    page.reads_not("the server does not answer").await;
     page.assert_calm();
     drop(page);
     tickr.stop_broken("its jobs were written by hand").await;
@@ -1014,6 +1027,37 @@ async fn an_outage_of_mysql_is_said_once_and_no_old_figure_looks_fresh() {
     page.until("all is well again", &format!("{good} >= 3")).await;
     drop(page);
     cut.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+/// Neither a page that is loaded while MySQL is out nor a screen whose readings are not repeated needs a click.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_opened_in_an_outage_comes_by_itself_afterwards() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/jobs").await;
+    page.beforehand(
+        "window.plainFetch = fetch; window.out = true; \
+         window.fetch = async (path, options) => window.out && String(path).startsWith('/v1/') \
+             ? new Response('{\"code\":\"store_unavailable\",\"detail\":\"no MySQL\"}', {status: 503}) \
+             : plainFetch(path, options);",
+    )
+    .await;
+    page.eval::<()>("void location.reload()").await;
+    page.until("the page is loaded anew", "window.out === true").await;
+    page.reads("MySQL does not answer").await;
+    page.eval::<()>("void (window.out = false)").await;
+    page.has(&heading("Explorer")).await;
+    page.reads("live").await;
+
+    page.eval::<()>("void (window.out = true)").await;
+    page.eval::<Value>("__eye.follow('/enqueue')").await;
+    page.reads("MySQL does not answer").await;
+    page.eval::<()>("void (window.out = false)").await;
+    page.has(&field("What it does")).await;
+    page.reads_not("MySQL does not answer").await;
+    page.assert_calm();
+    drop(page);
     tickr.stop().await;
 }
 

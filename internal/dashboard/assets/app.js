@@ -1,6 +1,6 @@
 // The frame around all screens, and the screen for the address.
 
-import { me, readAhead, readiness, signOut, whoAmI } from './core/api.js';
+import { isOut, me, readAhead, readiness, signOut, whoAmI } from './core/api.js';
 import { cls, html, useEffect, useRef, useState } from './core/dom.js';
 import { known, outage } from './core/known.js';
 import { useObservable } from './core/observable.js';
@@ -148,11 +148,14 @@ function App() {
   const who = useObservable(me);
   const [error, fail] = useState(null);
   const begin = () => {
-    fail(null);
     readAhead(location.pathname === '/' ? [...FRAME, ...OVERVIEW] : FRAME);
-    whoAmI().catch(fail);
+    whoAmI().then(() => fail(null), fail);
   };
   useEffect(begin, []);
+  useEffect(() => {
+    const timer = error && isOut(error) ? setTimeout(begin, 5000) : 0;
+    return () => clearTimeout(timer);
+  }, [error]);
   let shown = html`<${Frame} who=${who} />`;
   if (error) shown = html`<main class="signin"><${Trouble} error=${error} retry=${begin} /></main>`;
   else if (who?.unknown) shown = html`<${SignIn} />`;

@@ -82,6 +82,9 @@ export function readAhead(paths) {
   }
 }
 
+/** Is there no answer because the server, or MySQL behind it, is out? Then a reading is repeated until there is one. */
+export const isOut = (problem) => problem.status === 0 || problem.status === 503;
+
 export async function whoAmI() {
   try {
     me.set(await call('GET', '/v1/whoami'));
