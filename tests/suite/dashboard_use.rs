@@ -555,14 +555,19 @@ async fn a_running_release_shows_the_jobs_that_it_made_in_the_list_and_a_count_t
     tickr.stop().await;
 }
 
+/// Return SQL for so many rows with the numbers `n` from 0 on, at most 30,000. It ends with a condition.
+fn numbers(count: u32) -> String {
+    format!(
+        "(SELECT a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d AS n FROM {DIGITS} a, {DIGITS} b, {DIGITS} c, \
+         {DIGITS} e, (SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2) f) s WHERE n < {count}"
+    )
+}
+
 /// Insert a running release that has made jobs of 10,050 dead letters. Only the newest fifty of them failed.
 async fn insert_large_release(tickr: &TestApp, operation: Uuid) {
     let id = |mark: u8| format!("UNHEX(CONCAT(LPAD(HEX(1780000000000 + n), 12, '0'), '7000800000000000000{mark}'))");
     let (dead, made) = (id(1), id(2));
-    let numbers = format!(
-        "(SELECT a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d AS n FROM {DIGITS} a, {DIGITS} b, {DIGITS} c, \
-         {DIGITS} e, (SELECT 0 d UNION ALL SELECT 1) f) s WHERE n < 10050"
-    );
+    let numbers = numbers(10_050);
     let operation = operation.simple();
     tickr
         .sql(format!(
@@ -602,6 +607,45 @@ async fn released_jobs_that_fail_behind_the_first_ten_thousand_are_counted() {
     page.assert_calm();
     drop(page);
     tickr.stop_broken("its jobs were written by hand").await;
+}
+
+/// A count that stops at its limit is a lower bound wherever it is shown.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_of_more_dead_letters_than_are_counted_shows_lower_bounds() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let id = "UNHEX(CONCAT(LPAD(HEX(1780000000000 + n), 12, '0'), '70008000000000000001'))";
+    let numbers = numbers(20_050);
+    tickr
+        .sql(format!(
+            "INSERT INTO jobs (id, kind, queue, priority, max_attempts, payload, execute_at, created_at) \
+             SELECT {id}, 'noop', 'parked', 5, 1, '{{}}', UTC_TIMESTAMP(3), UTC_TIMESTAMP(6) FROM {numbers} AND n = 20049; \
+             INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, \
+             end_state, error) SELECT id, 1, 1, 'gone/1-x', execute_at, created_at, created_at, 'failed', 'failed', 'no' \
+             FROM jobs; \
+             INSERT INTO dead_letters (job_id, kind, queue, fingerprint, failed_at, error, since) SELECT {id}, 'noop', \
+             'parked', x'0123456789abcdef', UTC_TIMESTAMP(6), 'no', UTC_TIMESTAMP(6) FROM {numbers}; \
+             UPDATE dead_letters SET standing = 'discarded', actor = 'ada', reason = 'known' WHERE job_id < \
+             (SELECT UNHEX(CONCAT(LPAD(HEX(1780000010050), 12, '0'), '70008000000000000001')))"
+        ))
+        .await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/dead-letters/0123456789abcdef").await;
+    page.reads("10,000+ open").await;
+    let discarded = "[...document.querySelectorAll('main .figure')].find((one) => one.innerText.includes('Discarded'))";
+    page.until("they are a lower bound", &format!("{discarded}?.innerText.includes('10.0k+')")).await;
+    for (name, title) in [
+        ("Release", "Release 10,000+ dead letters of noop"),
+        ("Release as a canary", "Release 10,000+ dead letters of noop as a canary"),
+        ("Discard", "Discard 10,000+ dead letters of noop"),
+    ] {
+        page.click(&button(name)).await;
+        page.has(&heading(title)).await;
+        page.press("Escape").await;
+        page.until("the dialog is gone", "document.querySelector('dialog') === null").await;
+    }
+    page.assert_calm();
+    drop(page);
+    tickr.stop_broken("its dead letters were written by hand").await;
 }
 
 /// More jobs match than are counted, so the page knows neither how long that takes nor how much of it is over.

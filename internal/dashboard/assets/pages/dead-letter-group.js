@@ -172,8 +172,8 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
         note="of this kind, may fail as well"
         to=${url('/jobs', { q: `state:retrying kind:${quoted(it.kind)}` })}
       />
-      <${Figure} name="Replayed" note="became new jobs" value=${brief(it.replayed)} />
-      <${Figure} name="Discarded" note="will not run again" value=${brief(it.discarded)} />
+      <${Figure} name="Replayed" note="became new jobs" value=${brief(it.replayed, it.capped)} />
+      <${Figure} name="Discarded" note="will not run again" value=${brief(it.discarded, it.capped)} />
     </div>
     <${Recent} group=${it} />
     <${DifferencesPanel}

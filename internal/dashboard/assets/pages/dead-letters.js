@@ -8,7 +8,7 @@ import { useWords } from '../core/route.js';
 import { Allowed, Empty, Figure, Head, JobLink, Skeleton, Time, Trouble, useMay } from '../ui/base.js';
 import { bulk } from '../ui/bulk.js';
 import { Spark } from '../ui/chart.js';
-import { DeadLetters, errorOf, failed, Pages, recentOf, statuses, useSettled } from '../ui/dead-letters.js';
+import { DeadLetters, errorOf, failed, openOf, Pages, recentOf, statuses, useSettled } from '../ui/dead-letters.js';
 import { quoted } from '../ui/filter.js';
 import { howFar, isReleasing, isRunning, nameOf, ofGroup, useOperations, Watched } from '../ui/operation.js';
 import { NewRows, useStill } from '../ui/still.js';
@@ -24,16 +24,12 @@ export const release = (group) =>
     {
       rate: GENTLE,
       name: 'Release',
-      title: `Release ${plural(group.open, 'dead letter')} of ${group.kind}`,
+      title: `Release ${openOf(group)}`,
       about: errorOf(group),
     },
   );
 export const discard = (group) =>
-  bulk(
-    'discard',
-    { fingerprint: group.fingerprint },
-    { title: `Discard ${plural(group.open, 'dead letter')} of ${group.kind}`, about: errorOf(group) },
-  );
+  bulk('discard', { fingerprint: group.fingerprint }, { title: `Discard ${openOf(group)}`, about: errorOf(group) });
 
 export default function DeadLettersScreen() {
   const [query, change] = useWords();
