@@ -138,6 +138,33 @@ async fn numbers_of_a_range_with_an_end_follow_what_is_done_to_its_jobs() {
     tickr.stop().await;
 }
 
+/// A receiver may answer with a formula. No spreadsheet executes it, at whichever sign it splits a line.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_export_disarms_what_a_spreadsheet_would_execute() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let job = letter(&json!({"to": "x;=1+1|\"@a\t＝b", "fate": "returns"}));
+    let job = tickr.enqueue(job).await;
+    tickr.until(job, State::Failed).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/jobs?q=state%3Afailed").await;
+    has_rows(&page, 1).await;
+    page.eval::<()>(
+        "void (URL.createObjectURL = (blob) => { blob.text().then((text) => { window.exported = text }); return '' }, \
+         HTMLAnchorElement.prototype.click = () => {})",
+    )
+    .await;
+    let choose = "((select) => { select.value = 'csv'; select.dispatchEvent(new Event('change', {bubbles: true})) }) \
+                  ([...document.querySelectorAll('main select')].find((one) => one.options[0].text === 'Export…'))";
+    page.eval::<Value>(choose).await;
+    page.until("it is exported", "typeof window.exported === 'string'").await;
+    let file: String = page.eval("window.exported").await;
+    assert!(file.starts_with("id,kind,queue,state,") && file.lines().count() == 2, "{file}");
+    assert!(file.contains("x;'=1+1|'\"\"@a\t'＝b"), "{file}");
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
 /// Numbers of another filter are never shown as those of the present one. What a job's deletion leaves is the list.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_filter_whose_survey_fails_has_no_numbers_and_a_deleted_job_leaves_filter_and_range() {

@@ -1,7 +1,8 @@
 // The explorer: jobs by time, by their facts and one by one, found by a filter within a range of time.
 
-import { call, url } from '../core/api.js';
+import { url } from '../core/api.js';
 import { cls, html, useEffect, useRef, useState } from '../core/dom.js';
+import { writeExact } from '../core/exact.js';
 import { brief, count, plural } from '../core/format.js';
 import { useKept } from '../core/kept.js';
 import { useQuery } from '../core/query.js';
@@ -17,7 +18,7 @@ import { FilterBar } from '../ui/filter.js';
 import { counted, Histogram, stacked } from '../ui/histogram.js';
 import { columns, JobTable, usual } from '../ui/job-table.js';
 import { RangeChoice, rangeName } from '../ui/range.js';
-import { SearchState, useSearch } from '../ui/search.js';
+import { patiently, SearchState, useSearch } from '../ui/search.js';
 import { useStill } from '../ui/still.js';
 import { Views } from '../ui/views.js';
 import { JobView } from './job.js';
@@ -424,16 +425,19 @@ function None({ q, range, change }) {
 /** What the filter finds, page by page, as a file. */
 function Export({ q, sort }) {
   const [progress, set] = useState(null);
+  const stop = useRef(null);
   const run = async (kind) => {
+    const abort = new AbortController();
+    stop.current = () => abort.abort();
     set(0);
     try {
       const parts = kind === 'csv' ? [`${COLUMNS.join(',')}\r\n`] : [];
       let rows = 0;
       let cursor = '';
       do {
-        const page = await call('GET', url('/v1/jobs', { q, limit: 200, cursor, sort }));
+        const page = await patiently({ q, limit: 200, cursor, sort }, abort.signal);
         for (const job of page.data.slice(0, MAX_ROWS - rows))
-          parts.push(kind === 'csv' ? csv(job) : `${JSON.stringify(job)}\n`);
+          parts.push(kind === 'csv' ? csv(job) : `${writeExact(job)}\n`);
         rows += page.data.length;
         cursor = page.next_cursor ?? '';
         set(Math.min(rows, MAX_ROWS));
@@ -449,11 +453,12 @@ function Export({ q, sort }) {
           : `${plural(Math.min(rows, MAX_ROWS), 'job')} exported`,
       );
     } catch (problem) {
-      tellProblem(problem);
+      if (!abort.signal.aborted) tellProblem(problem);
     }
     set(null);
   };
-  if (progress !== null) return html`<button type="button" disabled>${count(progress)} jobs…</button>`;
+  if (progress !== null)
+    return html`<button type="button" onClick=${stop.current}>Stop the export: ${count(progress)} jobs</button>`;
   return html`<label>
     <span class="hidden-visually">Export</span>
     <select
@@ -471,10 +476,18 @@ function Export({ q, sort }) {
   </label>`;
 }
 
-// A cell that begins like a formula is not taken for one.
+// A spreadsheet takes a text for a formula also behind spaces and quotes, and in other languages it splits a line at
+// other signs than commas. An apostrophe before each such piece disarms it, as in the files of reports.
+const FORMULA = /^[\s"\u0085\u200b]*[=+\-@＝＋－＠]/;
+const harmless = (text) =>
+  (/^[\t\r\n]/.test(text) ? "'" : '') +
+  text
+    .split(/(?<=[\n\r\t;|])/)
+    .map((piece) => (FORMULA.test(piece) ? `'${piece}` : piece))
+    .join('');
 const cell = (value) => {
-  const text = value === null || value === undefined ? '' : String(value);
-  const safe = /^[=+\-@\t\r]/.test(text) && typeof value !== 'number' ? `'${text}` : text;
+  const text = value === null || value === undefined ? '' : String(value).replaceAll('\u0000', '');
+  const safe = typeof value === 'number' ? text : harmless(text);
   return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 };
 const COLUMNS = [

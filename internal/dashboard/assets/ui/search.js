@@ -10,7 +10,7 @@ const PAGE = 50;
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 /** The next page of the server. One that has too many searches is asked again. */
-async function patiently(query, signal) {
+export async function patiently(query, signal) {
   for (let wait = 1000; ; wait = Math.min(2 * wait, 15000)) {
     try {
       return await get('/v1/jobs', query, signal);
