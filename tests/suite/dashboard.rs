@@ -1103,6 +1103,20 @@ async fn keys_are_made_used_and_revoked_and_readers_see_no_buttons() {
     reader.follow("/api-keys").await;
     reader.reads("This API key sees no API keys").await;
 
+    // A key of a remote worker is none for people. The list says what it is limited to.
+    let body = json!({"scope": "work", "kinds": ["letter"], "queues": ["post", "press"]});
+    let works = make_api_key(&tickr.url(""), &admin, "courier", body).await;
+    let worker = browser.page(&tickr.url("")).await;
+    worker.visit("/").await;
+    sign_in(&worker, &works).await;
+    worker.reads("This API key is good for a remote worker alone").await;
+    worker.assert_calm();
+    drop(worker);
+    page.follow("/queues").await;
+    page.follow("/api-keys").await;
+    page.reads("kinds: letter").await;
+    page.reads("queues: post, press").await;
+
     // The key is refused from the moment it is revoked, and the page asks for another one.
     page.click(&button("Revoke board")).await;
     page.click(&button("Revoke")).await;

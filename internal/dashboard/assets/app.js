@@ -144,6 +144,9 @@ function Frame({ who }) {
 const FRAME = ['/v1/stats'];
 const OVERVIEW = ['/v1/queues', '/v1/history?span=5m'];
 
+/** Scopes that may read nothing, with what they are good for. */
+const ALONE = { enqueue: 'enqueueing', work: 'a remote worker' };
+
 function App() {
   const who = useObservable(me);
   const [error, fail] = useState(null);
@@ -159,9 +162,11 @@ function App() {
   let shown = html`<${Frame} who=${who} />`;
   if (error) shown = html`<main class="signin"><${Trouble} error=${error} retry=${begin} /></main>`;
   else if (who?.unknown) shown = html`<${SignIn} />`;
-  else if (who?.scope === 'enqueue')
+  else if (ALONE[who?.scope])
     shown = html`<main class="signin stack">
-      <div class="note warn">This API key is good for enqueueing alone. The dashboard needs one that may read.</div>
+      <div class="note warn">
+        This API key is good for ${ALONE[who.scope]} alone. The dashboard needs one that may read.
+      </div>
       <button type="button" onClick=${signOut}>Use another API key</button>
     </main>`;
   return html`${shown}<${Dialogs} /><${Toasts} />`;
