@@ -936,7 +936,7 @@ async fn the_focus_goes_to_the_heading_of_each_screen_and_back_finds_the_place_a
 #[tokio::test(flavor = "multi_thread")]
 async fn text_that_turns_the_direction_is_written_out_wherever_it_comes_from() {
     let Some((tickr, browser)) = begin().await else { return };
-    let turned = "exe.\u{202e}gnp";
+    let turned = "exe.\u{202e}gnp\u{200e}\u{200f}\u{61c}";
     let job = json!({"kind": "noop", "queue": "press", "delay_ms": 3_600_000, "unique_key": turned, "payload": {"file": turned, turned: 1}});
     let job = tickr.enqueue(job).await;
     let reason = json!({"reason": format!("closed \u{2067}for today")});
@@ -945,9 +945,11 @@ async fn text_that_turns_the_direction_is_written_out_wherever_it_comes_from() {
     page.visit("/limits").await;
     for path in [format!("/jobs/{job}"), "/jobs".to_owned(), "/queues".to_owned(), "/queues/press".to_owned()] {
         page.follow(&path).await;
-        let part = if path.contains("queues") { "closed \\u2067for today" } else { "exe.\\u202egnp" };
+        let part =
+            if path.contains("queues") { "closed \\u2067for today" } else { "exe.\\u202egnp\\u200e\\u200f\\u061c" };
         page.reads(part).await;
-        let left: bool = page.eval("/[\\u202a-\\u202e\\u2066-\\u2069]/.test(document.body.innerText)").await;
+        let left: bool =
+            page.eval("/[\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069]/.test(document.body.innerText)").await;
         assert!(!left, "{path}");
     }
     page.assert_calm();
