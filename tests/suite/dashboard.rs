@@ -254,6 +254,7 @@ async fn a_job_says_why_it_waits_shows_its_life_and_runs_again_with_edits() {
     page.click(&button("Run now")).await;
     page.reads("becomes due at once").await;
     page.click(&button("Run now")).await;
+    page.reads("What operators did").await;
     page.reads("Outcome").await;
     page.reads("delivered_to: \"nora\"").await;
     page.reads("Attempt 1: succeeded").await;

@@ -343,6 +343,7 @@ function Trial({ id, hide }) {
     completed: 'Completed: the cause seems to be gone.',
     failed: 'Failed with the same error, or another one: see below.',
     retrying: 'Failed, and will be tried again.',
+    cancelled: 'It was cancelled, so it says nothing about the cause.',
   }[state];
   return html`
     <div
@@ -355,7 +356,7 @@ function Trial({ id, hide }) {
           <${JobLink} id=${id} />
           ${state && html`<${Badge} is=${state} />`}
         </span>
-        <button type="button" class="quiet small" aria-label="Hide the trial" onClick=${hide}>✕</button>
+        <button type="button" class="quiet small" aria-label="Hide the test run" onClick=${hide}>✕</button>
       </div>
       ${job.error ? html`<p>${job.error.message}</p>` : html`<p>${said ?? 'Not finished yet.'}</p>`}
       ${job.data?.last_error && state !== 'completed' && html`<div class="error">${job.data.last_error}</div>`}

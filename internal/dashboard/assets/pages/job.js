@@ -50,6 +50,7 @@ export function JobView({ id, aside, gone }) {
   const open = job.data && !over(job.data);
   const why = useQuery(job.data ? `${path}/explain` : null, { on: mine, every: open ? 5000 : 0, pace: 500 });
   const schema = useSchema(job.data?.kind);
+  const [acted, act] = useState(0);
   if (job.error?.status === 404 || job.error?.status === 422) {
     return html`
       <${Title} title="Job" />
@@ -78,6 +79,7 @@ export function JobView({ id, aside, gone }) {
         reload=${() => {
           job.reload();
           why.reload();
+          act((n) => n + 1);
         }}
       />
     </${Title}>
@@ -126,7 +128,7 @@ export function JobView({ id, aside, gone }) {
         ${it.after?.length > 0 && html`<${Parents} job=${it} />`}
         <${Children} path=${path} />
         <${Panel} title="Details"><${Facts} job=${it} /></${Panel}>
-        <${Done} id=${it.id} />
+        <${Done} id=${it.id} acted=${acted} />
       </div>
     </div>
   `;
@@ -596,11 +598,14 @@ function Facts({ job }) {
   </dl>`;
 }
 
-/** What operators did to it. */
-function Done({ id }) {
-  const acts = useQuery(`/v1/audit?target=${seg(id)}&limit=20`);
+/** What operators did to it, and what the user has just done: the number `acted` changes then. */
+function Done({ id, acted }) {
+  const acts = useQuery(`/v1/audit?target=${seg(id)}&limit=20`, { every: 30000 });
   const [shown, show] = useState(false);
   useEffect(() => show(false), [id]);
+  useEffect(() => {
+    if (acted > 0) acts.reload();
+  }, [acted]);
   if (!acts.data?.data.length) return null;
   const all = shown ? acts.data.data : acts.data.data.slice(0, 5);
   return html`<${Panel} title="What operators did">
