@@ -81,6 +81,8 @@ async function askForCanary(title, filter, { rates, pct: most, about, before }) 
           name="rates"
           hint="From the first step to the last"
           inputmode="numeric"
+          pattern="[\\s,;→]*([1-9][0-9]*([\\s,;→]+|$))*"
+          title="Whole numbers, such as 5, 20, 100"
           values=${values}
           set=${set}
         />
