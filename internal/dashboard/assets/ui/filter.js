@@ -32,13 +32,17 @@ const fields = [
   ['payload.', 'a place in its payload: payload.user.id:42'],
 ];
 
-/** The word at the cursor, without the minus that negates it. */
+/** Words as they are typed: quotes may still be open. */
+const TYPED = /(?:[^\s"]|"(?:\\.|[^"\\])*(?:"|\\?$))+/g;
+
+/** The word at the cursor, without the minus that negates it. Spaces within quotes belong to it. */
 function wordAt(text, cursor) {
-  let from = cursor;
-  while (from > 0 && !/\s/.test(text[from - 1])) from -= 1;
+  const found = [...text.matchAll(TYPED)].find(
+    ({ index, 0: word }) => index <= cursor && cursor <= index + word.length,
+  );
+  let from = found ? found.index : cursor;
+  const to = found ? found.index + found[0].length : cursor;
   if (text[from] === '-' && from < cursor) from += 1;
-  let to = cursor;
-  while (to < text.length && !/\s/.test(text[to])) to += 1;
   return { from, to, word: text.slice(from, cursor) };
 }
 
