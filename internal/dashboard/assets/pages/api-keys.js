@@ -44,7 +44,7 @@ export default function ApiKeys() {
       sub=${
         keys.data &&
         (good.length
-          ? `${plural(good.length, 'API key')} good, ${revoked.length} revoked`
+          ? `${plural(good.length, 'valid API key')}, ${revoked.length} revoked`
           : 'Who may call the API, and for what')
       }
     >

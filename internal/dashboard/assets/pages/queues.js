@@ -138,7 +138,7 @@ export default function Queues() {
                           }
                           ${
                             queue.oldest_due_ms > 0 &&
-                            html`<div class="faint">oldest due ${span(queue.oldest_due_ms)}</div>`
+                            html`<div class="faint">longest wait ${span(queue.oldest_due_ms)}</div>`
                           }
                         </div>
                       </td>
