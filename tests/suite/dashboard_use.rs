@@ -1482,6 +1482,31 @@ async fn a_page_of_jobs_asks_the_server_about_once_a_second_while_much_happens()
     tickr.stop().await;
 }
 
+/// The overdue jobs of many queues are counted in turns, one queue after the other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_of_many_late_queues_asks_the_server_about_once_a_second() {
+    let Some((tickr, browser)) = begin().await else { return };
+    tickr.enqueue_many((0..25).map(|n| json!({"kind": "noop", "queue": format!("late-{n:02}")}))).await;
+    tickr.sql("UPDATE owed SET execute_at = execute_at - INTERVAL 15 MINUTE").await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/queues").await;
+    page.reads("longest wait 15 m").await;
+    page.reads("1 overdue").await;
+    page.eval::<()>("performance.clearResourceTimings()").await;
+    // As long as it takes to see how much a page asks that stays open.
+    let seconds = 12;
+    tokio::time::sleep(Duration::from_secs(seconds)).await;
+    let asked: u64 = page.eval("performance.getEntriesByType('resource').length").await;
+    println!("{asked} requests in {seconds} s");
+    assert!(asked <= 14 * seconds / 10, "{asked} requests in {seconds} s");
+    page.until("several are counted", "document.querySelector('main').innerText.split('1 overdue').length > 5").await;
+    page.follow("/queues/late-07").await;
+    page.reads("oldest for 15 m").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop_broken("its jobs were made older by hand").await;
+}
+
 pub(crate) async fn open_palette(page: &Page) {
     page.press_with("k", 2).await;
     page.until("the palette is open", "document.activeElement.closest('.palette') !== null").await;

@@ -35,6 +35,13 @@ function serve() {
   );
 }
 
+/** Wait for a turn among the readings that repeat by themselves: for one that takes several requests. */
+export const inLine = () =>
+  new Promise((resolve) => {
+    line.add(resolve);
+    serve();
+  });
+
 /**
  * Read `path` (null for nothing yet). Reads again:
  * - when something happened that `on` cares for: `true` for anything, a list of event types, or a test of an event; at
