@@ -1482,6 +1482,38 @@ async fn a_page_of_jobs_asks_the_server_about_once_a_second_while_much_happens()
     tickr.stop().await;
 }
 
+/// The list of runners ends at 200. All numbers that are made of it are lower bounds then.
+#[tokio::test(flavor = "multi_thread")]
+async fn more_runners_than_are_listed_are_counted_as_such() {
+    let Some((tickr, browser)) = begin().await else { return };
+    assert_eq!(tickr.get("/v1/runners").await.body["more"], false);
+    tickr
+        .sql(
+            "INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at) \
+             WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 210) \
+             SELECT CONCAT('many/', n, '-abcdef'), '1', '[]', '[\"crowd\"]', 1, 600000, UTC_TIMESTAMP(6), \
+             UTC_TIMESTAMP(6) FROM n",
+        )
+        .await;
+    let listed = tickr.get("/v1/runners").await.body;
+    assert_eq!((listed["data"].as_array().unwrap().len(), &listed["more"]), (200, &json!(true)));
+    tickr.enqueue(json!({"kind": "noop", "queue": "crowd"})).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/runners").await;
+    let head = "/200\\+ runners, \\d+\\+ of \\d[\\d,]*\\+ workers busy/.test(document.querySelector('main').innerText)";
+    page.until("the head says at least", head).await;
+    page.until("the light says at least", "document.querySelector('.lights').innerText.includes('200+ runners')").await;
+    page.follow("/queues/crowd").await;
+    page.until(
+        "the panel says at least",
+        "/Runners that serve it\\s*\\d+\\+/.test(document.querySelector('main').innerText)",
+    )
+    .await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop_broken("its runners were written by hand").await;
+}
+
 /// The overdue jobs of many queues are counted in turns, one queue after the other.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_page_of_many_late_queues_asks_the_server_about_once_a_second() {

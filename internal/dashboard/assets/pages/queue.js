@@ -229,7 +229,8 @@ function Runners({ name }) {
   const runners = useQuery('/v1/runners', { every: 10000 });
   const serving =
     runners.data?.data.filter((runner) => !runner.stopped_at && !runner.parent && runner.queues.includes(name)) ?? [];
-  return html`<${Panel} title="Runners that serve it" side=${html`<span class="soft num">${serving.length}</span>`}>
+  const number = html`<span class="soft num">${count(serving.length, runners.data?.more)}</span>`;
+  return html`<${Panel} title="Runners that serve it" side=${number}>
     <${Trouble} error=${runners.error} />
     ${
       serving.length === 0
