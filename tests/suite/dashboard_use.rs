@@ -1482,6 +1482,46 @@ async fn a_page_of_jobs_asks_the_server_about_once_a_second_while_much_happens()
     tickr.stop().await;
 }
 
+/// A page of schedules has 200 of them. The verdict, the palette and the search know the others as well.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_last_of_many_schedules_is_named_found_and_searched() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let body = json!({"cron": "0 4 1 1 *", "kind": "noop", "payload": {}});
+    for names in (0..210).collect::<Vec<_>>().chunks(10) {
+        let put = names.iter().map(|n| {
+            let (tickr, body) = (&tickr, &body);
+            async move { tickr.put(&format!("/v1/schedules/yearly-{n:03}"), body).await }
+        });
+        for made in futures_util::future::join_all(put).await {
+            assert_eq!(made.status, 201, "{:#}", made.body);
+        }
+    }
+    let page = browser.page(&tickr.url("")).await;
+    // A runner would handle a tick that is late in the database, so it is late in the answer alone.
+    page.beforehand(
+        "window.plainFetch = fetch; window.fetch = async (path, options) => { \
+             const answer = await plainFetch(path, options); \
+             if (!String(path).startsWith('/v1/schedules?')) return answer; \
+             const body = await answer.json(); \
+             for (const one of body.data) \
+                 if (one.name === 'yearly-209') one.next_at = new Date(Date.now() - 3_600_000).toISOString(); \
+             return new Response(JSON.stringify(body)); };",
+    )
+    .await;
+    page.visit("/").await;
+    page.until("the verdict names it", "document.querySelector('#verdict')?.innerText.includes('yearly-209')").await;
+    open_palette(&page).await;
+    page.types("yearly-209").await;
+    page.until("it is found", "document.querySelector('.palette li.at')?.innerText.startsWith('yearly-209')").await;
+    page.press("Enter").await;
+    page.has(&heading("yearly-209")).await;
+    page.follow("/schedules?q=yearly").await;
+    page.reads("The first 200 of 210 schedules that match").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
 /// The list of runners ends at 200. All numbers that are made of it are lower bounds then.
 #[tokio::test(flavor = "multi_thread")]
 async fn more_runners_than_are_listed_are_counted_as_such() {

@@ -1,6 +1,6 @@
 // The overview: is work flowing, what stands still, what is to come.
 
-import { seg } from '../core/api.js';
+import { readAll, seg } from '../core/api.js';
 import { html, useMemo } from '../core/dom.js';
 import { brief, count, plural, rate, span } from '../core/format.js';
 import { known } from '../core/known.js';
@@ -33,7 +33,7 @@ export default function Overview() {
   // An operator opens these screens when something is wrong there, and learns of it from the verdict.
   const outbox = useQuery('/v1/outbox', { every: 30000 });
   const blocked = useQuery('/v1/order-keys?blocked=true', { every: 30000 });
-  const schedules = useQuery('/v1/schedules?limit=200', { every: 60000 });
+  const schedules = useQuery('/v1/schedules?all', { every: 60000, read: readAll });
   const minute = useQuery('/v1/history?span=5m', { every: 5000 });
   if (!stats.data)
     return stats.error ? html`<${Trouble} error=${stats.error} retry=${stats.reload} />` : html`<${Skeleton} />`;

@@ -1,4 +1,5 @@
 // The filter bar: words with completion, kept in the address.
+import { readAll } from '../core/api.js';
 import { html, useEffect, useId, useRef, useState } from '../core/dom.js';
 import { useQuery } from '../core/query.js';
 import { Icon } from './base.js';
@@ -57,7 +58,7 @@ export function FilterBar({ value, on, wrong, label = 'Filter', id = 'filter' })
   const asked = useRef(value);
   const kinds = useQuery(open ? '/v1/kinds' : null);
   const queues = useQuery(open ? '/v1/queues' : null);
-  const schedules = useQuery(open && /schedule:/.test(text) ? '/v1/schedules' : null);
+  const schedules = useQuery(open && /schedule:/.test(text) ? '/v1/schedules?all' : null, { read: readAll });
   useEffect(() => {
     // The answer to what was typed comes while the user types on, and must not take away what has come since.
     if (value !== asked.current || document.activeElement !== input.current) setText(value);

@@ -1,6 +1,6 @@
 // The command palette: screens, queues, schedules, limits, jobs and a few actions, found by what is typed.
 
-import { may, seg, url } from '../core/api.js';
+import { may, readAll, seg, url } from '../core/api.js';
 import { cls, html, useEffect, useRef, useState } from '../core/dom.js';
 import { useQuery } from '../core/query.js';
 import { goOn } from '../core/route.js';
@@ -63,7 +63,7 @@ function Palette({ close }) {
   const [at, setAt] = useState(0);
   const input = useRef(null);
   const queues = useQuery('/v1/queues');
-  const schedules = useQuery('/v1/schedules');
+  const schedules = useQuery('/v1/schedules?all', { read: readAll });
   const limits = useQuery('/v1/limits');
   useEffect(() => input.current.focus(), []);
   const names = [queues, schedules, limits].map((found) => found.data?.data ?? []);
