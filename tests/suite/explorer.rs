@@ -380,6 +380,14 @@ async fn views_columns_order_and_density_are_kept_in_the_browser() {
         page.click(&button("Views")).await;
         page.click(&button(&format!("Remove the view {name}"))).await;
         page.has_not(&link(&name)).await;
+        // A phone offers the columns that it has room for.
+        page.visit("/jobs").await;
+        page.click(&button("Columns")).await;
+        let offered = "[...document.querySelectorAll('.drop[open] .pane label')].filter((one) => one.offsetParent) \
+                       .map((one) => one.innerText.trim()).join()";
+        let all = "Queue,Attempt,When,About,Accepted,Took,Tags,Keys";
+        let columns = if width < 900 { "When,About" } else { all };
+        page.until("the columns are offered", &format!("{offered} === '{columns}'")).await;
         assert!(page.overflow().await.is_empty(), "{width} px: {:?}", page.overflow().await);
     }
 

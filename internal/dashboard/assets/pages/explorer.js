@@ -348,7 +348,7 @@ function Looks({ kept, keep, sort, order }) {
         ${Object.entries(columns)
           .filter(([, column]) => !column.always)
           .map(
-            ([name, column]) => html`<label key=${name} class="row tight">
+            ([name, column]) => html`<label key=${name} class=${cls('row tight', column.wide && 'wide')}>
               <input type="checkbox" checked=${kept.columns.includes(name)} onChange=${() => toggle(name)} />
               ${column.name}
             </label>`,

@@ -13,19 +13,19 @@ const moment = (job) => job.finished_at ?? (job.state === 'executing' ? job.star
 const took = (job) =>
   job.started_at && job.finished_at ? span(Date.parse(job.finished_at) - Date.parse(job.started_at)) : '–';
 
-/** Columns by their names: heading, content, and what of it is always there. */
+/** Columns by their names: the heading, whether it is always there, and whether a phone has no room for it (`wide`). */
 export const columns = {
   state: { name: 'State', always: true },
   kind: { name: 'Kind', always: true },
   job: { name: 'Job', always: true },
-  queue: { name: 'Queue' },
-  attempt: { name: 'Attempt', right: true },
+  queue: { name: 'Queue', wide: true },
+  attempt: { name: 'Attempt', wide: true, right: true },
   when: { name: 'When' },
   about: { name: 'About' },
-  accepted: { name: 'Accepted' },
-  took: { name: 'Took', right: true },
-  tags: { name: 'Tags' },
-  keys: { name: 'Keys' },
+  accepted: { name: 'Accepted', wide: true },
+  took: { name: 'Took', wide: true, right: true },
+  tags: { name: 'Tags', wide: true },
+  keys: { name: 'Keys', wide: true },
 };
 /** Columns of a browser that has not chosen yet. */
 export const usual = ['queue', 'attempt', 'when', 'about'];
