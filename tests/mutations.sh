@@ -296,7 +296,7 @@ mutants() {
         'const FEW: i64 = 5_000;' 'const FEW: i64 = 5_000_000;' \
         survey::many_jobs_are_estimated_from_a_bounded_number_of_rows_which_the_answer_says
     mutant 'range that links hand on' internal/dashboard/assets/core/route.js \
-        'go(handOn(new URL(link.href), place.get().query))' 'go(link.href)' \
+        'go(handOn(new URL(to, location.href), place.get().query))' 'go(to)' \
         explorer::brushing_the_bars_narrows_the_range_of_everything
     mutant 'list that stands still beside a job' internal/dashboard/assets/pages/explorer.js \
         'selection.some || Boolean(current)' 'selection.some' \
@@ -383,6 +383,39 @@ mutants() {
     mutant 'numbers of a failed survey' internal/dashboard/assets/pages/explorer.js \
         'last.current = null' 'last.current = found.data ?? last.current' \
         explorer::a_filter_whose_survey_fails_has_no_numbers_and_a_deleted_job_leaves_filter_and_range
+    mutant 'failures behind the first released jobs' internal/store/bulk.rs \
+        'if found.counted.capped {' 'if false && found.counted.capped {' \
+        dashboard_use::released_jobs_that_fail_behind_the_first_ten_thousand_are_counted
+    mutant 'time left for jobs that were not counted' internal/api/bulk.rs \
+        'running && !operation.capped' 'running' \
+        operations::a_replay_of_ten_thousand_dead_letters_keeps_its_rate_and_can_be_stopped
+    mutant 'rejected rows that stand still' internal/dashboard/assets/pages/outbox.js \
+        'const { rows } = still;' 'const rows = page.data?.data ?? [];' \
+        dashboard_use::rejected_rows_and_operations_keep_their_places_under_the_mouse_and_are_named
+    mutant 'open dead letter of a trial' internal/store/dead_letters.rs \
+        'if status == DeadLetterStatus::Open {' 'if false && status == DeadLetterStatus::Open {' \
+        dashboard_use::try_one_takes_the_newest_dead_letter_that_is_still_open
+    mutant 'payload without a schema' internal/dashboard/assets/ui/json.js \
+        'if (!read) return failed ? UNKNOWN : COMING;' 'if (!read) return undefined;' \
+        dashboard_use::a_payload_is_hidden_while_the_schema_of_its_kind_is_not_known
+    mutant 'numbers that a form sends back' internal/dashboard/assets/ui/schema-form.js \
+        'String(value) !== source' 'false' \
+        dashboard_use::forms_send_the_numbers_of_a_payload_as_they_were_sent
+    mutant 'priority of an empty field' internal/dashboard/assets/ui/bulk.js \
+        "values.priority !== ''" 'true' \
+        dashboard::jobs_are_found_by_a_filter_in_the_address_and_dealt_with_together
+    mutant 'dialog of a request under way' internal/dashboard/assets/ui/dialog.js \
+        'if (!state.busy) close();' 'close();' \
+        dashboard_use::a_dialog_stays_until_its_request_is_answered
+    mutant 'readings after an outage' internal/dashboard/assets/core/query.js \
+        'else if (isOut(error)) later(OUT * (1 + Math.random()));' '' \
+        dashboard_use::what_is_opened_in_an_outage_comes_by_itself_afterwards
+    mutant 'formulas in an export' internal/dashboard/assets/pages/explorer.js \
+        "typeof value === 'number' ? text : harmless(text)" 'text' \
+        explorer::an_export_disarms_what_a_spreadsheet_would_execute
+    mutant 'turns of the counts of queues' internal/dashboard/assets/pages/queues.js \
+        'if (Object.keys(found).length > 0) await inLine();' '' \
+        dashboard_use::a_page_of_many_late_queues_asks_the_server_about_once_a_second
     mutant 'seats of searches' internal/store/sql/pools.rs \
         '(self.reads - 1).clamp(1, 4)' '(self.reads + 1_000).clamp(1, 1_000)' \
         starvation::a_flood_of_heavy_reads_stops_nothing_and_its_key_ends_at_once

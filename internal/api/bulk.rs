@@ -27,7 +27,7 @@ use tickr_job::{
     Action, Canary, DeadLetterStatus, Filter, Job, NewOperation, Operation, OperationParams, OperationState, Priority,
     State as JobState, Timestamp, Wanted, operation,
 };
-use tickr_store::{Breakdown, CancelOutcome, ReleaseRunning, Replayed, StoreError};
+use tickr_store::{Breakdown, CancelOutcome, MadeJobs, ReleaseRunning, Replayed, StoreError};
 
 /// Number of jobs that a dry run shows.
 const SAMPLE: u32 = 10;
@@ -200,7 +200,7 @@ pub(super) struct OperationView {
     estimate_capped: bool,
     /// Measured rate since the start, in jobs per second.
     measured_rate: Option<f64>,
-    /// Estimated remaining time in seconds.
+    /// Estimated remaining time in seconds; null while it is not known, as when more jobs matched than were counted.
     eta_s: Option<f64>,
     last_error: Option<String>,
     /// Id of the runner that executes it, if any.
@@ -242,7 +242,7 @@ impl OperationView {
             estimate: operation.estimate,
             estimate_capped: operation.capped,
             measured_rate,
-            eta_s: pace.filter(|_| running).map(|pace| left / pace),
+            eta_s: pace.filter(|_| running && !operation.capped).map(|pace| left / pace),
             last_error: operation.last_error.clone(),
             runner: operation.runner.clone(),
             paused_at: operation.paused.as_ref().map(|(at, _)| Moment(*at)),
@@ -544,18 +544,22 @@ pub(super) async fn show(State(api): State<Api>, PathText(text): PathText) -> Re
 }
 
 /// The jobs that a replay made of dead letters, by the state that they have now.
-#[derive(Debug, Default, Serialize, ToSchema)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(super) struct MadeAnswer {
     /// Number of jobs found.
     count: u64,
-    /// True when there may be more: the count stops at ten thousand jobs.
+    /// True when there may be more: the count stops at ten thousand jobs, the oldest ones. The numbers by state, except
+    /// that of the failed ones, are then those of the counted jobs.
     capped: bool,
     waiting: u64,
     executing: u64,
     retrying: u64,
     completed: u64,
-    /// Jobs that failed for good, as the jobs that they were made of did.
+    /// Jobs that failed for good, as the jobs that they were made of did. Of more jobs than the count has room for, they
+    /// are counted on their own, the newest first.
     failed: u64,
+    /// True when there may be more failed jobs: their count stops at ten thousand of them, or after 100,000 jobs.
+    failed_capped: bool,
     cancelled: u64,
 }
 
@@ -576,18 +580,22 @@ pub(super) async fn made(State(api): State<Api>, PathText(text): PathText) -> Re
     let id = id_of(&text)?;
     let store = api.broker.store().clone();
     store.operation(id).await?.ok_or_else(|| Problem::not_found("bulk operation", id))?;
-    let found = run_with_seat(&api, async move { store.jobs_of_operation(id).await }).await?;
-    let mut made = MadeAnswer { count: found.counted.jobs, capped: found.counted.capped, ..MadeAnswer::default() };
-    for ((state, _), jobs) in found.states {
-        *match state {
-            JobState::Waiting => &mut made.waiting,
-            JobState::Executing => &mut made.executing,
-            JobState::Retrying => &mut made.retrying,
-            JobState::Completed => &mut made.completed,
-            JobState::Failed => &mut made.failed,
-            JobState::Cancelled => &mut made.cancelled,
-        } += jobs;
-    }
+    let MadeJobs { found, failed } = run_with_seat(&api, async move { store.jobs_of_operation(id).await }).await?;
+    let of_state = |state: JobState| {
+        let jobs = |replayed: Replayed| found.states.get(&(state, replayed)).copied().unwrap_or_default();
+        jobs(Replayed::Yes) + jobs(Replayed::No)
+    };
+    let made = MadeAnswer {
+        count: found.counted.jobs,
+        capped: found.counted.capped,
+        waiting: of_state(JobState::Waiting),
+        executing: of_state(JobState::Executing),
+        retrying: of_state(JobState::Retrying),
+        completed: of_state(JobState::Completed),
+        failed: failed.jobs,
+        failed_capped: failed.capped,
+        cancelled: of_state(JobState::Cancelled),
+    };
     Ok(json(StatusCode::OK, made))
 }
 

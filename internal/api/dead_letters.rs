@@ -222,7 +222,7 @@ pub(super) struct GroupAnswer {
     first_seen: Moment,
     #[schema(value_type = String, format = DateTime)]
     last_seen: Moment,
-    /// Id of the newest job of the group.
+    /// Id of the newest job of the group that is open; without one, of the newest job.
     sample: String,
     /// Beginning of the original error of that job.
     sample_error: String,

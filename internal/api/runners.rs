@@ -28,6 +28,8 @@ const LEAST_JOBS: usize = 20;
 pub(super) struct RunnersAnswer {
     /// Runners, at most 200.
     data: Vec<RunnerView>,
+    /// True when there are more living runners than are listed.
+    more: bool,
 }
 
 /// One tickr process, or one remote worker.
@@ -200,7 +202,9 @@ fn missing(id: &RunnerId) -> Problem {
 )]
 pub(super) async fn list(State(api): State<Api>) -> Result<Response, Problem> {
     let store = api.broker.store();
-    let runners = store.runners(MAX_RUNNERS).await?;
+    let mut runners = store.runners(MAX_RUNNERS + 1).await?;
+    let more = runners.get(MAX_RUNNERS as usize).is_some_and(|runner| runner.stopped_at.is_none());
+    runners.truncate(MAX_RUNNERS as usize);
     let living: Vec<RunnerSeen> = runners.iter().filter(|runner| runner.stopped_at.is_none()).cloned().collect();
     let share = (MAX_JOBS / living.len().max(1)).clamp(LEAST_JOBS, MAX_WORKER_JOBS);
     let mut jobs = store.worker_jobs(&living, share).await?;
@@ -209,7 +213,7 @@ pub(super) async fn list(State(api): State<Api>) -> Result<Response, Problem> {
         let jobs = jobs.remove(&runner.id).unwrap_or_default();
         data.push(view(runner, jobs));
     }
-    Ok(json(StatusCode::OK, RunnersAnswer { data }))
+    Ok(json(StatusCode::OK, RunnersAnswer { data, more }))
 }
 
 /// Show a runner

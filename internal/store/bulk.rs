@@ -24,7 +24,7 @@ use crate::audit::AuditEntry;
 use crate::dead_letters::{Each, Refusal, Remake, discard_all, replay_all};
 use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, finish, stored_before};
 use crate::jobs::actions::{ActionOutcome, AppliedAction, apply_event, lock_free_for};
-use crate::jobs::search::{Breakdown, Counted, Order, Search, SearchBudget, break_down, count};
+use crate::jobs::search::{Breakdown, Counted, Order, Replayed, Search, SearchBudget, break_down, count};
 use crate::retention::remove::{Removal, remove};
 use crate::rows::aged::{Aged, purge_aged};
 use crate::rows::jobs::Accepted;
@@ -184,6 +184,15 @@ pub enum CancelOutcome {
     Missing,
 }
 
+/// A count of the jobs that a replay made.
+#[derive(Clone, Debug, Default)]
+pub struct MadeJobs {
+    /// The jobs by state. Of more jobs than the count has room for, the oldest ones.
+    pub found: Breakdown,
+    /// The jobs that failed, also behind the limit of `found`.
+    pub failed: Counted,
+}
+
 /// The refusal of a second release of a group.
 #[derive(Clone, Copy, Debug)]
 pub struct ReleaseRunning {
@@ -228,16 +237,27 @@ impl Store {
         .await
     }
 
-    /// Count the jobs that a replay made, by state, as far as the dead letters are kept. The count stops at a limit.
+    /// Count the jobs that a replay made, by state, as far as the dead letters are kept. The count stops at a limit, and
+    /// jobs often fail only later in a release. So of more jobs the failed ones are counted on their own, the newest
+    /// first.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn jobs_of_operation(&self, id: Uuid) -> Result<Breakdown, StoreError> {
+    pub async fn jobs_of_operation(&self, id: Uuid) -> Result<MadeJobs, StoreError> {
         on_pool(&self.shared.pools.reads, "count the jobs of an operation", move |conn, _| {
-            let filter = Filter { operation: Some(id), ..Filter::default() };
+            let all = Filter { operation: Some(id), ..Filter::default() };
             Box::pin(async move {
-                let search = Search::among(&filter, Order::OldestFirst, Among::All);
-                break_down(conn, &search, None, None).await
+                let found = break_down(conn, &Search::among(&all, Order::OldestFirst, Among::All), None, None).await?;
+                let of_state =
+                    |replayed: Replayed| found.states.get(&(State::Failed, replayed)).copied().unwrap_or_default();
+                let jobs = of_state(Replayed::Yes) + of_state(Replayed::No);
+                let mut failed = Counted { jobs, capped: false };
+                if found.counted.capped {
+                    let filter = Filter { state: Some(State::Failed), ..all };
+                    let newest = count(conn, Search::among(&filter, Order::NewestFirst, Among::All)).await?;
+                    failed = Counted { jobs: newest.jobs.max(jobs), capped: newest.capped };
+                }
+                Ok(MadeJobs { found, failed })
             })
         })
         .await

@@ -528,7 +528,7 @@ pub struct WholeDeadLetterGroup {
     pub capped: bool,
     /// The times of the first and the last failure among the counted dead letters.
     pub seen: (Timestamp, Timestamp),
-    /// The newest job.
+    /// The newest job whose dead letter is open; without one, the newest job.
     pub sample: JobId,
     /// Its kind.
     pub kind: Name,
@@ -742,38 +742,48 @@ async fn dead_letter_group(
 ) -> Result<Option<WholeDeadLetterGroup>, sqlx::Error> {
     let bytes = fingerprint.bytes().to_vec();
     let found = sqlx::query(
-        "SELECT d.standing, COUNT(*) AS counted, MIN(d.first) AS first_seen, MAX(d.failed_at) AS last_seen \
-         FROM (SELECT standing, failed_at, COALESCE(first_failed_at, failed_at) AS first FROM dead_letters \
-         FORCE INDEX (dead_letters_group) WHERE fingerprint = ? ORDER BY job_id DESC LIMIT ?) d GROUP BY d.standing",
+        "SELECT d.standing, COUNT(*) AS counted, MIN(d.first) AS first_seen, MAX(d.failed_at) AS last_seen, \
+         MAX(d.job_id) AS newest FROM (SELECT job_id, standing, failed_at, COALESCE(first_failed_at, failed_at) AS first \
+         FROM dead_letters FORCE INDEX (dead_letters_group) WHERE fingerprint = ? ORDER BY job_id DESC LIMIT ?) d \
+         GROUP BY d.standing",
     )
     .bind(bytes.clone())
     .bind(MAX_READ)
     .fetch_all(&mut *conn)
     .await?;
-    let newest = sqlx::query(
-        "SELECT job_id, kind, error FROM dead_letters FORCE INDEX (dead_letters_group) WHERE fingerprint = ? \
-         ORDER BY job_id DESC LIMIT 1",
-    )
-    .bind(bytes)
-    .fetch_optional(conn)
-    .await?;
-    let Some(newest) = newest else { return Ok(None) };
     let (mut statuses, mut seen, mut total) = (BTreeMap::new(), None, 0);
+    let mut newest_open = None;
     for row in &found {
         let status = DeadLetterStatus::from_word(row.try_get("standing")?).ok_or_else(|| corrupt("standing"))?;
         let jobs: i64 = row.try_get("counted")?;
         let (first, last): (Timestamp, Timestamp) = (row.try_get("first_seen")?, row.try_get("last_seen")?);
         total += jobs;
+        if status == DeadLetterStatus::Open {
+            newest_open = Some(row.try_get::<Uuid, _>("newest")?);
+        }
         statuses.insert(status.as_str(), jobs.unsigned_abs());
         seen = Some(seen.map_or((first, last), |(a, b): (Timestamp, Timestamp)| (a.min(first), b.max(last))));
     }
     let Some(seen) = seen else { return Ok(None) };
+    let mut sample = None;
+    // The open one may be gone since the statement above.
+    for last in newest_open.into_iter().chain([Uuid::max()]) {
+        let newest = sqlx::query(
+            "SELECT job_id, kind, error FROM dead_letters FORCE INDEX (dead_letters_group) WHERE fingerprint = ? \
+             AND job_id <= ? ORDER BY job_id DESC LIMIT 1",
+        );
+        sample = newest.bind(bytes.clone()).bind(last).fetch_optional(&mut *conn).await?;
+        if sample.is_some() {
+            break;
+        }
+    }
+    let Some(sample) = sample else { return Ok(None) };
     Ok(Some(WholeDeadLetterGroup {
         statuses,
         capped: total >= MAX_READ,
         seen,
-        sample: JobId::from_uuid(newest.try_get("job_id")?),
-        kind: newest.try_get::<String, _>("kind")?.parse().map_err(|_| corrupt("kind"))?,
-        error: newest.try_get("error")?,
+        sample: JobId::from_uuid(sample.try_get("job_id")?),
+        kind: sample.try_get::<String, _>("kind")?.parse().map_err(|_| corrupt("kind"))?,
+        error: sample.try_get("error")?,
     }))
 }

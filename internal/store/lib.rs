@@ -102,7 +102,7 @@ pub use bench::growth::Growth;
 pub use bench::links::OutboxWriter;
 pub use bench::server_counters::{CounterConnection, JobCounts, ServerCounters, StatementCounts};
 pub use breakers::OpenBreaker;
-pub use bulk::{BatchOutcome, CancelOutcome, OperationLease, ReleaseRunning};
+pub use bulk::{BatchOutcome, CancelOutcome, MadeJobs, OperationLease, ReleaseRunning};
 pub use bulk_pauses::{OperationPause, PauseOperation};
 pub use canary::CanaryTurn;
 pub use change_summary::ChangeSummary;

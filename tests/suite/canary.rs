@@ -513,7 +513,13 @@ async fn an_operator_releases_a_canary_in_the_dashboard_holds_it_and_reads_why_i
     page.visit(&format!("/dead-letters/{group}")).await;
     page.click(&button("Release as a canary")).await;
     page.reads("Would be").await;
+    // Neither a fraction nor a separator of thousands makes steps of its parts.
+    for wrong in ["2.5, 20", "1,000"] {
+        page.fill(&field("Jobs per second in each step"), wrong).await;
+        page.until("it is refused", "document.querySelector('#canary-rates').matches(':invalid')").await;
+    }
     page.fill(&field("Jobs per second in each step"), "1, 2, 50").await;
+    page.until("it is accepted", "document.querySelector('#canary-rates').matches(':valid')").await;
     page.fill(&field("Reason"), "the address was mended").await;
     page.click(&button("Release as a canary")).await;
     page.reads("1/s").await;

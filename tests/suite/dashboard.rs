@@ -213,6 +213,9 @@ async fn jobs_are_found_by_a_filter_in_the_address_and_dealt_with_together() {
     page.click(&button("Set the priority")).await;
     page.reads("60 jobs match").await;
     page.reads("Would be").await;
+    // An empty field is no priority, above all not the most urgent one.
+    page.fill(&field("Priority"), "").await;
+    page.until("it cannot be set", "document.querySelector('dialog[open] button[type=submit]').disabled").await;
     page.fill(&field("Priority"), "2").await;
     page.fill(&field("Reason"), "they are wanted sooner").await;
     page.click(&button("Set the priority")).await;
@@ -251,6 +254,7 @@ async fn a_job_says_why_it_waits_shows_its_life_and_runs_again_with_edits() {
     page.click(&button("Run now")).await;
     page.reads("becomes due at once").await;
     page.click(&button("Run now")).await;
+    page.reads("What operators did").await;
     page.reads("Outcome").await;
     page.reads("delivered_to: \"nora\"").await;
     page.reads("Attempt 1: succeeded").await;
@@ -685,7 +689,7 @@ async fn a_job_shows_its_parents_and_its_children() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_backoff_is_shown_whether_it_is_a_table_a_curve_or_a_part_of_one() {
+async fn a_backoff_is_shown_and_kept_whether_it_is_a_table_a_curve_or_a_part_of_one() {
     let Some((tickr, browser)) = begin().await else { return };
     let page = browser.page(&tickr.url("")).await;
     let shown = [
@@ -712,6 +716,13 @@ async fn a_backoff_is_shown_whether_it_is_a_table_a_curve_or_a_part_of_one() {
         assert_eq!(made.status, 201, "{:#}", made.body);
         page.follow(&format!("/schedules/{name}")).await;
         page.reads(text).await;
+        // The form leaves it as it is.
+        page.follow(&format!("/schedules/{name}?edit=1")).await;
+        page.fill(&field("Priority"), "4").await;
+        page.click(&button("Save")).await;
+        page.reads(&format!("{name} was changed")).await;
+        let changed = tickr.get(&format!("/v1/schedules/{name}")).await.body;
+        assert_eq!((&changed["priority"], &changed["retry"]), (&json!(4), &made.body["retry"]), "{changed:#}");
     }
     page.assert_calm();
     drop(page);
@@ -1092,6 +1103,20 @@ async fn keys_are_made_used_and_revoked_and_readers_see_no_buttons() {
     reader.has_not(&link("API keys")).await;
     reader.follow("/api-keys").await;
     reader.reads("This API key sees no API keys").await;
+
+    // A key of a remote worker is none for people. The list says what it is limited to.
+    let body = json!({"scope": "work", "kinds": ["letter"], "queues": ["post", "press"]});
+    let works = make_api_key(&tickr.url(""), &admin, "courier", body).await;
+    let worker = browser.page(&tickr.url("")).await;
+    worker.visit("/").await;
+    sign_in(&worker, &works).await;
+    worker.reads("This API key is good for a remote worker alone").await;
+    worker.assert_calm();
+    drop(worker);
+    page.follow("/queues").await;
+    page.follow("/api-keys").await;
+    page.reads("kinds: letter").await;
+    page.reads("queues: post, press").await;
 
     // The key is refused from the moment it is revoked, and the page asks for another one.
     page.click(&button("Revoke board")).await;

@@ -234,3 +234,26 @@ async fn the_page_of_a_group_shows_what_is_different_and_leads_to_the_jobs() {
     drop(page);
     tickr.stop().await;
 }
+
+/// A number that a JavaScript number would change is shown as the jobs have it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_number_that_stands_out_is_shown_as_the_jobs_have_it() {
+    let Some(browser) = Browser::shared().await else { return };
+    let tickr = TestApp::start_with(|_| {}, orders()).await;
+    let of_account = |number: u32| {
+        let mut order = order(number);
+        order["payload"]["account"] = if number < FAILED { json!(9_007_199_254_740_993_u64) } else { json!(7) };
+        order
+    };
+    tickr.enqueue_many((0..60).chain(FAILED..FAILED + 60).map(of_account)).await;
+    tickr.until_idle().await;
+    let groups = tickr.get("/v1/dead-letters/groups").await.body;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit(&format!("/dead-letters/{}", groups["data"][0]["fingerprint"].as_str().unwrap())).await;
+    let value =
+        "document.querySelector('[data-difference=\"payload.account\"] td[data-label=Value]')?.innerText.trim()";
+    page.until("it is exact", &format!("{value} === '9007199254740993'")).await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}

@@ -3,11 +3,12 @@
 
 use std::time::{Duration, Instant};
 
+use chrono::{TimeDelta, Utc};
 use serde_json::{Value, json};
 use tickr::job::State;
 
 use crate::dashboard::{begin, letter};
-use crate::dashboard_use::{has_rows, insert_waiting};
+use crate::dashboard_use::{has_rows, insert_waiting, open_palette};
 use crate::search::encoded;
 use crate::support::TestApp;
 use crate::support::browser::{Page, button, field, heading, link};
@@ -83,6 +84,23 @@ async fn brushing_the_bars_narrows_the_range_of_everything() {
     page.click(&button("Search all time")).await;
     has_rows(&page, 50).await;
     assert_eq!(page.address().await, "/jobs");
+    // So do the keyboard, the palette and the badges of the list.
+    for by_palette in [false, true] {
+        page.visit("/queues?span=24h").await;
+        if by_palette {
+            open_palette(&page).await;
+            page.types("explorer").await;
+            page.press("Enter").await;
+        } else {
+            page.types("gj").await;
+        }
+        page.settles("/jobs?span=24h").await;
+    }
+    page.visit(&hour.replace('?', "?q=-state%3Afailed&")).await;
+    has_rows(&page, 50).await;
+    page.click(&link("waiting")).await;
+    page.until("the range stays", "/^.q=state%3Awaiting&from=2026-05-28.*&to=2026-05-28/.test(location.search)").await;
+    page.reads("waiting80").await;
     // A link that counts what waits now counts it whatever its age is.
     page.follow("/queues?span=24h").await;
     page.follow("/jobs?q=state%3Awaiting").await;
@@ -95,6 +113,56 @@ async fn brushing_the_bars_narrows_the_range_of_everything() {
     page.assert_calm();
     drop(page);
     tickr.stop_broken("its jobs were written by hand").await;
+}
+
+/// Jobs of a range that has an end change as well: the numbers are those of their states now.
+#[tokio::test(flavor = "multi_thread")]
+async fn numbers_of_a_range_with_an_end_follow_what_is_done_to_its_jobs() {
+    let Some((tickr, browser)) = begin().await else { return };
+    tickr.enqueue_many((0..3).map(|_| letter(&json!({"to": "nora", "fate": "returns"})))).await;
+    tickr.until_count("SELECT COUNT(*) FROM dead_letters", 3).await;
+    let at = |hours: i64| (Utc::now() + TimeDelta::hours(hours)).format("%Y-%m-%dT%H:%M:%S.000Z").to_string();
+    let page = browser.page(&tickr.url("")).await;
+    page.visit(&format!("/jobs?from={}&to={}", encoded(&at(-1)), encoded(&at(1)))).await;
+    has_rows(&page, 3).await;
+    page.reads("failed3").await;
+    page.click(&field("Select all of this page")).await;
+    page.reads("3 jobs selected").await;
+    page.click(&button("Delete")).await;
+    page.reads("3 jobs match").await;
+    page.click(&button("Delete")).await;
+    page.reads("No job matches").await;
+    page.reads("failed0").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+/// A receiver may answer with a formula. No spreadsheet executes it, at whichever sign it splits a line.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_export_disarms_what_a_spreadsheet_would_execute() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let job = letter(&json!({"to": "x;=1+1|\"@a\t＝b", "fate": "returns"}));
+    let job = tickr.enqueue(job).await;
+    tickr.until(job, State::Failed).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/jobs?q=state%3Afailed").await;
+    has_rows(&page, 1).await;
+    page.eval::<()>(
+        "void (URL.createObjectURL = (blob) => { blob.text().then((text) => { window.exported = text }); return '' }, \
+         HTMLAnchorElement.prototype.click = () => {})",
+    )
+    .await;
+    let choose = "((select) => { select.value = 'csv'; select.dispatchEvent(new Event('change', {bubbles: true})) }) \
+                  ([...document.querySelectorAll('main select')].find((one) => one.options[0].text === 'Export…'))";
+    page.eval::<Value>(choose).await;
+    page.until("it is exported", "typeof window.exported === 'string'").await;
+    let file: String = page.eval("window.exported").await;
+    assert!(file.starts_with("id,kind,queue,state,") && file.lines().count() == 2, "{file}");
+    assert!(file.contains("x;'=1+1|'\"\"@a\t'＝b"), "{file}");
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
 }
 
 /// Numbers of another filter are never shown as those of the present one. What a job's deletion leaves is the list.
@@ -312,6 +380,14 @@ async fn views_columns_order_and_density_are_kept_in_the_browser() {
         page.click(&button("Views")).await;
         page.click(&button(&format!("Remove the view {name}"))).await;
         page.has_not(&link(&name)).await;
+        // A phone offers the columns that it has room for.
+        page.visit("/jobs").await;
+        page.click(&button("Columns")).await;
+        let offered = "[...document.querySelectorAll('.drop[open] .pane label')].filter((one) => one.offsetParent) \
+                       .map((one) => one.innerText.trim()).join()";
+        let all = "Queue,Attempt,When,About,Accepted,Took,Tags,Keys";
+        let columns = if width < 900 { "When,About" } else { all };
+        page.until("the columns are offered", &format!("{offered} === '{columns}'")).await;
         assert!(page.overflow().await.is_empty(), "{width} px: {:?}", page.overflow().await);
     }
 

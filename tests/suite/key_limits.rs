@@ -973,7 +973,7 @@ async fn keys_of_a_fair_limit_without_weights_get_equal_parts() {
     let tickr = TestApp::start_with(patient, calls.registry()).await;
     set_and_wait(&tickr, "fair", json!({"fair": true})).await;
     // One tenant floods the queue before the others come.
-    tickr.enqueue_many((0..180).map(|_| job("tenant-0", 1))).await;
+    tickr.enqueue_many((0..700).map(|_| job("tenant-0", 1))).await;
     end_until_keys_wait(&tickr, &calls, &ends, 1).await;
     let others = (1..KEYS).flat_map(|key| (0..20).map(move |_| job(&format!("tenant-{key}"), 1)));
     tickr.enqueue_many(others).await;
@@ -994,7 +994,7 @@ async fn keys_of_a_fair_limit_without_weights_get_equal_parts() {
     assert!(jain >= 0.95, "{jain:.3} of {ended:?}");
     ends.add_permits(1_000);
     tickr.until_idle().await;
-    tickr.assert_each_ran_once(180 + 19 * 20).await;
+    tickr.assert_each_ran_once(700 + 19 * 20).await;
     tickr.stop().await;
 }
 

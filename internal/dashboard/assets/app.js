@@ -1,6 +1,6 @@
 // The frame around all screens, and the screen for the address.
 
-import { me, readAhead, readiness, signOut, whoAmI } from './core/api.js';
+import { isOut, me, readAhead, readiness, signOut, whoAmI } from './core/api.js';
 import { cls, html, useEffect, useRef, useState } from './core/dom.js';
 import { known, outage } from './core/known.js';
 import { useObservable } from './core/observable.js';
@@ -144,21 +144,29 @@ function Frame({ who }) {
 const FRAME = ['/v1/stats'];
 const OVERVIEW = ['/v1/queues', '/v1/history?span=5m'];
 
+/** Scopes that may read nothing, with what they are good for. */
+const ALONE = { enqueue: 'enqueueing', work: 'a remote worker' };
+
 function App() {
   const who = useObservable(me);
   const [error, fail] = useState(null);
   const begin = () => {
-    fail(null);
     readAhead(location.pathname === '/' ? [...FRAME, ...OVERVIEW] : FRAME);
-    whoAmI().catch(fail);
+    whoAmI().then(() => fail(null), fail);
   };
   useEffect(begin, []);
+  useEffect(() => {
+    const timer = error && isOut(error) ? setTimeout(begin, 5000) : 0;
+    return () => clearTimeout(timer);
+  }, [error]);
   let shown = html`<${Frame} who=${who} />`;
   if (error) shown = html`<main class="signin"><${Trouble} error=${error} retry=${begin} /></main>`;
   else if (who?.unknown) shown = html`<${SignIn} />`;
-  else if (who?.scope === 'enqueue')
+  else if (ALONE[who?.scope])
     shown = html`<main class="signin stack">
-      <div class="note warn">This API key is good for enqueueing alone. The dashboard needs one that may read.</div>
+      <div class="note warn">
+        This API key is good for ${ALONE[who.scope]} alone. The dashboard needs one that may read.
+      </div>
       <button type="button" onClick=${signOut}>Use another API key</button>
     </main>`;
   return html`${shown}<${Dialogs} /><${Toasts} />`;

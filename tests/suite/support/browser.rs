@@ -510,6 +510,12 @@ impl Page {
         self.call("Network.emulateNetworkConditions", network).await;
     }
 
+    /// Put so many milliseconds between the page and the server: each answer comes as much later.
+    pub(crate) async fn latency(&self, ms: u32) {
+        let network = json!({"offline": false, "latency": ms, "downloadThroughput": -1, "uploadThroughput": -1});
+        self.call("Network.emulateNetworkConditions", network).await;
+    }
+
     /// Move the mouse to a place of the window.
     pub(crate) async fn point(&self, x: f64, y: f64) {
         let event = json!({"type": "mouseMoved", "x": x, "y": y, "button": "none", "buttons": 0});

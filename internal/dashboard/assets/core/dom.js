@@ -6,7 +6,7 @@ import htm from '../vendor/htm.mjs';
 import { Fragment, h } from '../vendor/preact.mjs';
 
 // Characters that turn the direction of the text around them. They would make it look like another text.
-const TURNS = /[\u202a-\u202e\u2066-\u2069]/g;
+const TURNS = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
 /** A text with these characters written out. */
 export const legible = (text) =>
   text.replace(TURNS, (turn) => `\\u${turn.charCodeAt(0).toString(16).padStart(4, '0')}`);

@@ -46,7 +46,7 @@ export function writeExact(value, indent) {
 }
 
 /** Members of answers that are values of clients, not of the API. */
-const FOREIGN = ['payload', 'result', 'content', 'exchange', 'detail'];
+const FOREIGN = ['payload', 'result', 'content', 'exchange', 'detail', 'value'];
 
 function take(body, twin) {
   for (const [name, value] of Object.entries(body)) {

@@ -1,6 +1,6 @@
 // What a screen shows of the server, and when it asks again.
 
-import { call, skew } from './api.js';
+import { call, isOut, skew } from './api.js';
 import { useCallback, useEffect, useRef, useState } from './dom.js';
 import { announce, listen } from './live.js';
 
@@ -8,6 +8,8 @@ import { announce, listen } from './live.js';
 const PATIENCE = 5;
 /** Longest wait before it asks again, in ms; up to as much again is random. */
 const MAX_WAIT = 15000;
+/** A reading that the server or MySQL was out for is repeated so much later, in ms; up to as much again is random. */
+const OUT = 5000;
 /** Readings that a page repeats by itself begin so far apart, in ms, however many of them want to. */
 const APART = 900;
 
@@ -33,6 +35,13 @@ function serve() {
   );
 }
 
+/** Wait for a turn among the readings that repeat by themselves: for one that takes several requests. */
+export const inLine = () =>
+  new Promise((resolve) => {
+    line.add(resolve);
+    serve();
+  });
+
 /**
  * Read `path` (null for nothing yet). Reads again:
  * - when something happened that `on` cares for: `true` for anything, a list of event types, or a test of an event; at
@@ -41,7 +50,7 @@ function serve() {
  * All readings of a page that repeat by themselves take turns, so that it asks about once a second at most.
  * What was read stays until the next answer, also when that is an error.
  * A server with too many heavy reads answers 429. Then this asks again after a moment, and only a long row of such
- * answers is an error.
+ * answers is an error. It asks again also while the server or MySQL is out.
  */
 export function useQuery(path, { on = null, every = 0, pace = 1000, read = null } = {}) {
   const [state, setState] = useState({ path: null, data: null, error: null, at: 0 });
@@ -64,6 +73,14 @@ export function useQuery(path, { on = null, every = 0, pace = 1000, read = null 
     own.flying = true;
     own.dirty = false;
     own.last = Date.now();
+    // Also a reading that nothing else repeats comes back after an outage.
+    const later = (wait) => {
+      own.again = setTimeout(() => {
+        if (document.hidden) return later(wait);
+        line.add(inTurn);
+        return serve();
+      }, wait);
+    };
     (read ? read(path, abort.signal) : call('GET', path, { signal: abort.signal }))
       .then(
         (data) => {
@@ -79,6 +96,7 @@ export function useQuery(path, { on = null, every = 0, pace = 1000, read = null 
           // Ever later, and at a random moment: what was refused at the same time must not come at the same time again.
           const wait = Math.min(1000 * 2 ** (own.refused - 1), MAX_WAIT) * (1 + Math.random());
           if (crowded) own.again = setTimeout(reload, wait);
+          else if (isOut(error)) later(OUT * (1 + Math.random()));
           if (crowded && own.refused < PATIENCE) return;
           setState((old) => ({ ...(old.path === path ? old : { data: null }), path, error, at: Date.now() }));
           if (error.status === 0 && path !== '/readyz') announce({ type: 'unreachable', data: '' });

@@ -15,6 +15,9 @@ export const spans = [
 /** Words of the address that are the range. */
 export const words = ['span', 'from', 'to'];
 
+/** The range as an address has it, for another address. */
+export const rangeIn = (query) => Object.fromEntries(words.map((word) => [word, query.get(word)]));
+
 const moment = (text) => {
   const at = text ? Date.parse(text) : Number.NaN;
   return Number.isNaN(at) ? null : at;

@@ -59,6 +59,9 @@ export function go(to, { replace = false } = {}) {
   if (moved) scrollTo(0, 0);
 }
 
+/** Go to another screen, with the range of time of this one. */
+export const goOn = (to) => go(handOn(new URL(to, location.href), place.get().query));
+
 export const usePlace = () => useObservable(place);
 
 /** Words of the query, and how to change some of them: `null` takes one away. */
@@ -85,5 +88,5 @@ document.addEventListener('click', (event) => {
   if (link.target || link.hasAttribute('download') || link.origin !== location.origin) return;
   if (ELSEWHERE.test(link.pathname) || link.getAttribute('href').startsWith('#')) return;
   event.preventDefault();
-  go(handOn(new URL(link.href), place.get().query));
+  goOn(link.href);
 });

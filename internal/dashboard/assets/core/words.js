@@ -8,9 +8,9 @@ export const split = (text) => text.match(WORDS) ?? [];
 /** A value as a filter writes it. */
 export const quoted = (value) => (/[\s\u0085"\\|]|^-/.test(value) ? `"${value.replace(/[\\"]/g, '\\$&')}"` : value);
 
-/** A filter with one of its words set, or taken away. */
+/** A filter with one of its words set, or taken away. What it left out of the field is taken away as well. */
 export function withWord(text, field, value) {
-  const rest = split(text).filter((word) => !word.startsWith(`${field}:`));
+  const rest = split(text).filter((word) => !word.replace(/^-/, '').startsWith(`${field}:`));
   return [...(value ? [`${field}:${value}`] : []), ...rest].join(' ');
 }
 

@@ -13,6 +13,12 @@ const SCOPES = [
   ['enqueue', 'Enqueues jobs', 'For programs that make jobs. It reads a job back by its id, and sees nothing else.'],
   ['admin', 'Everything', 'For operators and deployments: cancels, pauses, deletes, and makes and revokes API keys.'],
 ];
+/** A scope that the dashboard shows, and the command line gives. */
+const WORK = [
+  'work',
+  'Executes jobs',
+  'For remote workers: it fetches jobs and reports on them, and sees nothing else.',
+];
 const NAME = '[a-z0-9][a-z0-9_.\\-]{0,63}';
 
 export default function ApiKeys() {
@@ -38,7 +44,7 @@ export default function ApiKeys() {
       sub=${
         keys.data &&
         (good.length
-          ? `${plural(good.length, 'API key')} good, ${revoked.length} revoked`
+          ? `${plural(good.length, 'valid API key')}, ${revoked.length} revoked`
           : 'Who may call the API, and for what')
       }
     >
@@ -99,7 +105,9 @@ tickr api-keys create shop --scope enqueue</pre>
     }
     <${Panel} title="What the scopes allow">
       <dl class="facts">
-        ${SCOPES.map(([scope, , about]) => html`<dt key=${scope}><${Scope} is=${scope} /></dt><dd>${about}</dd>`)}
+        ${[...SCOPES, WORK].map(
+          ([scope, , about]) => html`<dt key=${scope}><${Scope} is=${scope} /></dt><dd>${about}</dd>`,
+        )}
       </dl>
       <p class="faint">
         An API key goes into the header <code>Authorization: Bearer</code>. tickr keeps only its SHA-256. Give each
@@ -111,6 +119,14 @@ tickr api-keys create shop --scope enqueue</pre>
 }
 
 const Scope = ({ is }) => html`<${Badge} is=${is === 'admin' ? 'warn' : 'waiting'}>${is}</${Badge}>`;
+
+/** What an API key is limited to, beside its scope. */
+const limitsOf = ({ kinds, queues, producer }) =>
+  [
+    kinds && `kinds: ${kinds.join(', ')}`,
+    queues && `queues: ${queues.join(', ')}`,
+    producer && `producer: ${producer}`,
+  ].filter(Boolean);
 
 const Table = ({ rows, who, reload, last }) => html`<table class="cards">
   <thead>
@@ -131,7 +147,12 @@ const Table = ({ rows, who, reload, last }) => html`<table class="cards">
             ${who?.actor === `key:${key.name}` && html` <${Badge} is="good">yours</${Badge}>`}
           </span>
         </td>
-        <td data-label="Scope"><${Scope} is=${key.scope} /></td>
+        <td data-label="Scope" class="wrap">
+          <div class="stack tighter">
+            <span><${Scope} is=${key.scope} /></span>
+            ${limitsOf(key).map((text) => html`<span key=${text} class="soft">${text}</span>`)}
+          </div>
+        </td>
         <td data-label="Made">
           <span class="clip" title=${key.created_by}><${Time} at=${key.created_at} /> by ${key.created_by}</span>
         </td>

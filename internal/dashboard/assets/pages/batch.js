@@ -186,7 +186,7 @@ function Failed({ id }) {
   if (!data) return error ? html`<${Trouble} error=${error} />` : html`<${Skeleton} />`;
   return html`
     <p>
-      <b>${plural(data.count, 'failed job')}</b>${data.capped && ' at least'} will get a new life, with a full set of
+      ${data.capped && 'At least '}<b>${plural(data.count, 'failed job')}</b> will get a new life, with a full set of
       attempts.
     </p>
     <p class="soft">Failed jobs of nested batches are retried on the pages of these batches.</p>

@@ -26,7 +26,7 @@ import { DeadLetters, errorOf, failed, recentOf, statuses, useSettled } from '..
 import { ask, confirm, InputField } from '../ui/dialog.js';
 import { DifferencesPanel } from '../ui/differences.js';
 import { quoted } from '../ui/filter.js';
-import { Json } from '../ui/json.js';
+import { Json, useSchema } from '../ui/json.js';
 import { isReleasing, isRunning, nameOf, ofGroup, outcome, touches, useOperations, Watched } from '../ui/operation.js';
 import { discard, release } from './dead-letters.js';
 
@@ -58,7 +58,7 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
   });
   useSettled(busy, group.reload);
   const sample = useSample(group.data?.sample);
-  const kinds = useQuery('/v1/kinds');
+  const schema = useSchema(group.data?.kind);
   const retrying = useQuery(
     group.data ? url('/v1/jobs/count', { q: `state:retrying kind:${quoted(group.data.kind)}` }) : null,
     { every: 10000 },
@@ -172,8 +172,8 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
         note="of this kind, may fail as well"
         to=${url('/jobs', { q: `state:retrying kind:${quoted(it.kind)}` })}
       />
-      <${Figure} name="Replayed" note="became new jobs" value=${brief(it.replayed)} />
-      <${Figure} name="Discarded" note="will not run again" value=${brief(it.discarded)} />
+      <${Figure} name="Replayed" note="became new jobs" value=${brief(it.replayed, it.capped)} />
+      <${Figure} name="Discarded" note="will not run again" value=${brief(it.discarded, it.capped)} />
     </div>
     <${Recent} group=${it} />
     <${DifferencesPanel}
@@ -191,7 +191,7 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
       </div>
       <div class="stack">
         <${Panel} title="Latest job">
-          <${Work} job=${sample} schema=${kinds.data?.data.find((known) => known.kind === it.kind)?.schema} />
+          <${Work} job=${sample} schema=${schema} />
         </${Panel}>
       </div>
     </div>
@@ -326,7 +326,7 @@ function Work({ job, schema }) {
 const tryOne = (group, done) =>
   confirm(
     'Try one of them?',
-    'The newest becomes a new job. See how it goes, then release the rest.',
+    'The newest open one becomes a new job. See how it goes, then release the rest.',
     'Try it',
     async () => {
       const made = await post(`/v1/jobs/${group.sample}/replay`, {});
@@ -343,6 +343,7 @@ function Trial({ id, hide }) {
     completed: 'Completed: the cause seems to be gone.',
     failed: 'Failed with the same error, or another one: see below.',
     retrying: 'Failed, and will be tried again.',
+    cancelled: 'It was cancelled, so it says nothing about the cause.',
   }[state];
   return html`
     <div
@@ -355,7 +356,7 @@ function Trial({ id, hide }) {
           <${JobLink} id=${id} />
           ${state && html`<${Badge} is=${state} />`}
         </span>
-        <button type="button" class="quiet small" aria-label="Hide the trial" onClick=${hide}>✕</button>
+        <button type="button" class="quiet small" aria-label="Hide the test run" onClick=${hide}>✕</button>
       </div>
       ${job.error ? html`<p>${job.error.message}</p>` : html`<p>${said ?? 'Not finished yet.'}</p>`}
       ${job.data?.last_error && state !== 'completed' && html`<div class="error">${job.data.last_error}</div>`}

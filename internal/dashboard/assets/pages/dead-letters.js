@@ -8,10 +8,10 @@ import { useWords } from '../core/route.js';
 import { Allowed, Empty, Figure, Head, JobLink, Skeleton, Time, Trouble, useMay } from '../ui/base.js';
 import { bulk } from '../ui/bulk.js';
 import { Spark } from '../ui/chart.js';
-import { DeadLetters, errorOf, failed, Pages, recentOf, statuses, useSettled } from '../ui/dead-letters.js';
+import { DeadLetters, errorOf, failed, openOf, Pages, recentOf, statuses, useSettled } from '../ui/dead-letters.js';
 import { quoted } from '../ui/filter.js';
-import { isReleasing, isRunning, nameOf, ofGroup, portion, useOperations, Watched } from '../ui/operation.js';
-import { useStill } from '../ui/still.js';
+import { howFar, isReleasing, isRunning, nameOf, ofGroup, useOperations, Watched } from '../ui/operation.js';
+import { NewRows, useStill } from '../ui/still.js';
 
 const PAGE = 50;
 /** What a release begins with, so that what has just come back is not pushed over again. */
@@ -24,16 +24,12 @@ export const release = (group) =>
     {
       rate: GENTLE,
       name: 'Release',
-      title: `Release ${plural(group.open, 'dead letter')} of ${group.kind}`,
+      title: `Release ${openOf(group)}`,
       about: errorOf(group),
     },
   );
 export const discard = (group) =>
-  bulk(
-    'discard',
-    { fingerprint: group.fingerprint },
-    { title: `Discard ${plural(group.open, 'dead letter')} of ${group.kind}`, about: errorOf(group) },
-  );
+  bulk('discard', { fingerprint: group.fingerprint }, { title: `Discard ${openOf(group)}`, about: errorOf(group) });
 
 export default function DeadLettersScreen() {
   const [query, change] = useWords();
@@ -240,13 +236,7 @@ function Groups({ page, groups: latest, listing, kind, operations, after }) {
   const drawn = groups.some(recentOf);
   return html`
   <${Trouble} error=${page.error} retry=${page.reload} />
-  ${
-    still.fresh > 0 &&
-    html`<div class="fresh more" role="status">
-      <b class="num">${plural(still.fresh, 'new cause')}</b>${' '}
-      <button type="button" class="small" onClick=${still.show}>Show</button>
-    </div>`
-  }
+  <${NewRows} still=${still} one="new cause" />
   <table class="cards dense">
     <thead>
       <tr>
@@ -287,7 +277,7 @@ function Groups({ page, groups: latest, listing, kind, operations, after }) {
                     (
                       operation,
                     ) => html`<a key=${operation.id} class="badge running" href=${`/operations/${operation.id}`}>
-                      ${nameOf(operation.action)}: ${Math.round(portion(operation))} %
+                      ${nameOf(operation.action)}: ${howFar(operation)}
                     </a>`,
                   )}
                 ${

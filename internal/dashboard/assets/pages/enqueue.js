@@ -20,7 +20,7 @@ import {
   Trouble,
   useMay,
 } from '../ui/base.js';
-import { blank, elsewhere, masked, parse, Said, SchemaForm } from '../ui/schema-form.js';
+import { blank, elsewhere, masked, parseWithPayload, Said, SchemaForm } from '../ui/schema-form.js';
 
 const UNITS = [
   [1000, 'seconds'],
@@ -83,7 +83,7 @@ async function exactly(path, signal) {
 }
 function answerOf(response, text) {
   try {
-    return parse(text) ?? {};
+    return parseWithPayload(text) ?? {};
   } catch {
     return { detail: `the server answered ${response.status}` };
   }

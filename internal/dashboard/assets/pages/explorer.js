@@ -1,11 +1,12 @@
 // The explorer: jobs by time, by their facts and one by one, found by a filter within a range of time.
 
-import { call, url } from '../core/api.js';
+import { url } from '../core/api.js';
 import { cls, html, useEffect, useRef, useState } from '../core/dom.js';
+import { writeExact } from '../core/exact.js';
 import { brief, count, plural } from '../core/format.js';
 import { useKept } from '../core/kept.js';
 import { useQuery } from '../core/query.js';
-import { rangeOf, toRange, within, words } from '../core/range.js';
+import { rangeIn, rangeOf, toRange, within } from '../core/range.js';
 import { remember, remembered, useWords } from '../core/route.js';
 import { excluded, toggled, withWord, wordOf } from '../core/words.js';
 import { Allowed, Empty, Head, Skeleton, Trouble, tell, tellProblem, useMay } from '../ui/base.js';
@@ -17,7 +18,7 @@ import { FilterBar } from '../ui/filter.js';
 import { counted, Histogram, stacked } from '../ui/histogram.js';
 import { columns, JobTable, usual } from '../ui/job-table.js';
 import { RangeChoice, rangeName } from '../ui/range.js';
-import { SearchState, useSearch } from '../ui/search.js';
+import { patiently, SearchState, useSearch } from '../ui/search.js';
 import { useStill } from '../ui/still.js';
 import { Views } from '../ui/views.js';
 import { JobView } from './job.js';
@@ -179,11 +180,12 @@ export default function Explorer() {
 /**
  * The survey of a filter: `data` stays until the next one is there, and is `stale` as long as it is one of another
  * filter. When the next one does not come, there is none: old numbers would be taken for those of the new filter.
- * Nothing is asked before the server has understood the filter. `open` is false for a range in the past.
+ * Nothing is asked before the server has understood the filter. `open` is false for a range that has an end: its jobs
+ * still change, though no new ones come.
  */
 function useSurvey(q, ready, open) {
   const path = ready ? url('/v1/jobs/survey', { q }) : null;
-  const found = useQuery(path, { on: open && happens, every: open ? 30000 : 0, pace: 10000 });
+  const found = useQuery(path, { on: happens, every: open ? 30000 : 60000, pace: 10000 });
   const last = useRef(null);
   if (found.data && !found.loading) last.current = found.data;
   if (found.error && !found.loading && !found.data) last.current = null;
@@ -292,21 +294,21 @@ function Looked({ survey }) {
 function States({ q, query, survey, stale }) {
   const state = wordOf(q, 'state');
   const rest = withWord(q, 'state', null);
-  const ranged = Object.fromEntries(words.map((word) => [word, query.get(word)]));
-  const to = (word) => url('/jobs', { q: withWord(q, 'state', word), ...ranged });
+  const to = (word) => url('/jobs', { q: withWord(q, 'state', word), ...rangeIn(query) });
+  const free = !state && wordOf(q, '-state') === null;
   // A survey of one state says nothing of the others. Their numbers are those from before, as long as the rest of the
   // filter is the same.
   const all = useRef({ of: null });
   const own = survey && { jobs: survey.jobs, exact: survey.exact, sums: sumsOf(survey) };
-  if (own && !stale && !state) all.current = { of: rest, ...own };
-  const known = !state ? own : all.current.of === rest ? all.current : { ...own, jobs: null };
+  if (own && !stale && free) all.current = { of: rest, ...own };
+  const known = free ? own : all.current.of === rest ? all.current : { ...own, jobs: null };
   const number = (jobs) =>
     html`<span class="num" title=${jobs === null ? '' : counted(jobs, known.exact)}>
       ${jobs === null ? '' : `${known.exact || jobs === 0 ? '' : '≈'}${brief(jobs)}`}
     </span>`;
   const jobsIn = (word) => known?.sums?.[word] ?? (known && known.jobs !== null ? 0 : null);
   return html`<nav class="tabs grow" aria-label="States">
-    <a href=${to(null)} aria-current=${state ? undefined : 'page'}>All${number(known?.jobs ?? null)}</a>
+    <a href=${to(null)} aria-current=${free ? 'page' : undefined}>All${number(known?.jobs ?? null)}</a>
     ${[...stacked].reverse().map(
       (word) => html`<a key=${word} href=${to(word)} aria-current=${state === word ? 'page' : undefined}>
         <i class=${cls('swatch', word)} aria-hidden="true"></i>${word}${number(jobsIn(word))}
@@ -346,7 +348,7 @@ function Looks({ kept, keep, sort, order }) {
         ${Object.entries(columns)
           .filter(([, column]) => !column.always)
           .map(
-            ([name, column]) => html`<label key=${name} class="row tight">
+            ([name, column]) => html`<label key=${name} class=${cls('row tight', column.wide && 'wide')}>
               <input type="checkbox" checked=${kept.columns.includes(name)} onChange=${() => toggle(name)} />
               ${column.name}
             </label>`,
@@ -423,16 +425,19 @@ function None({ q, range, change }) {
 /** What the filter finds, page by page, as a file. */
 function Export({ q, sort }) {
   const [progress, set] = useState(null);
+  const stop = useRef(null);
   const run = async (kind) => {
+    const abort = new AbortController();
+    stop.current = () => abort.abort();
     set(0);
     try {
       const parts = kind === 'csv' ? [`${COLUMNS.join(',')}\r\n`] : [];
       let rows = 0;
       let cursor = '';
       do {
-        const page = await call('GET', url('/v1/jobs', { q, limit: 200, cursor, sort }));
+        const page = await patiently({ q, limit: 200, cursor, sort }, abort.signal);
         for (const job of page.data.slice(0, MAX_ROWS - rows))
-          parts.push(kind === 'csv' ? csv(job) : `${JSON.stringify(job)}\n`);
+          parts.push(kind === 'csv' ? csv(job) : `${writeExact(job)}\n`);
         rows += page.data.length;
         cursor = page.next_cursor ?? '';
         set(Math.min(rows, MAX_ROWS));
@@ -448,11 +453,12 @@ function Export({ q, sort }) {
           : `${plural(Math.min(rows, MAX_ROWS), 'job')} exported`,
       );
     } catch (problem) {
-      tellProblem(problem);
+      if (!abort.signal.aborted) tellProblem(problem);
     }
     set(null);
   };
-  if (progress !== null) return html`<button type="button" disabled>${count(progress)} jobs…</button>`;
+  if (progress !== null)
+    return html`<button type="button" onClick=${stop.current}>Stop the export: ${count(progress)} jobs</button>`;
   return html`<label>
     <span class="hidden-visually">Export</span>
     <select
@@ -470,10 +476,18 @@ function Export({ q, sort }) {
   </label>`;
 }
 
-// A cell that begins like a formula is not taken for one.
+// A spreadsheet takes a text for a formula also behind spaces and quotes, and in other languages it splits a line at
+// other signs than commas. An apostrophe before each such piece disarms it, as in the files of reports.
+const FORMULA = /^[\s"\u0085\u200b]*[=+\-@＝＋－＠]/;
+const harmless = (text) =>
+  (/^[\t\r\n]/.test(text) ? "'" : '') +
+  text
+    .split(/(?<=[\n\r\t;|])/)
+    .map((piece) => (FORMULA.test(piece) ? `'${piece}` : piece))
+    .join('');
 const cell = (value) => {
-  const text = value === null || value === undefined ? '' : String(value);
-  const safe = /^[=+\-@\t\r]/.test(text) && typeof value !== 'number' ? `'${text}` : text;
+  const text = value === null || value === undefined ? '' : String(value).replaceAll('\u0000', '');
+  const safe = typeof value === 'number' ? text : harmless(text);
   return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 };
 const COLUMNS = [

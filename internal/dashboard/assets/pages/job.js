@@ -4,8 +4,7 @@ import { call, callTagged, post, readText, seg, url } from '../core/api.js';
 import { html, useEffect, useState } from '../core/dom.js';
 import { backoff, count, plural, span, utc } from '../core/format.js';
 import { useQuery } from '../core/query.js';
-import { handOn } from '../core/range.js';
-import { go, place } from '../core/route.js';
+import { go, goOn } from '../core/route.js';
 import {
   Allowed,
   Badge,
@@ -25,7 +24,7 @@ import {
 import { JobList, NamedBatch, useJobs } from '../ui/batches.js';
 import { ask, confirm, InputField } from '../ui/dialog.js';
 import { quoted } from '../ui/filter.js';
-import { Json } from '../ui/json.js';
+import { Json, useSchema } from '../ui/json.js';
 import { Waterfall } from '../ui/waterfall.js';
 
 const waits = (job) => job.state === 'waiting' || job.state === 'retrying';
@@ -50,7 +49,8 @@ export function JobView({ id, aside, gone }) {
   const job = useQuery(path, { on: mine, every: 5000, pace: 300 });
   const open = job.data && !over(job.data);
   const why = useQuery(job.data ? `${path}/explain` : null, { on: mine, every: open ? 5000 : 0, pace: 500 });
-  const kinds = useQuery('/v1/kinds');
+  const schema = useSchema(job.data?.kind);
+  const [acted, act] = useState(0);
   if (job.error?.status === 404 || job.error?.status === 422) {
     return html`
       <${Title} title="Job" />
@@ -62,7 +62,6 @@ export function JobView({ id, aside, gone }) {
   }
   if (!job.data) return job.error ? html`<${Trouble} error=${job.error} retry=${job.reload} />` : html`<${Skeleton} />`;
   const it = job.data;
-  const kind = kinds.data?.data.find((known) => known.kind === it.kind);
   const limited = has(why.data, 'limit_reached', 'breaker_open');
   const behind = it.held && (limited ? 'limit' : it.order_key ? 'key' : it.after?.length ? 'parents' : 'limit');
   return html`
@@ -76,10 +75,11 @@ export function JobView({ id, aside, gone }) {
       <${Actions}
         job=${it}
         path=${path}
-        gone=${gone ?? (() => go(handOn(new URL('/jobs', location.href), place.get().query)))}
+        gone=${gone ?? (() => goOn('/jobs'))}
         reload=${() => {
           job.reload();
           why.reload();
+          act((n) => n + 1);
         }}
       />
     </${Title}>
@@ -102,7 +102,7 @@ export function JobView({ id, aside, gone }) {
         <${Panel} title="Attempts" side=${html`<span class="soft num">${it.attempt} of ${it.max_attempts} used</span>`}>
           <${Attempts} job=${it} path=${path} />
         </${Panel}>
-        <${Panel} title="Payload"><${Json} value=${it.payload} schema=${kind?.schema} label="payload" /></${Panel}>
+        <${Panel} title="Payload"><${Json} value=${it.payload} schema=${schema} label="payload" /></${Panel}>
         ${
           it.checkpoint &&
           html`<${Panel}
@@ -128,7 +128,7 @@ export function JobView({ id, aside, gone }) {
         ${it.after?.length > 0 && html`<${Parents} job=${it} />`}
         <${Children} path=${path} />
         <${Panel} title="Details"><${Facts} job=${it} /></${Panel}>
-        <${Done} id=${it.id} />
+        <${Done} id=${it.id} acted=${acted} />
       </div>
     </div>
   `;
@@ -598,11 +598,14 @@ function Facts({ job }) {
   </dl>`;
 }
 
-/** What operators did to it. */
-function Done({ id }) {
-  const acts = useQuery(`/v1/audit?target=${seg(id)}&limit=20`);
+/** What operators did to it, and what the user has just done: the number `acted` changes then. */
+function Done({ id, acted }) {
+  const acts = useQuery(`/v1/audit?target=${seg(id)}&limit=20`, { every: 30000 });
   const [shown, show] = useState(false);
   useEffect(() => show(false), [id]);
+  useEffect(() => {
+    if (acted > 0) acts.reload();
+  }, [acted]);
   if (!acts.data?.data.length) return null;
   const all = shown ? acts.data.data : acts.data.data.slice(0, 5);
   return html`<${Panel} title="What operators did">

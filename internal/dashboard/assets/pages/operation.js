@@ -123,7 +123,7 @@ export default function Operation({ params: [id] }) {
           ? html`
             <${Figure}
               name="Time left"
-              note=${it.estimate_capped ? 'at least: more than were counted' : 'at this rate'}
+              note=${it.estimate_capped ? 'not known: more jobs than were counted' : 'at this rate'}
               value=${it.eta_s === null ? '–' : span(it.eta_s * 1000)}
             />
           `

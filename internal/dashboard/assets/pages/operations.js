@@ -8,6 +8,7 @@ import { Allowed, Badge, Empty, Head, Skeleton, Time, Trouble } from '../ui/base
 import { Pages } from '../ui/dead-letters.js';
 import { filterWords } from '../ui/filter-text.js';
 import { isRunning, meant, nameOf, outcome, Progress, paceOf, Released, stop, useOperations } from '../ui/operation.js';
+import { NewRows, useStill } from '../ui/still.js';
 
 const states = ['running', 'done', 'cancelled', 'failed'];
 /** Running operations of a page whose released jobs are counted: each count is a reading of its own. */
@@ -18,7 +19,14 @@ export default function Operations() {
   const state = states.includes(query.get('state')) ? query.get('state') : '';
   const cursor = query.get('cursor') ?? '';
   const page = useOperations({ state, cursor, limit: 50 }, cursor ? 0 : 5000);
-  const rows = page.data?.data ?? [];
+  // The newest one comes first, and a click must not hit another one.
+  const still = useStill(page.data?.data ?? [], `${state} ${cursor}`, false);
+  const { rows } = still;
+  const end = (operation) =>
+    stop(operation, () => {
+      still.free(operation);
+      page.reload();
+    });
   const counted = rows.filter((operation) => isRunning(operation) && operation.action === 'replay').slice(0, COUNTED);
   return html`
     <${Head}
@@ -41,6 +49,7 @@ export default function Operations() {
     </nav>
     ${page.error && html`<${Trouble} error=${page.error} retry=${page.reload} />`}
     <section class="panel" aria-label="Operations found">
+      <${NewRows} still=${still} one="new operation" />
       ${
         !page.data
           ? !page.error && html`<${Skeleton} />`
@@ -62,7 +71,7 @@ export default function Operations() {
                   </${Allowed}>
                 </tr>
               </thead>
-              <tbody>
+              <tbody ...${still.hold}>
                 ${rows.map(
                   (operation) => html`<tr key=${operation.id} data-row>
                     <td data-label="State"><${Badge} is=${operation.state} /></td>
@@ -96,7 +105,7 @@ export default function Operations() {
                       <td>
                         ${
                           isRunning(operation) &&
-                          html`<button type="button" class="small danger" onClick=${() => stop(operation, page.reload)}>
+                          html`<button type="button" class="small danger" onClick=${() => end(operation)}>
                             Stop
                           </button>`
                         }

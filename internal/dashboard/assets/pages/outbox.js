@@ -8,6 +8,7 @@ import { useWords } from '../core/route.js';
 import { Allowed, Empty, Head, Panel, Skeleton, Time, Trouble, tell } from '../ui/base.js';
 import { Pages } from '../ui/dead-letters.js';
 import { confirm } from '../ui/dialog.js';
+import { NewRows, useStill } from '../ui/still.js';
 
 /** The API counts no further. */
 const MAX_COUNTED = 10000;
@@ -17,10 +18,16 @@ export default function Outbox() {
   const cursor = query.get('cursor') ?? '';
   const state = useQuery('/v1/outbox', { on: ['accepted'], every: 5000, pace: 1000 });
   const page = useQuery(url('/v1/outbox/rejected', { cursor, limit: 50 }), { every: cursor ? 0 : 5000 });
-  const rows = page.data?.data ?? [];
+  // The row that was rejected last comes first, and a click must not hit another one.
+  const still = useStill(page.data?.data ?? [], cursor, false, { mixed: true });
+  const { rows } = still;
   const again = () => {
     state.reload();
     page.reload();
+  };
+  const done = (row) => {
+    still.free(row);
+    again();
   };
   return html`
     <${Head}
@@ -34,6 +41,7 @@ export default function Outbox() {
     ${
       page.data &&
       html`<section class="panel scroll" aria-label="Rejected rows found">
+        <${NewRows} still=${still} one="new row" />
         ${
           rows.length === 0
             ? html`<${Empty} title="No row is rejected">
@@ -50,7 +58,9 @@ export default function Outbox() {
                   <th></th>
                 </tr>
               </thead>
-              <tbody>${rows.map((row) => html`<${Row} key=${row.id} row=${row} done=${again} />`)}</tbody>
+              <tbody ...${still.hold}>
+                ${rows.map((row) => html`<${Row} key=${row.id} row=${row} done=${() => done(row)} />`)}
+              </tbody>
             </table>`
         }
         <${Pages} cursor=${cursor} next=${page.data.next_cursor} change=${change} />
@@ -115,6 +125,7 @@ const Source = ({ of }) => html`<tr>
 
 function Row({ row, done }) {
   const path = `/v1/outbox/rejected/${seg(row.id)}`;
+  const about = html`<b class="mono">${row.kind}</b> <span class="mono">${row.id}</span>: ${row.reason}`;
   const replay = () =>
     confirm(
       'Replay this row?',
@@ -126,6 +137,7 @@ function Row({ row, done }) {
         done();
         return true;
       },
+      { about },
     );
   const discard = () =>
     confirm(
@@ -138,7 +150,7 @@ function Row({ row, done }) {
         done();
         return true;
       },
-      { danger: true },
+      { danger: true, about },
     );
   return html`<tr data-row>
     <td data-label="Row"><span class="mono lines" title=${row.id}>…${row.id.slice(-8)}</span></td>

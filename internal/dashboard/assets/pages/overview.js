@@ -1,6 +1,6 @@
 // The overview: is work flowing, what stands still, what is to come.
 
-import { seg } from '../core/api.js';
+import { readAll, seg } from '../core/api.js';
 import { html, useMemo } from '../core/dom.js';
 import { brief, count, plural, rate, span } from '../core/format.js';
 import { known } from '../core/known.js';
@@ -8,6 +8,7 @@ import { useObservable } from '../core/observable.js';
 import { useQuery } from '../core/query.js';
 import { Badge, Empty, Figure, Head, JobLink, Panel, Skeleton, Time, Trouble } from '../ui/base.js';
 import { Chart } from '../ui/chart.js';
+import { errorOf } from '../ui/dead-letters.js';
 import { HistoryCharts } from '../ui/history.js';
 import { behindOf, Verdict } from '../ui/verdict.js';
 
@@ -32,7 +33,7 @@ export default function Overview() {
   // An operator opens these screens when something is wrong there, and learns of it from the verdict.
   const outbox = useQuery('/v1/outbox', { every: 30000 });
   const blocked = useQuery('/v1/order-keys?blocked=true', { every: 30000 });
-  const schedules = useQuery('/v1/schedules?limit=200', { every: 60000 });
+  const schedules = useQuery('/v1/schedules?all', { every: 60000, read: readAll });
   const minute = useQuery('/v1/history?span=5m', { every: 5000 });
   if (!stats.data)
     return stats.error ? html`<${Trouble} error=${stats.error} retry=${stats.reload} />` : html`<${Skeleton} />`;
@@ -120,7 +121,12 @@ export default function Overview() {
                   ${
                     word === 'failed' &&
                     stats.data.open_dead_letters > 0 &&
-                    html` <a class="bad" href="/dead-letters">${brief(stats.data.open_dead_letters)} open</a>`
+                    html`
+                      ${' '}
+                      <a class="bad" href="/dead-letters">
+                        ${brief(stats.data.open_dead_letters, !stats.data.open_dead_letters_exact)} open
+                      </a>
+                    `
                   }
                 </td>
               </tr>`,
@@ -264,8 +270,8 @@ function Newest({ groups }) {
           ${rows.map(
             (group) => html`<tr key=${group.fingerprint} data-row>
               <td data-label="Error" class="cause">
-                <a class="lines" href=${`/dead-letters/${group.fingerprint}`} title=${group.error}>
-                  ${group.kind}: ${group.error}
+                <a class="lines" href=${`/dead-letters/${group.fingerprint}`} title=${errorOf(group)}>
+                  ${group.kind}: ${errorOf(group)}
                 </a>
               </td>
               <td data-label="Open" class="right num bold">${brief(group.open, group.capped)}</td>

@@ -7,10 +7,11 @@ import { useQuery } from '../core/query.js';
 import { Acts } from '../ui/acts.js';
 import { Allowed, Badge, Empty, Figure, Head, JobLink, Panel, Skeleton, Time, Trouble } from '../ui/base.js';
 import { HistoryCharts } from '../ui/history.js';
-import { BEHIND, full, pause, resume, Standing, setUp, waiting } from '../ui/queues.js';
+import { BEHIND, full, pause, resume, Standing, setUp, useLate, waiting } from '../ui/queues.js';
 import { standing } from '../ui/runners.js';
 
 export default function Queue({ params: [name] }) {
+  const late = useLate();
   const mine = (event) => event.data?.includes(`"queue":${JSON.stringify(name)}`);
   const queue = useQuery(`/v1/queues/${seg(name)}`, { on: mine, every: 5000, pace: 1000 });
   const behind = useQuery(
@@ -74,7 +75,7 @@ export default function Queue({ params: [name] }) {
         of=${behind.data?.count ?? null}
         capped=${behind.data?.capped}
         bad=${behind.data?.count > 0}
-        note=${it.oldest_due_ms > 0 ? `oldest for ${span(it.oldest_due_ms)}` : 'due for more than 10 s'}
+        note=${late[name] > 0 ? `oldest for ${span(late[name])}` : 'due for more than 10 s'}
         to=${to(`state:waiting due:${BEHIND}`)}
       />
       <${Jobs}
@@ -228,7 +229,8 @@ function Runners({ name }) {
   const runners = useQuery('/v1/runners', { every: 10000 });
   const serving =
     runners.data?.data.filter((runner) => !runner.stopped_at && !runner.parent && runner.queues.includes(name)) ?? [];
-  return html`<${Panel} title="Runners that serve it" side=${html`<span class="soft num">${serving.length}</span>`}>
+  const number = html`<span class="soft num">${count(serving.length, runners.data?.more)}</span>`;
+  return html`<${Panel} title="Runners that serve it" side=${number}>
     <${Trouble} error=${runners.error} />
     ${
       serving.length === 0

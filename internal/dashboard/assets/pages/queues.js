@@ -1,37 +1,45 @@
 // Queues: those with a problem first.
 
 import { get, seg, url } from '../core/api.js';
-import { html, useMemo, useState } from '../core/dom.js';
+import { html, useMemo, useRef, useState } from '../core/dom.js';
 import { brief, count, plural, rate, span } from '../core/format.js';
-import { useQuery } from '../core/query.js';
+import { inLine, useQuery } from '../core/query.js';
 import { Allowed, Empty, Head, Skeleton, Time, Trouble } from '../ui/base.js';
 import { Chart, Spark } from '../ui/chart.js';
 import { HeatMap } from '../ui/heat-map.js';
 import { linesOf, useByQueue, useQueueHistory } from '../ui/history.js';
-import { BEHIND, pause, resume, Standing, troubleOf, waiting } from '../ui/queues.js';
+import { BEHIND, pause, resume, Standing, troubleOf, useLate, waiting } from '../ui/queues.js';
 
 const happens = ['accepted', 'started', 'settled', 'cancelled', 'rescheduled', 'reaped'];
 const PAGE = 50;
 /** Queues whose overdue jobs are counted, one bounded request each. */
 const MAX_COUNTED = 20;
+/** From this wait on a job is overdue, in ms. */
+const OVERDUE = 10000;
+const NONE = {};
 
-/** How many jobs of the busiest queues are overdue. */
-function useBehind(rows) {
-  const names = rows
-    .filter((queue) => waiting(queue) > 0)
+/** How many jobs of the busiest queues are overdue. They are counted in turns, one queue after the other. */
+function useBehind(rows, late) {
+  const [behind, set] = useState({});
+  const names = useRef([]);
+  names.current = rows
+    .filter((queue) => waiting(queue) > 0 && late[queue.name] > OVERDUE)
     .sort((a, b) => waiting(b) - waiting(a))
     .slice(0, MAX_COUNTED)
-    .map((queue) => queue.name)
-    .sort();
+    .map((queue) => queue.name);
   const read = async (_, signal) => {
-    const each = await Promise.all(
-      names.map((name) => get('/v1/jobs/count', { q: `queue:${name} state:waiting due:${BEHIND}` }, signal)),
-    );
-    return Object.fromEntries(names.map((name, i) => [name, each[i]]));
+    const found = {};
+    for (const name of names.current) {
+      if (Object.keys(found).length > 0) await inLine();
+      found[name] = await get('/v1/jobs/count', { q: `queue:${name} state:waiting due:${BEHIND}` }, signal);
+      set((old) => ({ ...old, [name]: found[name] }));
+    }
+    set(found);
+    return found;
   };
-  return (
-    useQuery(names.length ? url('/v1/jobs/count', { queues: names.join() }) : null, { every: 10000, read }).data ?? {}
-  );
+  const some = names.current.length > 0;
+  useQuery(some ? '/v1/jobs/count?of=queues' : null, { every: 10000, read });
+  return some ? behind : NONE;
 }
 
 const INEXACT = '. There are so many jobs that not all are counted: + means at least';
@@ -45,7 +53,8 @@ export default function Queues() {
   const [word, setWord] = useState('');
   const [most, showMost] = useState(PAGE);
   const all = queues.data?.data ?? [];
-  const behind = useBehind(all);
+  const late = useLate();
+  const behind = useBehind(all, late);
   const rows = useMemo(
     () =>
       all
@@ -137,8 +146,8 @@ export default function Queues() {
                             </div>`
                           }
                           ${
-                            queue.oldest_due_ms > 0 &&
-                            html`<div class="faint">oldest due ${span(queue.oldest_due_ms)}</div>`
+                            late[queue.name] > 0 &&
+                            html`<div class="faint">longest wait ${span(late[queue.name])}</div>`
                           }
                         </div>
                       </td>

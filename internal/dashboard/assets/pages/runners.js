@@ -36,6 +36,7 @@ export default function Runners() {
   });
   const [toggled, toggle] = useState({});
   const all = runners.data?.data ?? [];
+  const more = runners.data?.more;
   const living = all.filter((runner) => !runner.stopped_at);
   const stopped = all.filter((runner) => runner.stopped_at);
   // Processes that run one suspect each use the workers of those that started them.
@@ -46,7 +47,8 @@ export default function Runners() {
       title="Runners"
       sub=${
         living.length > 0 &&
-        `${plural(own.length, 'runner')}, ${count(sum('busy_workers'))} of ${count(sum('workers'))} workers busy`
+        `${count(own.length, more)} ${own.length === 1 ? 'runner' : 'runners'}, ` +
+          `${count(sum('busy_workers'), more)} of ${count(sum('workers'), more)} workers busy`
       }
     />
     <${Trouble} error=${runners.error} retry=${runners.reload} />

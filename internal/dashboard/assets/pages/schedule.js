@@ -23,7 +23,7 @@ import {
 } from '../ui/base.js';
 import { Pages } from '../ui/dead-letters.js';
 import { confirm } from '../ui/dialog.js';
-import { Json } from '../ui/json.js';
+import { Json, useSchema } from '../ui/json.js';
 import { Outcome, pause, policies, Runs, resume, ScheduleForm, trigger, Why } from '../ui/schedules.js';
 
 const TICKS = 20;
@@ -33,7 +33,7 @@ export default function SchedulePage({ params: [name] }) {
   const admin = useMay('admin');
   const path = `/v1/schedules/${seg(name)}`;
   const schedule = useQuery(path, { every: 5000 });
-  const kinds = useQuery('/v1/kinds');
+  const schema = useSchema(schedule.data?.kind);
   // Also what was made by hand or by another operator is shown at once.
   const [round, again] = useState(0);
   const it = schedule.data;
@@ -117,11 +117,7 @@ export default function SchedulePage({ params: [name] }) {
       <div class="stack">
         <${Panel} title="Details"><${Facts} it=${it} /></${Panel}>
         <${Panel} title="Payload of its jobs">
-          <${Json}
-            value=${it.payload}
-            schema=${kinds.data?.data.find((kind) => kind.kind === it.kind)?.schema}
-            label="payload"
-          />
+          <${Json} value=${it.payload} schema=${schema} label="payload" />
         </${Panel}>
         <${Acts} key=${round} target=${name} of="schedule" />
       </div>

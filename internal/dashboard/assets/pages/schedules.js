@@ -1,6 +1,6 @@
 // Schedules: jobs that come by the clock.
 
-import { call, get, seg, url } from '../core/api.js';
+import { call, get, readAll, seg, url } from '../core/api.js';
 import { html, useMemo } from '../core/dom.js';
 import { plural } from '../core/format.js';
 import { useQuery } from '../core/query.js';
@@ -11,8 +11,8 @@ import { ScheduleDay } from '../ui/schedule-day.js';
 import { Outcome, pause, resume, ScheduleForm, trigger, Why } from '../ui/schedules.js';
 
 const PAGE = 50;
-/** Pages of a search: the API has no filter for names, so they are looked through here. */
-const MAX_PAGES = 10;
+/** Schedules of a search that are shown. */
+const SHOWN = 200;
 
 export default function Schedules() {
   const [query, change] = useWords();
@@ -24,17 +24,6 @@ export default function Schedules() {
       />
     `;
   return html`<${List} query=${query} change=${change} />`;
-}
-
-async function search(_, signal) {
-  const found = { data: [], unreadable: [], next_cursor: null };
-  for (let page = 0; page < MAX_PAGES && (page === 0 || found.next_cursor); page += 1) {
-    const next = await get('/v1/schedules', { limit: 200, cursor: found.next_cursor }, signal);
-    found.data.push(...next.data);
-    found.unreadable.push(...(next.unreadable ?? []));
-    found.next_cursor = next.next_cursor;
-  }
-  return found;
 }
 
 /** The newest tick of each of these, where the listing does not say. */
@@ -60,12 +49,12 @@ function useLast(rows) {
 function List({ query, change }) {
   const word = query.get('q') ?? '';
   const cursor = query.get('cursor') ?? '';
-  const page = useQuery(word ? '/v1/schedules?search' : url('/v1/schedules', { limit: PAGE, cursor }), {
+  const page = useQuery(word ? '/v1/schedules?all' : url('/v1/schedules', { limit: PAGE, cursor }), {
     every: 10000,
-    read: word ? search : null,
+    read: word ? readAll : null,
   });
   const all = page.data?.data ?? [];
-  const rows = useMemo(() => {
+  const fitting = useMemo(() => {
     const words = word.toLowerCase().split(/\s+/).filter(Boolean);
     const text = (s) =>
       [
@@ -80,8 +69,9 @@ function List({ query, change }) {
       ]
         .join(' ')
         .toLowerCase();
-    return all.filter((schedule) => words.every((part) => text(schedule).includes(part))).slice(0, 200);
+    return all.filter((schedule) => words.every((part) => text(schedule).includes(part)));
   }, [page.data, word]);
+  const rows = fitting.slice(0, SHOWN);
   const last = useLast(rows.slice(0, PAGE));
   const admin = useMay('admin');
   const act = async (what, schedule) => {
@@ -221,6 +211,10 @@ function List({ query, change }) {
               </button>`
             }
           </div>`
+        }
+        ${
+          fitting.length > SHOWN &&
+          html`<p class="more faint">The first ${SHOWN} of ${plural(fitting.length, 'schedule')} that match.</p>`
         }
         ${
           word &&

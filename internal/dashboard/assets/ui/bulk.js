@@ -2,7 +2,7 @@
 
 import { get, post } from '../core/api.js';
 import { html, useEffect, useState } from '../core/dom.js';
-import { count, plural, span } from '../core/format.js';
+import { count, span } from '../core/format.js';
 import { announce } from '../core/live.js';
 import { Badge, JobLink, Skeleton, Trouble, tell } from './base.js';
 import { ask, InputField } from './dialog.js';
@@ -36,12 +36,15 @@ function bodyOf(action, filter, values) {
   if (values.rate) body.rate = Number(values.rate);
   if (values.reason) body.reason = values.reason;
   if (action === 'reschedule' && values.when) body.execute_at = new Date(values.when).toISOString();
-  if (action === 'set_priority') body.priority = Number(values.priority ?? 5);
+  // A dry run is the same for every priority.
+  if (action === 'set_priority') body.priority = Number(values.priority || 5);
   return body;
 }
 
 const complete = (action, values) =>
-  (action !== 'reschedule' || values.when) && (!actions[action].reason || values.reason?.trim());
+  (action !== 'reschedule' || values.when) &&
+  (action !== 'set_priority' || values.priority !== '') &&
+  (!actions[action].reason || values.reason?.trim());
 
 /** What an operation would do, as a dry run says. */
 export function Preview({ action, filter, values }) {
@@ -72,15 +75,14 @@ export function Preview({ action, filter, values }) {
   const skipped = found.would_skip ?? [];
   return html`<div class="stack tight" data-preview>
     <p>
-      <b>${count(found.count, found.capped)}</b> ${found.count === 1 ? 'job matches' : 'jobs match'}
-      ${found.capped && ' at least'}.
+      ${found.capped && 'At least '}<b>${count(found.count)}</b> ${found.count === 1 ? 'job matches' : 'jobs match'}.
       ${
         skipped.length > 0 &&
         html`
-          ${' '}<b>${count(found.would_change)}</b> would change.${' '}
+          ${' '}<b>${count(found.would_change, found.capped)}</b> would change.${' '}
           <span class="soft">
             The others would be left as they are:${' '}
-            ${skipped.map((group) => `${count(group.jobs)} ${group.reason}`).join(', ')}.
+            ${skipped.map((group) => `${count(group.jobs, found.capped)} ${group.reason}`).join(', ')}.
           </span>
         `
       }
@@ -90,7 +92,7 @@ export function Preview({ action, filter, values }) {
         html`
           ${' '}
           <span class="soft">
-            At ${count(Number(values.rate))} per second that takes about${' '}
+            At ${count(Number(values.rate))} per second that takes ${found.capped ? 'more than' : 'about'}${' '}
             ${span(((found.would_change ?? found.count) / values.rate) * 1000)}.
           </span>
         `
@@ -124,7 +126,7 @@ export function Preview({ action, filter, values }) {
     }
     ${
       found.count > found.sample.length &&
-      html`<p class="faint">and ${plural(found.count - found.sample.length, 'more', 'more')}</p>`
+      html`<p class="faint">and ${count(found.count - found.sample.length, found.capped)} more</p>`
     }
   </div>`;
 }
@@ -202,6 +204,7 @@ export async function bulk(
               type="number"
               min="0"
               max="9"
+              required
               values=${values}
               set=${set}
             />

@@ -6,7 +6,7 @@ import { cls, html } from '../core/dom.js';
 import { count, plural } from '../core/format.js';
 import { tell } from './base.js';
 import { follow, Preview } from './bulk.js';
-import { errorOf } from './dead-letters.js';
+import { errorOf, openOf } from './dead-letters.js';
 import { ask, InputField } from './dialog.js';
 
 /** The rates of the steps that a canary has when the operator changes nothing, in jobs per second. */
@@ -40,7 +40,7 @@ function bodyOf({ rates, pct }, { steps: before = [], min_outcomes: least } = {}
 /** Ask for a canary that releases the open dead letters of a group. Resolves with the operation, or undefined. */
 export const releaseAsCanary = (group) =>
   askForCanary(
-    `Release ${plural(group.open, 'dead letter')} of ${group.kind} as a canary`,
+    `Release ${openOf(group)} as a canary`,
     { fingerprint: group.fingerprint },
     { rates: RATES, pct: 20, about: errorOf(group) },
   );
@@ -81,6 +81,8 @@ async function askForCanary(title, filter, { rates, pct: most, about, before }) 
           name="rates"
           hint="From the first step to the last"
           inputmode="numeric"
+          pattern="[\\s,;→]*([1-9][0-9]*([\\s,;→]+|$))*"
+          title="Whole numbers, such as 5, 20, 100"
           values=${values}
           set=${set}
         />

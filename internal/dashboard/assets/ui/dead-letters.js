@@ -2,11 +2,16 @@
 
 import { seg, url } from '../core/api.js';
 import { html, useEffect, useRef } from '../core/dom.js';
+import { count } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { Empty, JobLink, Skeleton, Time, Trouble } from './base.js';
 
 const PAGE = 50;
 export const statuses = ['open', 'replayed', 'discarded'];
+
+/** The open ones of a group: `20,000+ dead letters of email`. */
+export const openOf = (group) =>
+  `${count(group.open, group.capped)} dead ${group.open === 1 ? 'letter' : 'letters'} of ${group.kind}`;
 
 /** Does an event tell of a job that may have failed for good? */
 export const failed = (event) =>

@@ -27,9 +27,18 @@ export function ask({
   );
 }
 
-/** A question that an action asks first. `danger` is for what ends or removes something. */
-export const confirm = (title, text, action, submit, { danger = false } = {}) =>
-  ask({ title, body: () => html`<p>${text}</p>`, action, danger, submit });
+/**
+ * A question that an action asks first. `danger` is for what ends or removes something. `about` names what it is done
+ * to.
+ */
+export const confirm = (title, text, action, submit, { danger = false, about } = {}) =>
+  ask({
+    title,
+    body: () => html`${about && html`<p class="wrap">${about}</p>`}<p>${text}</p>`,
+    action,
+    danger,
+    submit,
+  });
 
 /** A field of a dialog with one input for `values[name]`. The properties that are left over are those of the input. */
 export const InputField = ({ label, id, name, hint, values, set, ...input }) =>
@@ -76,7 +85,12 @@ function Open({ asked }) {
       aria-label=${asked.title}
       onCancel=${(event) => {
         event.preventDefault();
-        close();
+        // What comes of a request must be seen: it may be the only sight of a new API key.
+        if (!state.busy) close();
+      }}
+      onClose=${() => {
+        // A browser lets no page refuse a second Escape.
+        if (state.busy && element.current?.isConnected) element.current.showModal();
       }}
     >
       <form method="dialog" onSubmit=${submit}>
@@ -86,7 +100,7 @@ function Open({ asked }) {
           <${Trouble} error=${state.error} />
         </div>
         <footer>
-          <button type="button" onClick=${() => close()}>${asked.cancel}</button>
+          <button type="button" disabled=${state.busy} onClick=${() => close()}>${asked.cancel}</button>
           ${
             asked.action &&
             html`

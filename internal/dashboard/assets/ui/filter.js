@@ -1,4 +1,5 @@
 // The filter bar: words with completion, kept in the address.
+import { readAll } from '../core/api.js';
 import { html, useEffect, useId, useRef, useState } from '../core/dom.js';
 import { useQuery } from '../core/query.js';
 import { Icon } from './base.js';
@@ -32,13 +33,17 @@ const fields = [
   ['payload.', 'a place in its payload: payload.user.id:42'],
 ];
 
-/** The word at the cursor, without the minus that negates it. */
+/** Words as they are typed: quotes may still be open. */
+const TYPED = /(?:[^\s"]|"(?:\\.|[^"\\])*(?:"|\\?$))+/g;
+
+/** The word at the cursor, without the minus that negates it. Spaces within quotes belong to it. */
 function wordAt(text, cursor) {
-  let from = cursor;
-  while (from > 0 && !/\s/.test(text[from - 1])) from -= 1;
+  const found = [...text.matchAll(TYPED)].find(
+    ({ index, 0: word }) => index <= cursor && cursor <= index + word.length,
+  );
+  let from = found ? found.index : cursor;
+  const to = found ? found.index + found[0].length : cursor;
   if (text[from] === '-' && from < cursor) from += 1;
-  let to = cursor;
-  while (to < text.length && !/\s/.test(text[to])) to += 1;
   return { from, to, word: text.slice(from, cursor) };
 }
 
@@ -53,7 +58,7 @@ export function FilterBar({ value, on, wrong, label = 'Filter', id = 'filter' })
   const asked = useRef(value);
   const kinds = useQuery(open ? '/v1/kinds' : null);
   const queues = useQuery(open ? '/v1/queues' : null);
-  const schedules = useQuery(open && /schedule:/.test(text) ? '/v1/schedules' : null);
+  const schedules = useQuery(open && /schedule:/.test(text) ? '/v1/schedules?all' : null, { read: readAll });
   useEffect(() => {
     // The answer to what was typed comes while the user types on, and must not take away what has come since.
     if (value !== asked.current || document.activeElement !== input.current) setText(value);

@@ -3,6 +3,8 @@
 import { seg, url } from '../core/api.js';
 import { cls, html } from '../core/dom.js';
 import { span } from '../core/format.js';
+import { rangeIn } from '../core/range.js';
+import { place } from '../core/route.js';
 import { withWord } from '../core/words.js';
 import { Badge, Time } from './base.js';
 
@@ -11,26 +13,29 @@ const moment = (job) => job.finished_at ?? (job.state === 'executing' ? job.star
 const took = (job) =>
   job.started_at && job.finished_at ? span(Date.parse(job.finished_at) - Date.parse(job.started_at)) : '–';
 
-/** Columns by their names: heading, content, and what of it is always there. */
+/** Columns by their names: the heading, whether it is always there, and whether a phone has no room for it (`wide`). */
 export const columns = {
   state: { name: 'State', always: true },
   kind: { name: 'Kind', always: true },
   job: { name: 'Job', always: true },
-  queue: { name: 'Queue' },
-  attempt: { name: 'Attempt', right: true },
+  queue: { name: 'Queue', wide: true },
+  attempt: { name: 'Attempt', wide: true, right: true },
   when: { name: 'When' },
   about: { name: 'About' },
-  accepted: { name: 'Accepted' },
-  took: { name: 'Took', right: true },
-  tags: { name: 'Tags' },
-  keys: { name: 'Keys' },
+  accepted: { name: 'Accepted', wide: true },
+  took: { name: 'Took', wide: true, right: true },
+  tags: { name: 'Tags', wide: true },
+  keys: { name: 'Keys', wide: true },
 };
 /** Columns of a browser that has not chosen yet. */
 export const usual = ['queue', 'attempt', 'when', 'about'];
 
 const cells = {
   state: (job, q) =>
-    html`<a href=${url('/jobs', { q: withWord(q, 'state', job.state) })} tabindex="-1">
+    html`<a
+      href=${url('/jobs', { q: withWord(q, 'state', job.state), ...rangeIn(place.get().query) })}
+      tabindex="-1"
+    >
       <${Badge} is=${job.state} />
     </a>`,
   kind: (job) => html`<span class="bold">${job.kind}</span>`,

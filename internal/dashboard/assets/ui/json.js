@@ -1,6 +1,7 @@
 // A foldable view of a JSON value. What the schema of its kind calls sensitive is hidden until the operator asks.
-import { html, useState } from '../core/dom.js';
+import { html, useEffect, useState } from '../core/dom.js';
 import { Exact, writeExact } from '../core/exact.js';
+import { useQuery } from '../core/query.js';
 import { Copy } from './base.js';
 
 const MANY = 100;
@@ -53,6 +54,23 @@ export function within(schema, name, root) {
     : undefined;
 }
 
+// Without its schema, any field of a kind may be sensitive.
+const COMING = { writeOnly: true };
+const UNKNOWN = { writeOnly: true };
+/** The kinds as this page read them last, so that the next job need not wait for them. */
+let read = null;
+
+/** The schema of a kind. As long as it is not there, and for a kind that the server does not know, it hides all. */
+export function useSchema(kind) {
+  const [failed, set] = useState(false);
+  const kinds = useQuery('/v1/kinds', { every: failed ? 5000 : 0 });
+  useEffect(() => set(Boolean(kinds.error) && !kinds.data), [kinds.data, kinds.error]);
+  if (kinds.data) read = kinds.data.data;
+  if (!read) return failed ? UNKNOWN : COMING;
+  const known = read.find((one) => one.kind === kind);
+  return known ? known.schema : UNKNOWN;
+}
+
 export function Json({ value, schema, label = 'value' }) {
   if (value === undefined) return null;
   const save = () => {
@@ -67,6 +85,10 @@ export function Json({ value, schema, label = 'value' }) {
       <${Copy} text=${writeExact(value, 2)} label=${`Copy the ${label}`} />
       <button type="button" class="quiet small" aria-label=${`Download the ${label}`} onClick=${save}>Download</button>
     </div>
+    ${
+      schema === UNKNOWN &&
+      html`<p class="faint">Hidden, because this server does not say which fields of the kind are sensitive.</p>`
+    }
     <div class="tree-of" tabindex="0" role="region" aria-label=${label}>
       <${Node} value=${value} schema=${schema} root=${schema} depth=${0} />
     </div>

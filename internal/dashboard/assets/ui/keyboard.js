@@ -2,7 +2,7 @@
 
 import { may } from '../core/api.js';
 import { html } from '../core/dom.js';
-import { go } from '../core/route.js';
+import { goOn } from '../core/route.js';
 import { screens } from '../core/screens.js';
 import { ask } from './dialog.js';
 import { openPalette } from './palette.js';
@@ -57,7 +57,7 @@ addEventListener('keydown', (event) => {
   if (Date.now() - going < 1500) {
     going = 0;
     const screen = screens.find((s) => s.item?.[3] === event.key && (!s.need || may(s.need)));
-    if (screen) go(screen.item[1]);
+    if (screen) goOn(screen.item[1]);
     return undefined;
   }
   if (event.key === 'j' || event.key === 'k') {

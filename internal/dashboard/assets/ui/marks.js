@@ -40,7 +40,7 @@ const lost = {
 function told(mark) {
   const { type, by, runners, version } = mark;
   if (type === 'runners_started') {
-    const before = mark.previous_version ? ` Before it ran version ${mark.previous_version}.` : '';
+    const before = mark.previous_version ? ` Before that, version ${mark.previous_version} ran.` : '';
     const started = `${plural(runners, 'runner')} of version ${version} started.`;
     return { short: before ? `version ${version}` : 'start', text: started + before, href: '/runners' };
   }
@@ -55,7 +55,8 @@ function told(mark) {
   }
   if (type === 'operation_started') {
     const what = mark.canary ? 'canary' : (releases[mark.action] ?? mark.action);
-    return { short: what, text: `${by} began a ${what}.`, href: `/operations/${mark.operation}` };
+    const text = mark.action === 'run_now' ? `${by} ran jobs at once, in bulk.` : `${by} began a ${what}.`;
+    return { short: what, text, href: `/operations/${mark.operation}` };
   }
   const [short, text] = lost[type] ?? [type, type];
   const seen = runners ? `, as ${plural(runners, 'runner')} saw it.` : '.';

@@ -2,7 +2,7 @@
 
 import { post, seg, url } from '../core/api.js';
 import { cls, html, useEffect, useState } from '../core/dom.js';
-import { count, rate, span } from '../core/format.js';
+import { count, plural, rate, span } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { Allowed, Badge, Copy, Time, Trouble, tell, tellProblem } from './base.js';
 import { actions, bulk } from './bulk.js';
@@ -70,9 +70,16 @@ export function FilterLink({ operation }) {
 
 const seen = (operation) => operation.done + operation.skipped + operation.failed;
 
+/** Does it mean more jobs than were counted at its start? Then it has no known end. */
+const isEndless = (operation) => operation.estimate_capped && operation.state !== 'done';
+
 /** How much of it is over, in percent. */
-export const portion = (operation) =>
+const portion = (operation) =>
   operation.state === 'done' ? 100 : Math.min(100, (seen(operation) / Math.max(1, operation.estimate)) * 100);
+
+/** How far it is: `40 %`, or `12,000 jobs` of an unknown number. */
+export const howFar = (operation) =>
+  isEndless(operation) ? plural(seen(operation), 'job') : `${Math.round(portion(operation))} %`;
 
 /** What came of it: `120 replayed, 3 left as they were`. */
 export const outcome = (operation) =>
@@ -92,13 +99,12 @@ export const paceOf = (operation) =>
       : 'as fast as it goes';
 
 export function Progress({ operation }) {
-  const label = `${nameOf(operation.action)}: ${Math.round(portion(operation))} %`;
+  const label = `${nameOf(operation.action)}: ${howFar(operation)}`;
+  const endless = isEndless(operation);
   return html`<div class="stack tighter">
-    <progress max="100" value=${portion(operation)} aria-label=${label}></progress>
+    ${!endless && html`<progress max="100" value=${portion(operation)} aria-label=${label}></progress>`}
     <span class="row apart soft num">
-      <span>
-        ${count(seen(operation))} of ${count(Math.max(operation.estimate, seen(operation)), operation.estimate_capped)}
-      </span>
+      <span>${count(seen(operation))} of ${count(Math.max(operation.estimate, seen(operation)), endless)}</span>
       ${operation.failed > 0 && html`<span class="bad">${count(operation.failed)} failed</span>`}
     </span>
   </div>`;
@@ -124,15 +130,14 @@ const ends = [
  * kind it is `quiet` for readers of screens.
  */
 export function Released({ operation, quiet = false }) {
-  const [open, set] = useState(true);
-  const made = useQuery(operation.action === 'replay' ? `/v1/operations/${seg(operation.id)}/made` : null, {
-    every: open ? 3000 : 30000,
-  });
+  const [every, set] = useState(3000);
+  const made = useQuery(operation.action === 'replay' ? `/v1/operations/${seg(operation.id)}/made` : null, { every });
   const it = made.data;
-  useEffect(
-    () => set(isRunning(operation) || !it || it.waiting + it.executing + it.retrying > 0),
-    [operation.state, it],
-  );
+  useEffect(() => {
+    const open = isRunning(operation) || !it || it.waiting + it.executing + it.retrying > 0;
+    // A count of so many takes the server longer.
+    set(open ? (it?.capped ? 10000 : 3000) : 30000);
+  }, [operation.state, it]);
   const trouble = html`<${Trouble} error=${made.error} retry=${made.reload} />`;
   if (!it || (it.count === 0 && !isRunning(operation))) return trouble;
   const link = (state) => url('/jobs', { q: `operation:${operation.id}${state ? ` state:${state}` : ''}` });
@@ -141,7 +146,7 @@ export function Released({ operation, quiet = false }) {
     ${ends
       .filter(([state]) => it[state] > 0 || state === 'completed' || state === 'failed')
       .map(([state, word], i) => {
-        const text = `${count(it[state])} ${word}`;
+        const text = `${count(it[state], state === 'failed' ? it.failed_capped : it.capped)} ${word}`;
         return html`${i > 0 && ' · '}${
           it[state] > 0
             ? html`<a key=${state} class=${state === 'failed' && 'bad bold'} href=${link(state)}>${text}</a>`
@@ -169,7 +174,11 @@ export const stop = (operation, reload) =>
       reload?.();
       return true;
     },
-    { danger: true },
+    {
+      danger: true,
+      about: html`<b>${nameOf(operation.action)}</b>: ${filterWords(meant(operation))}, asked for by${' '}
+        <bdi>${operation.asked_by}</bdi>`,
+    },
   );
 
 /** Holds a running operation, and lets it go on. */
@@ -244,7 +253,13 @@ export function Watched({ operation, reload }) {
           on
             ? html`
               ${' '}· ${rate(operation.measured_rate)}/s, ${paceOf(operation)} ·${' '}
-              ${operation.eta_s === null ? 'time left not known yet' : `about ${span(operation.eta_s * 1000)} left`}
+              ${
+                operation.eta_s !== null
+                  ? `about ${span(operation.eta_s * 1000)} left`
+                  : operation.estimate_capped
+                    ? 'time left not known: more jobs than were counted'
+                    : 'time left not known yet'
+              }
               ${!operation.runner && !operation.paused_at && ' · waits for a runner'}
             `
             : ''

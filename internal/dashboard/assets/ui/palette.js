@@ -1,9 +1,9 @@
 // The command palette: screens, queues, schedules, limits, jobs and a few actions, found by what is typed.
 
-import { may, seg, url } from '../core/api.js';
+import { may, readAll, seg, url } from '../core/api.js';
 import { cls, html, useEffect, useRef, useState } from '../core/dom.js';
 import { useQuery } from '../core/query.js';
-import { go } from '../core/route.js';
+import { goOn } from '../core/route.js';
 import { screens } from '../core/screens.js';
 import { tell } from './base.js';
 import { ask } from './dialog.js';
@@ -31,7 +31,7 @@ export function rank(text, typed) {
 
 /** All that the palette leads to, with what each entry does. */
 function entriesOf(typed, queues, schedules, limits) {
-  const to = (name, what, path) => ({ name, what, act: () => go(path) });
+  const to = (name, what, path) => ({ name, what, act: () => goOn(path) });
   const entries = screens
     .filter((screen) => screen.item && (!screen.need || may(screen.need)))
     .map((screen) => to(screen.item[0], 'screen', screen.item[1]));
@@ -63,7 +63,7 @@ function Palette({ close }) {
   const [at, setAt] = useState(0);
   const input = useRef(null);
   const queues = useQuery('/v1/queues');
-  const schedules = useQuery('/v1/schedules');
+  const schedules = useQuery('/v1/schedules?all', { read: readAll });
   const limits = useQuery('/v1/limits');
   useEffect(() => input.current.focus(), []);
   const names = [queues, schedules, limits].map((found) => found.data?.data ?? []);

@@ -3,11 +3,16 @@
 import { call, callTagged, post, seg } from '../core/api.js';
 import { html } from '../core/dom.js';
 import { count, plural } from '../core/format.js';
+import { known } from '../core/known.js';
+import { useObservable } from '../core/observable.js';
 import { Badge, tell, tellProblem } from './base.js';
 import { ask, InputField } from './dialog.js';
 
 /** Jobs that have been due for longer than this are no longer on their way. */
 export const BEHIND = '<-10s';
+
+/** How long the oldest due job of each queue has waited, in ms, as the frame knows it. */
+export const useLate = () => useObservable(known).stats.data?.lateness.oldest_due_ms_by_queue ?? {};
 
 export const waiting = (queue) => (queue.states.waiting ?? 0) + (queue.states.retrying ?? 0);
 /** How many jobs wait, in words. */

@@ -2,10 +2,11 @@
 
 import { call, Problem, post, seg, send, textOf } from '../core/api.js';
 import { html, useEffect, useMemo, useState } from '../core/dom.js';
+import { backoff } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { Badge, Field, Head, JobLink, Panel, Segment, Skeleton, Time, Trouble, tell, WithJobs } from './base.js';
 import { ask, InputField } from './dialog.js';
-import { blank, elsewhere, parse, SchemaForm } from './schema-form.js';
+import { blank, elsewhere, parseWithPayload, SchemaForm } from './schema-form.js';
 
 /** What each policy means, in a line. */
 export const policies = {
@@ -254,7 +255,8 @@ function bodyOf(v, s) {
   };
   if (v.attempts) body.max_attempts = Number(v.attempts);
   if (v.timeout) body.timeout_ms = Math.round(Number(v.timeout) * 1000);
-  if (v.retry) body.retry = v.retry;
+  // What is left out of it is the kind's.
+  if (v.retry && Object.keys(v.retry).length > 0) body.retry = v.retry;
   // The form has no fields for these: they stay as they were.
   for (const field of ['order_key', 'on_failure', 'limit_key', 'expires_in_ms', 'tags'])
     if (s?.[field]) body[field] = s[field];
@@ -307,7 +309,7 @@ async function exactly(path, signal) {
   const response = await send('GET', path, { signal });
   const answer = await textOf(response, 'GET', signal);
   if (!response.ok) throw new Problem(response.status, JSON.parse(answer));
-  return { schedule: parse(answer), tag: response.headers.get('etag') };
+  return { schedule: parseWithPayload(answer), tag: response.headers.get('etag') };
 }
 
 /**
@@ -607,29 +609,38 @@ function Form({ seen, kinds, done, again }) {
         </label>
         ${
           v.retry &&
-          html`<div class="fields">
-            ${[
-              ['base_ms', 'First delay, ms', 1, 86400000],
-              ['factor', 'Growth', 1, 100],
-              ['cap_ms', 'Longest delay, ms', 1, 604800000],
-              ['jitter', 'Jitter, as a share', 0, 1],
-            ].map(
-              ([field, label, min, max]) => html`
-                <${Field} key=${field} label=${label} id=${`s-${field}`} wrong=${wrong(`retry/${field}`)}>
-                  <input
-                    id=${`s-${field}`}
-                    type="number"
-                    required
-                    min=${min}
-                    max=${max}
-                    step=${field.endsWith('_ms') ? 1 : 'any'}
-                    value=${v.retry[field]}
-                    onInput=${(e) => set({ retry: { ...v.retry, [field]: e.target.valueAsNumber } })}
-                  />
-                </${Field}>
-              `,
-            )}
-          </div>`
+          (v.retry.delays_ms
+            ? html`<p class="soft">
+                ${backoff(v.retry)}${' '}
+                <span class="faint">(A table of delays stays as it is here. The API changes it.)</span>
+              </p>`
+            : html`<div class="fields">
+              ${[
+                ['base_ms', 'First delay, ms', 1, 86400000],
+                ['factor', 'Growth', 1, 100],
+                ['cap_ms', 'Longest delay, ms', 1, 604800000],
+                ['jitter', 'Jitter, as a share', 0, 1],
+              ].map(
+                ([field, label, min, max]) => html`
+                  <${Field} key=${field} label=${label} id=${`s-${field}`} wrong=${wrong(`retry/${field}`)}>
+                    <input
+                      id=${`s-${field}`}
+                      type="number"
+                      min=${min}
+                      max=${max}
+                      step=${field.endsWith('_ms') ? 1 : 'any'}
+                      placeholder=${kind?.retry[field] ?? ''}
+                      value=${v.retry[field]}
+                      onInput=${(e) => {
+                        const { [field]: _, ...rest } = v.retry;
+                        const given = e.target.valueAsNumber;
+                        set({ retry: Number.isNaN(given) ? rest : { ...rest, [field]: given } });
+                      }}
+                    />
+                  </${Field}>
+                `,
+              )}
+            </div>`)
         }
       </div>
     </${Panel}>

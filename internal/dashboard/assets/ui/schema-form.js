@@ -10,15 +10,22 @@ const LINES = /^(text|html|body|message|content|markdown|description|comment|not
 
 const exact = typeof JSON.rawJSON === 'function';
 const isRaw = (value) => exact && JSON.isRawJSON(value);
-const bigger = (value, source) =>
-  typeof value === 'number' && !Number.isSafeInteger(value) && /^-?\d+$/.test(source ?? '');
+const plain = (value) => (isRaw(value) ? Number(value.rawJSON) : value);
+const changes = (value, source) => typeof value === 'number' && source !== undefined && String(value) !== source;
 
-/** JSON whose whole numbers beyond 2^53 stay what they are, where the browser can. */
-export const parse = (text) =>
+/** JSON whose numbers stay as they were written, where the browser can: 9007199254740993, 1.10. */
+const parse = (text) =>
   JSON.parse(
     text,
-    exact ? (_, value, context) => (bigger(value, context.source) ? JSON.rawJSON(context.source) : value) : undefined,
+    exact ? (_, value, context) => (changes(value, context.source) ? JSON.rawJSON(context.source) : value) : undefined,
   );
+
+/** The answer about a job or a schedule, with the numbers of its payload as they were written. */
+export function parseWithPayload(text) {
+  const body = JSON.parse(text);
+  if (body && Object.hasOwn(body, 'payload')) body.payload = parse(text).payload;
+  return body;
+}
 
 const kindOf = (value) =>
   value === null ? 'null' : Array.isArray(value) ? 'array' : isRaw(value) ? 'number' : typeof value;
@@ -136,7 +143,7 @@ function fits(schema, value, root, depth = 0) {
     case 'union':
       return what.variants.some((variant) => inside(variant, value));
     case 'number':
-      return kindOf(value) === 'number' && (!what.integer || isRaw(value) || Number.isInteger(value));
+      return kindOf(value) === 'number' && (!what.integer || Number.isInteger(plain(value)));
     case 'list':
       return Array.isArray(value) && value.every((item, i) => inside(s.prefixItems?.[i] ?? s.items, item));
     case 'object': {
@@ -393,13 +400,15 @@ function facts({ s, kind }) {
 function readNumber(text) {
   if (/^[-+]?\d+$/.test(text))
     return exact && !Number.isSafeInteger(Number(text)) ? JSON.rawJSON(String(BigInt(text))) : Number(text);
-  return /^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i.test(text) && Number.isFinite(Number(text)) ? Number(text) : text;
+  if (!/^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i.test(text) || !Number.isFinite(Number(text))) return text;
+  // As it was typed, where that is JSON.
+  return /^-?(0|[1-9]\d*)\.\d+$/.test(text) ? parse(text) : Number(text);
 }
 
 function wrongOf({ kind, s, integer }, value) {
   if (value === undefined || value === null || value === '') return null;
   if (kind === 'number') {
-    const number = isRaw(value) ? Number(value.rawJSON) : value;
+    const number = plain(value);
     if (typeof number !== 'number' || (integer && !Number.isInteger(number)))
       return integer ? 'This must be a whole number.' : 'This must be a number.';
     if (number < s.minimum || number <= s.exclusiveMinimum)

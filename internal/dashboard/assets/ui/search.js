@@ -10,7 +10,7 @@ const PAGE = 50;
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 /** The next page of the server. One that has too many searches is asked again. */
-async function patiently(query, signal) {
+export async function patiently(query, signal) {
   for (let wait = 1000; ; wait = Math.min(2 * wait, 15000)) {
     try {
       return await get('/v1/jobs', query, signal);
@@ -36,15 +36,24 @@ export function useSearch(q, cursor, happens, sort = '') {
     const { rows, next, searched } = own.from ?? { rows: [], next: cursor, searched: 0 };
     const found = { path, rows: [...rows], next, searched, to: null, requests: 0 };
     own.stopped = false;
-    do {
-      const page = await patiently({ q, limit: PAGE - found.rows.length, cursor: found.next, sort }, signal);
-      found.rows.push(...page.data);
-      found.next = page.next_cursor;
-      found.searched += page.searched;
-      found.to = page.searched_to;
-      found.requests += 1;
-      if (found.next && found.rows.length < PAGE) own.so_far.set({ ...found, rows: [...found.rows] });
-    } while (found.next && found.rows.length < PAGE && !own.stopped);
+    try {
+      do {
+        const page = await patiently({ q, limit: PAGE - found.rows.length, cursor: found.next, sort }, signal);
+        found.rows.push(...page.data);
+        found.next = page.next_cursor;
+        found.searched += page.searched;
+        found.to = page.searched_to;
+        found.requests += 1;
+        if (found.next && found.rows.length < PAGE) own.so_far.set({ ...found, rows: [...found.rows] });
+      } while (found.next && found.rows.length < PAGE && !own.stopped);
+    } catch (problem) {
+      // The next reading goes on where this one stood. Until then none is under way.
+      if (!signal.aborted) {
+        if (found.requests > 0) own.from = found;
+        own.so_far.set(null);
+      }
+      throw problem;
+    }
     own.from = null;
     own.so_far.set(null);
     long.current = found.requests > 1 ? path : null;

@@ -1,7 +1,7 @@
 // The bar at the top: the state of MySQL, Redis and the runners, and the field that finds a job.
 import { seg } from '../core/api.js';
 import { cls, html } from '../core/dom.js';
-import { brief, span } from '../core/format.js';
+import { brief, count, span } from '../core/format.js';
 import { outage } from '../core/known.js';
 import { live } from '../core/live.js';
 import { useObservable } from '../core/observable.js';
@@ -75,7 +75,9 @@ export function StatusBar({ ready, stats, runners, index }) {
             <${Light} is=${alive && !stale ? running : ''} to="/runners">
               ${
                 alive
-                  ? `${alive.length} ${alive.length === 1 ? 'runner' : 'runners'}${silent ? `, ${silent} silent` : ''}`
+                  ? `${count(alive.length, runners.data.more)} ${alive.length === 1 ? 'runner' : 'runners'}${
+                      silent ? `, ${silent} silent` : ''
+                    }`
                   : 'runners'
               }
             </${Light}>

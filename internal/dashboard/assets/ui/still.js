@@ -1,16 +1,18 @@
 // A list that stands still while the user is at one of its rows. New rows are counted meanwhile.
 
-import { useEffect, useRef, useState } from '../core/dom.js';
+import { html, useEffect, useRef, useState } from '../core/dom.js';
+import { plural } from '../core/format.js';
 
 /**
  * `rows` as they stood when the mouse or the focus came to one of them, or when `held` began; what is known anew of
  * them is put in. `key` names the listing: the rows of another one are shown at once. The properties of `hold` belong
  * to the element around the rows.
  * The newest row comes first, unless the list goes `forwards` or is `mixed`: a mixed one has any order, which changes.
- * `idOf` tells rows apart. `free` ends what the focus holds until it comes to a row again.
+ * `idOf` tells rows apart. `free` ends what the focus holds until it comes to a row again. A row that it gets, because
+ * the user has acted on it, leaves as soon as the listing does not have it.
  */
 export function useStill(rows, key, held, { forwards = false, mixed = false, idOf = (row) => row.id } = {}) {
-  const kept = useRef({ key: null, rows: [] });
+  const kept = useRef({ key: null, rows: [], done: new Set() });
   const [hovered, hover] = useState(false);
   const [focused, focus] = useState(false);
   const [, draw] = useState(0);
@@ -25,7 +27,10 @@ export function useStill(rows, key, held, { forwards = false, mixed = false, idO
     own.rows = rows;
   } else if (own.latest !== rows) {
     const news = new Map(rows.map((row) => [idOf(row), row]));
-    own.rows = own.rows.map((row) => news.get(idOf(row)) ?? row);
+    own.rows = own.rows
+      .filter((row) => news.has(idOf(row)) || !own.done.has(idOf(row)))
+      .map((row) => news.get(idOf(row)) ?? row);
+    if (own.rows.length === 0) own.rows = rows;
   }
   own.latest = rows;
   const known = new Set(own.rows.map(idOf));
@@ -45,7 +50,10 @@ export function useStill(rows, key, held, { forwards = false, mixed = false, idO
       draw((n) => n + 1);
       return new Set(rows.map(idOf));
     },
-    free: () => focus(false),
+    free: (row) => {
+      if (row) own.done.add(idOf(row));
+      focus(false);
+    },
     hold: {
       onPointerEnter: (event) => event.pointerType === 'mouse' && hover(true),
       onPointerLeave: () => hover(false),
@@ -57,3 +65,18 @@ export function useStill(rows, key, held, { forwards = false, mixed = false, idO
     },
   };
 }
+
+/**
+ * Counts the rows that a list which stands still does not show yet, over the head of its table: no row moves when it
+ * comes. `one` is what a row is called.
+ */
+export const NewRows = ({ still, one }) =>
+  html`<div class="news" role="status">
+    ${
+      still.fresh > 0 &&
+      html`<span class="fresh">
+        <b class="num">${plural(still.fresh, one)}</b>${' '}
+        <button type="button" class="small" onClick=${still.show}>Show</button>
+      </span>`
+    }
+  </div>`;

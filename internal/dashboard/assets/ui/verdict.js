@@ -13,6 +13,8 @@ const MANY = 3;
 const PATIENCE = 10000;
 /** The server names no more open breakers. */
 const MOST_BREAKERS = 100;
+/** The server counts no more rejected rows. */
+const MAX_REJECTED = 10000;
 /** A tick that no runner has handled for so long is late. */
 const LATE_TICK = 60000;
 
@@ -65,7 +67,9 @@ function sourcesOf({ outbox, blocked, schedules }) {
       key: 'rejected',
       bad: true,
       to: '/outbox',
-      text: `${count(outbox.rejected)} rejected ${outbox.rejected === 1 ? 'row' : 'rows'} in the outbox`,
+      text:
+        `${count(outbox.rejected, outbox.rejected >= MAX_REJECTED)} rejected ` +
+        `${outbox.rejected === 1 ? 'row' : 'rows'} in the outbox`,
     });
   const late = (schedules?.data ?? []).filter(
     (schedule) => !schedule.paused && schedule.next_at && now() - Date.parse(schedule.next_at) > LATE_TICK,
