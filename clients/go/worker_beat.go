@@ -150,6 +150,7 @@ func holding(tokens []string, said []report) [][]byte {
 // false if one of them failed.
 func (w *Worker) beat(ctx context.Context) bool {
 	news := w.news()
+	most := len(news)
 	// A worker that holds nothing beats as well: its own lease is to be renewed.
 	for {
 		tokens := w.tokens()
@@ -158,13 +159,18 @@ func (w *Worker) beat(ctx context.Context) bool {
 		for _, entry := range bare {
 			size += len(entry) + 1
 		}
-		for count < len(news) && (count == 0 || size+len(news[count].text) < bodyBytes) {
+		for count < len(news) && (count == 0 || count < most && size+len(news[count].text) < bodyBytes) {
 			size += len(news[count].text) + 1
 			count++
 		}
 		part := news[:count]
-		news = news[count:]
 		isSent, isRefused := w.beatOf(ctx, holding(tokens, part))
+		if isRefused && count > 1 {
+			// A proxy may take less than the server, or one of the reports is wrong. Fewer go in one request.
+			most = count / 2
+			continue
+		}
+		news = news[count:]
 		if isRefused {
 			w.config.Logf("tickr: the server refuses a report of a handler: progress and checkpoint are left out")
 			isSent, _ = w.beatOf(ctx, bare)

@@ -379,6 +379,52 @@ func TestEveryHeartbeatListsEveryTokenHoweverLargeTheCheckpointsAre(t *testing.T
 	}
 }
 
+func TestEveryCheckpointIsSavedBehindAProxyThatTakesOnlySmallHeartbeats(t *testing.T) {
+	server := newFake(t)
+	const count = 3
+	saved := map[string]bool{}
+	server.fate = func(call fakeCall) *fate {
+		if call.what != "beat" {
+			return nil
+		}
+		if strings.Count(call.text, `"checkpoint":`) > 1 {
+			return &fate{status: 413, code: "too_large"}
+		}
+		for _, one := range call.body()["holding"].([]any) {
+			if held := one.(map[string]any); held["checkpoint"] != nil {
+				saved[held["token"].(string)] = true
+			}
+		}
+		return nil
+	}
+	var tokens []string
+	for n := 0; n < count; n++ {
+		tokens = append(tokens, server.add("test.work", how("saves"), ""))
+	}
+	var begun sync.WaitGroup
+	begun.Add(count)
+	start(t, server, func(c *WorkerConfig) { c.Slots = count }, func(
+		ctx context.Context, _ work, attempt *Attempt,
+	) (any, error) {
+		begun.Done()
+		begun.Wait()
+		if err := attempt.SaveCheckpoint(strings.Repeat("x", 40_000)); err != nil {
+			return nil, err
+		}
+		return nil, attempt.CheckpointSaved(ctx)
+	})
+	for _, token := range tokens {
+		if got := pick(server.verdict(t, token), "verdict"); got != "succeeded" {
+			t.Error(got)
+		}
+		server.locked(func() {
+			if !saved[token] {
+				t.Errorf("the checkpoint of %s was never sent alone", token)
+			}
+		})
+	}
+}
+
 func TestTheLogKeepsTheNewestLines(t *testing.T) {
 	server := newFake(t)
 	start(t, server, nil, func(_ context.Context, _ work, attempt *Attempt) (any, error) {

@@ -58,6 +58,7 @@ class FakeServer:
         self.workers: list[str] = []
         self.known: set[str] = set()
         self.refuse: Callable[[dict], int] = lambda verdict: 0
+        self.refuse_beat: Callable[[list[dict]], int] = lambda holding: 0
         self.retry_after = "0"
         self.beat_ms = 100
         self.stopped = False
@@ -181,6 +182,9 @@ class FakeServer:
             if op == "fetch":
                 return 200, self.fetch(body)
             if op == "beat":
+                status = self.refuse_beat(body["holding"])
+                if status:
+                    return status, {"title": "Refused", "status": status, "code": "refused", "detail": "too much"}
                 tokens = [held["token"] for held in body["holding"]]
                 cancel = [token for token in tokens if token in self.cancel]
                 lost = [token for token in tokens if token in self.lost]

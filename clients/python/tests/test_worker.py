@@ -481,6 +481,55 @@ class Beats(WorkerCase):
         eventually("a bare beat", lambda: len(self.server.of("beat")) >= 2)
         self.assertEqual(self.server.of("beat")[1].body, {"holding": [{"token": token}]})
 
+    def test_every_checkpoint_arrives_behind_a_proxy_that_takes_only_small_beats(self) -> None:
+        together = threading.Barrier(3)
+
+        @self.app.kind("save")
+        def save(payload: Any, context: tickr.Context) -> None:
+            together.wait(DEADLINE)
+            context.save_checkpoint({"n": payload, "text": "x" * 40_000})
+            self.go.wait(DEADLINE)
+
+        def checkpoints(holding: list) -> list:
+            return [held["checkpoint"]["n"] for held in holding if "checkpoint" in held]
+
+        self.server.refuse_beat = lambda holding: 413 if len(checkpoints(holding)) > 1 else 0
+        for n in range(3):
+            self.server.add("save", n)
+        self.start(slots=3)
+
+        def beats() -> list:
+            return [holding for call in self.server.of("beat") if checkpoints(holding := call.body["holding"])]
+
+        def arrived() -> set:
+            return {n for holding in beats() if len(checkpoints(holding)) == 1 for n in checkpoints(holding)}
+
+        eventually("each checkpoint", lambda: arrived() == {0, 1, 2})
+        self.assertEqual({len(holding) for holding in beats()}, {3})
+
+    def test_a_report_that_the_server_refuses_takes_no_other_along(self) -> None:
+        together = threading.Barrier(3)
+
+        @self.app.kind("save")
+        def save(payload: Any, context: tickr.Context) -> None:
+            together.wait(DEADLINE)
+            context.save_checkpoint(payload)
+            self.go.wait(DEADLINE)
+
+        def wrong(holding: list) -> bool:
+            return any(held.get("checkpoint") == "wrong" for held in holding)
+
+        self.server.refuse_beat = lambda holding: 422 if wrong(holding) else 0
+        for payload in ("one", "wrong", "two"):
+            self.server.add("save", payload)
+        self.start(slots=3)
+
+        def arrived() -> set:
+            taken = [call.body["holding"] for call in self.server.of("beat") if not wrong(call.body["holding"])]
+            return {held["checkpoint"] for holding in taken for held in holding if "checkpoint" in held}
+
+        eventually("the other checkpoints", lambda: arrived() == {"one", "two"})
+
     def test_a_drained_worker_asks_again_after_a_beat_and_goes_on_when_it_is_resumed(self) -> None:
         self.blocking()
         self.go.set()

@@ -363,14 +363,21 @@ export class Link {
    */
   async #beat(): Promise<boolean> {
     const news = this.#news();
+    let most = Infinity;
     // A worker that holds nothing beats as well: its own lease is to be renewed.
     do {
       const tokens = [...this.#held.keys()];
       const bare = tokens.map((token) => JSON.stringify({ token }));
-      const part = takeWithin(news, Infinity, BODY_BYTES - Buffer.byteLength(bare.join(',')));
+      const part = takeWithin(news, most, BODY_BYTES - Buffer.byteLength(bare.join(',')));
       const said = new Map(part.map(({ token, json }) => [token, json]));
       const answer = await this.#beatOf(tokens.map((token, place) => said.get(token) ?? (bare[place] as string)));
       if (answer === undefined) return false;
+      if (answer === 'refused' && part.length > 1) {
+        // A proxy may take less than the server, or one of the reports is wrong. Fewer go in one request.
+        most = Math.floor(part.length / 2);
+        news.unshift(...part);
+        continue;
+      }
       if (answer === 'refused') {
         this.#note('error', 'the server refuses a report of a handler: progress and checkpoint are left out');
         if (typeof (await this.#beatOf(bare)) !== 'object') return false;

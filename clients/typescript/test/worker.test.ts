@@ -355,6 +355,25 @@ test('every heartbeat lists every token, however large the checkpoints are', asy
   }
 });
 
+test('every checkpoint is saved behind a proxy that takes only small heartbeats', async () => {
+  const count = (text: string) => text.split('"checkpoint":').length - 1;
+  server.fate = ({ what, text }) => (what === 'beat' && count(text) > 1 ? problem(413, 'too_large') : undefined);
+  const tokens = [0, 1, 2].map((n) => server.add({ kind: KIND, payload: { n } }));
+  let begun = 0;
+  start(
+    make({ slots: 3 }).handle<{ n: number }>(KIND, async ({ n }, context) => {
+      begun += 1;
+      while (begun < 3) await context.sleep(5);
+      context.saveCheckpoint(`${n}${'x'.repeat(40_000)}`);
+      await context.checkpointSaved();
+      // Now the server has it.
+      const isSaved = ({ text }: { text: string }) => count(text) === 1 && text.includes(`"checkpoint":"${n}x`);
+      return server.of('beat').some(isSaved);
+    }),
+  );
+  for (const token of tokens) assert.equal((await server.verdictOf(token)).result, true);
+});
+
 test('a checkpoint that is too large is an error of the handler', async () => {
   start(make().handle(KIND, (_, context) => context.saveCheckpoint('x'.repeat(70_000))));
   const { error } = await server.verdictOf(server.add({ kind: KIND }));

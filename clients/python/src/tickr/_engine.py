@@ -343,6 +343,7 @@ class Engine:
         self._stop_asked = False
         self._drained = False
         self._beat_now = False
+        self._report_most = MAX_HOLDING
         self._registering = threading.Lock()
         self._beating = threading.Lock()
         self._fetch_abort: Optional[Abort] = None
@@ -660,32 +661,25 @@ class Engine:
     def _beat(self) -> bool:
         """Send one beat. True if it was answered, or refused in a way that a repetition does not mend."""
         with self._beating:
-            with self._changed:
-                self._beat_now = False
-                known = self.worker_id
-                attempts = [self._held[token] for token in self._held]
-            reports = [(attempt, *attempt.context._reports()) for attempt in attempts]
-            parts, size, sent = [], 0, []
-            for attempt, progress, percent, note, checkpoint, content in reports:
-                fields: Dict[str, Any] = {"token": attempt.token}
-                raw = {}
-                # A note alone would set the percent to 0, so both go out together.
-                if progress > attempt.sent_progress and attempt.end is None:
-                    fields["percent"] = percent
-                    if note is not None:
-                        fields["note"] = note
-                if checkpoint > attempt.sent_checkpoint and content is not None:
-                    if size + len(content) > MAX_BODY_BYTES // 2 and size:
-                        checkpoint = attempt.sent_checkpoint  # it goes with the next beat, which follows at once
-                        self._beat_now = True
-                    else:
-                        raw["checkpoint"], size = content, size + len(content)
-                parts.append(_json.joined(fields, raw))
-                sent.append((attempt, progress, checkpoint))
-            body = b'{"holding":[' + b",".join(parts) + b"]}"
-            timeout = min(10.0, max(1.0, self.beat_ms / 1000))
+            while True:
+                with self._changed:
+                    self._beat_now = False
+                    known = self.worker_id
+                    attempts = [self._held[token] for token in self._held]
+                parts, sent, count, others_wait = self._reports(attempts)
+                body = b'{"holding":[' + b",".join(parts) + b"]}"
+                timeout = min(10.0, max(1.0, self.beat_ms / 1000))
+                try:
+                    answer = self.transport.call("POST", self._path(known, "beat"), body, timeout=timeout)
+                except ConnectionFailed as error:
+                    log.warning("a beat is repeated: %s", error)
+                    return False
+                if answer.status not in (400, 413, 422) or count < 2:
+                    break
+                # A proxy may take less than the server, or one of the reports is wrong. Fewer go in one beat.
+                log.warning("a beat with %d reports is sent in parts: %s", count, answer.error())
+                self._report_most = count // 2
             try:
-                answer = self.transport.call("POST", self._path(known, "beat"), body, timeout=timeout)
                 if answer.status in (400, 413, 422):
                     # What a handler reported is not taken. The lease is worth more than the report.
                     log.error("the server refuses a report of a handler: %s", answer.error())
@@ -707,8 +701,42 @@ class Engine:
                 for attempt, progress, checkpoint in sent:
                     attempt.sent_progress = max(attempt.sent_progress, progress)
                     attempt.sent_checkpoint = max(attempt.sent_checkpoint, checkpoint)
+                if others_wait:
+                    self._beat_now = True
+                else:
+                    self._report_most = MAX_HOLDING
         self._beaten(cancel, lost)
         return True
+
+    def _reports(self, attempts: Sequence[Attempt]) -> Tuple[List[bytes], List[Tuple[Attempt, int, int]], int, bool]:
+        """Return the entries of a beat, what they report, how many reports these are, and whether others must wait for
+        the next beat."""
+        parts: List[bytes] = []
+        sent: List[Tuple[Attempt, int, int]] = []
+        size, count, others_wait = 0, 0, False
+        for attempt in attempts:
+            progress, percent, note, checkpoint, content = attempt.context._reports()
+            fields: Dict[str, Any] = {"token": attempt.token}
+            raw: Dict[str, bytes] = {}
+            has_progress = progress > attempt.sent_progress and attempt.end is None
+            news = content if checkpoint > attempt.sent_checkpoint else None
+            if news is not None and size and size + len(news) > MAX_BODY_BYTES // 2:
+                checkpoint, news, others_wait = attempt.sent_checkpoint, None, True
+            if (has_progress or news is not None) and count >= self._report_most:
+                progress, checkpoint = attempt.sent_progress, attempt.sent_checkpoint
+                has_progress, news, others_wait = False, None, True
+            # A note alone would set the percent to 0, so both go out together.
+            if has_progress:
+                fields["percent"] = percent
+                if note is not None:
+                    fields["note"] = note
+            if news is not None:
+                raw["checkpoint"], size = news, size + len(news)
+            if has_progress or news is not None:
+                count += 1
+            parts.append(_json.joined(fields, raw))
+            sent.append((attempt, progress, checkpoint))
+        return parts, sent, count, others_wait
 
     def _beaten(self, cancel: Sequence[str], lost: Sequence[str]) -> None:
         stops: List[Tuple[Attempt, Type[AttemptStopped]]] = []
