@@ -37,9 +37,10 @@ const TOLD_FOR: Duration = Duration::from_secs(2 * 3_600);
 const SHORTEST_WAIT: Duration = Duration::from_millis(100);
 
 /// Time for which verdicts that were not written yet are waited for after the last one that was, and if none was. One
-/// that another session holds up by a locked row must not delay the answer to the others.
+/// that another session holds up by a locked row must not delay the answer to the others, nor those that its worker
+/// sends with its next call.
 const VERDICT_PATIENCE: Duration = Duration::from_secs(2);
-const LONELY_PATIENCE: Duration = Duration::from_secs(8);
+const LONELY_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Time for which a heartbeat tries to save checkpoints whose rows other sessions lock, and the pause between two
 /// tries.
@@ -559,8 +560,8 @@ impl Broker {
     }
 }
 
-/// Wait for the answers to verdicts. Once there is one, those that do not come for a while are
-/// [`WorkerFinished::Locked`], and so are those for which MySQL could not be used. Their verdicts may be written later.
+/// Wait for the answers to verdicts. Those that do not come for a while are [`WorkerFinished::Locked`], and beside others
+/// so are those for which MySQL could not be used. Their verdicts may be written later.
 async fn answers_to(
     writing: Vec<impl Future<Output = Result<WorkerFinished, StoreError>>>,
 ) -> Result<Vec<WorkerFinished>, StoreError> {
@@ -583,14 +584,10 @@ async fn answers_to(
     if let Some(error) = refused {
         return Err(error);
     }
-    if answered || answers.is_empty() {
-        return Ok(answers);
+    match transient {
+        Some(error) if !answered => Err(error),
+        _ => Ok(answers),
     }
-    Err(transient.unwrap_or_else(|| StoreError::Unavailable {
-        attempted: "finish attempts",
-        cause: "no verdict was written within seconds: another session locks the rows, or mysql is slow".to_owned(),
-        source: None,
-    }))
 }
 
 /// Return what the settlement of a verdict consists of.

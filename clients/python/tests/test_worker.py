@@ -270,6 +270,38 @@ class LostAnswers(WorkerCase):
         between = [call for call in self.server.calls[began:answered] if call.op == "fetch"]
         self.assertTrue(all(token in call.body["holding"] for call in between))
 
+    def test_a_verdict_whose_row_is_locked_is_sent_again_and_holds_up_no_other(self) -> None:
+        self.app.kind("echo")(lambda payload: payload)
+        locked = self.server.add("echo", "locked")
+        self.server.locked.add(locked)
+        self.start()
+        eventually("it was sent", lambda: self.server.of("finish"))
+        self.assertEqual(self.server.verdict(self.server.add("echo", "free"))["result"], "free")
+        tries = lambda: [c for c in self.server.of("finish") if locked in str(c.body)]  # noqa: E731
+        eventually("it was sent again", lambda: len(tries()) > 1)
+        beats = len(self.server.of("beat"))
+        eventually("a beat", lambda: len(self.server.of("beat")) > beats + 1)
+        self.assertEqual([held["token"] for held in self.server.of("beat")[-1].body["holding"]], [locked])
+        self.server.locked.clear()
+        self.assertEqual(self.server.verdict(locked)["result"], "locked")
+
+    def test_a_checkpoint_whose_row_is_locked_goes_with_the_next_beat_and_before_its_verdict(self) -> None:
+        @self.app.kind("step")
+        def step(_: Any, context: tickr.Context) -> None:
+            context.save_checkpoint({"row": 9})
+            raise tickr.Failed("later")
+
+        self.app.kind("echo")(lambda payload: payload)
+        token = self.server.add("step")
+        self.server.locked.add(token)
+        self.start()
+        self.assertEqual(self.server.verdict(self.server.add("echo", "free"))["result"], "free")
+        saves = lambda: [c for c in self.server.of("beat") if "checkpoint" in str(c.body)]  # noqa: E731
+        eventually("it was sent again", lambda: len(saves()) > 1)
+        self.assertFalse(any(token in str(call.body) for call in self.server.of("finish")))
+        self.server.locked.clear()
+        self.assertEqual(self.server.verdict(token)["error"], "later")
+
     def test_random_faults_lose_no_verdict_and_double_no_job(self) -> None:
         seed = int(os.environ.get("TEST_SEED") or random.randrange(10_000))
         dice = random.Random(seed)

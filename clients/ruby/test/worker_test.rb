@@ -277,6 +277,34 @@ class WorkerTest < Minitest::Test
     @server.await("/beat") { |all| all.size >= 2 }
   end
 
+  def test_what_a_locked_row_holds_up_is_sent_again_and_holds_up_no_other
+    answer = {cancel: [], lost: [], drain: false}
+    # The rows of t1 and t2 are locked for the first calls that name them.
+    serve(beat_ms: 60_000, fetch: ->(n, _) { n == 1 ? jobs("t1", "t2", "t3") : :hang },
+      beat: lambda { |n, body|
+        reports = body["holding"].any? { |one| one["checkpoint"] }
+        [200, n <= 3 && reports ? answer.merge(unsaved: ["t1"]) : answer]
+      },
+      finish: lambda { |n, body|
+        [200, {results: body["verdicts"].map { |one|
+          locked = n <= 3 && one["token"] == "t2"
+          {token: one["token"], result: locked ? "locked" : "settled"}
+        }}]
+      })
+    work(slots: 3) do |_, context|
+      next "done" unless context.attempt.id == "job-t1"
+
+      context.checkpoint({row: 9})
+      raise "later"
+    end
+    @server.await("/finish") do |all|
+      tokens = all.flat_map { |one| one[:body]["verdicts"].map { |verdict| verdict["token"] } }
+      tokens.include?("t1") && tokens.include?("t3") && tokens.count("t2") > 1
+    end
+    assert_equal 1, verdicts.count { |one| one["token"] == "t1" }
+    assert_operator @server.requests("/beat").count { |one| one[:text].include?("checkpoint") }, :>, 1
+  end
+
   def test_many_checkpoints_go_in_several_beats
     tokens = %w[t1 t2 t3 t4 t5 t6]
     serve(beat_ms: 1000, fetch: ->(n, _) { n == 1 ? jobs(*tokens) : :hang }, beat: lambda { |_, body|

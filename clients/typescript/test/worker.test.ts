@@ -374,6 +374,42 @@ test('every checkpoint is saved behind a proxy that takes only small heartbeats'
   for (const token of tokens) assert.equal((await server.verdictOf(token)).result, true);
 });
 
+test('a verdict whose row is locked is sent again and holds up no other', async () => {
+  const locked = server.add({ kind: KIND });
+  server.locked.add(locked);
+  start(make().handle(KIND, () => 'done'));
+  const tries = () => server.of('finish').filter(({ text }) => text.includes(locked));
+  await server.until(() => tries().length > 0, 'it was sent');
+  assert.equal((await server.verdictOf(server.add({ kind: KIND }))).result, 'done');
+  await server.until(() => tries().length > 1, 'it was sent again');
+  const beats = server.of('beat').length;
+  await server.until(() => server.of('beat').length > beats + 1, 'a heartbeat');
+  assert.deepEqual(server.of('beat').at(-1)?.body.holding, [{ token: locked }]);
+  server.locked.clear();
+  assert.equal((await server.verdictOf(locked)).result, 'done');
+});
+
+test('a checkpoint whose row is locked is sent again until it is saved', async () => {
+  const locked = server.add({ kind: KIND });
+  server.locked.add(locked);
+  let isSaved = false;
+  start(
+    make().handle(KIND, async (_, context) => {
+      context.saveCheckpoint({ row: 9 });
+      await context.checkpointSaved();
+      isSaved = true;
+      throw new Error('later');
+    }),
+  );
+  const saves = () => server.of('beat').filter(({ text }) => text.includes('"checkpoint"'));
+  await server.until(() => saves().length > 1, 'it was sent again');
+  assert.ok(!isSaved && !server.of('finish').some(({ text }) => text.includes(locked)));
+  // Not in a hurry: about one each second.
+  assert.ok(saves().length < 10, `${saves().length} heartbeats`);
+  server.locked.clear();
+  assert.equal((await server.verdictOf(locked)).verdict, 'failed');
+});
+
 test('a checkpoint that is too large is an error of the handler', async () => {
   start(make().handle(KIND, (_, context) => context.saveCheckpoint('x'.repeat(70_000))));
   const { error } = await server.verdictOf(server.add({ kind: KIND }));

@@ -82,6 +82,8 @@ const FINISH_RESULTS: &str = "`lease_lost` (the attempt had ended otherwise, and
                               has this token)";
 const FINISH_INVALID: &str = "Its attempt still waits for a verdict: the client finishes it as `failed`, with an error that \
                               says so.";
+const FINISH_LOCKED: &str = "The attempt still waits for it, stays in `holding`, and the client sends the verdict again, \
+                             with growing pauses.";
 const ANY_PROCESS: &str = "a worker may go through a load balancer, or through a list of addresses";
 const STOP: &str = "On SIGTERM a worker fetches nothing more, finishes what it can, also jobs of an answer that was on its way, \
                     gives back the rest as `released`, and sends `DELETE /v1/workers/{id}`.";
@@ -154,6 +156,7 @@ pub(crate) const ALL: &[Scenario] = &[
     Scenario::new("finish-large", BODY_LIMIT, finishing::large).with(|| Setup { slots: 8, ..Setup::default() }),
     Scenario::new("finish-refused", FINISH_RESULTS, finishing::refused),
     Scenario::new("finish-invalid", FINISH_INVALID, finishing::invalid),
+    Scenario::new("finish-locked", FINISH_LOCKED, finishing::locked),
     Scenario::new("enqueue", ENQUEUE, enqueueing::once),
     Scenario::new("enqueue-repeated", ENQUEUE, enqueueing::repeated),
     Scenario::new("dead-address", ANY_PROCESS, addresses::dead).with(|| Setup { dead: Some(0), ..Setup::default() }),

@@ -593,7 +593,14 @@ final class Engine
         } else {
             $this->reportMost = PHP_INT_MAX;
         }
+        $answer = json_decode($response->body, true);
+        // What the server could not store for a locked row goes with a later beat again.
+        $unsaved = array_flip($answer['unsaved'] ?? []);
         foreach ($reported as [$held, $progress, $checkpoint]) {
+            if (isset($unsaved[$held->token])) {
+                $this->lastBeat = $now + self::REPORT_SECONDS;
+                continue;
+            }
             if ($held->progress === $progress) {
                 $held->progress = null;
             }
@@ -601,7 +608,6 @@ final class Engine
                 $held->checkpoint = null;
             }
         }
-        $answer = json_decode($response->body, true);
         foreach ($answer['lost'] ?? [] as $token) {
             $held = $this->held[$token] ?? null;
             if ($held !== null && $held->verdict === null) {
@@ -687,6 +693,13 @@ final class Engine
                     $this->mend($this->held[$token], implode('; ', $wrong));
                     continue;
                 }
+                if ($result['result'] === 'locked' && isset($this->held[$token])) {
+                    // Another session locks the row of the job. The other verdicts do not wait for it.
+                    $held = $this->held[$token];
+                    $held->notBefore = Channel::now() + $held->pause;
+                    $held->pause = min($held->pause * 2, self::LONGEST_PAUSE);
+                    continue;
+                }
                 if ($result['result'] !== 'settled') {
                     ($this->log)('a verdict came too late: ' . $result['result']);
                 }
@@ -720,9 +733,13 @@ final class Engine
         }
         $texts = [];
         $bytes = 0;
+        $now = Channel::now();
         foreach ($this->held as $held) {
             // The next attempt begins with the checkpoint, so that goes first.
             if ($held->verdict === null || ($held->checkpoint !== null && $this->worker !== null)) {
+                continue;
+            }
+            if ($now < $held->notBefore) {
                 continue;
             }
             $text = Json::object($held->verdict);
@@ -837,6 +854,7 @@ final class Engine
         foreach ($this->held as $held) {
             $runs = $held->verdict === null && $held->cancelled === null;
             $due = min($due, $held->killAt, $runs ? $held->deadline : INF);
+            $now < $held->notBefore && $due = min($due, $held->notBefore);
             if ($held->hasReport() && $this->worker !== null && $this->beat->isIdle()) {
                 $due = min($due, $this->lastBeat + self::REPORT_SECONDS);
             }

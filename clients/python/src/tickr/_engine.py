@@ -86,7 +86,7 @@ def wrong_fields(errors: Iterable[Mapping[str, Any]]) -> str:
 class End:
     """A verdict on its way to the server."""
 
-    __slots__ = ("delay_ms", "error", "log", "result", "token", "verdict")
+    __slots__ = ("delay_ms", "error", "log", "pause", "result", "token", "verdict")
 
     def __init__(
         self,
@@ -105,6 +105,7 @@ class End:
         self.error = None if error is None else text_of(error)
         self.delay_ms = delay_ms
         self.log = log
+        self.pause = 0.5
 
     def body(self) -> bytes:
         """Return the verdict as JSON."""
@@ -138,6 +139,7 @@ class Attempt:
         self.followers: List[Attempt] = []
         self.sent_progress = 0
         self.sent_checkpoint = 0
+        self.unsaved = False
 
     @property
     def has_news(self) -> bool:
@@ -336,6 +338,7 @@ class Engine:
         self._occupied = 0
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._ends: Deque[End] = deque()
+        self._put_off: List[Tuple[float, End]] = []
         self._sending = 0
         self._stopping = False
         self._leaving = False
@@ -693,12 +696,16 @@ class Engine:
                     self._refused("a beat", answer)
                     return False
                 found = _json.decode(answer.body)
-                cancel, lost = list(found["cancel"]), list(found["lost"])
+                cancel, lost, unsaved = list(found["cancel"]), list(found["lost"]), set(found.get("unsaved", ()))
             except (ConnectionFailed, ValueError, KeyError, TypeError) as error:
                 log.warning("a beat is repeated: %s", error)
                 return False
             with self._changed:
                 for attempt, progress, checkpoint in sent:
+                    # What the server could not store for a locked row goes with the next beat again.
+                    attempt.unsaved = attempt.token in unsaved
+                    if attempt.unsaved:
+                        continue
                     attempt.sent_progress = max(attempt.sent_progress, progress)
                     attempt.sent_checkpoint = max(attempt.sent_checkpoint, checkpoint)
                 if others_wait:
@@ -762,7 +769,11 @@ class Engine:
         pause = Pause(len(self.transport.urls))
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or self._ends)
+                while True:
+                    until = self._until_put_off()
+                    if self._closing or self._ends:
+                        break
+                    self._changed.wait(until)
                 if self._closing and not self._ends:
                     return
                 batch = self._next_batch()
@@ -771,7 +782,8 @@ class Engine:
             with self._changed:
                 self._sending = 0
                 if not done:
-                    self._ends.extendleft(reversed(batch))
+                    put_off = [end for _, end in self._put_off]
+                    self._ends.extendleft(end for end in reversed(batch) if end not in put_off)
                 self._changed.notify_all()
             if done:
                 pause.reset()
@@ -779,6 +791,20 @@ class Engine:
                 return
             else:
                 self._sleep(pause.next(self._finish_pause))
+
+    def _until_put_off(self) -> Optional[float]:
+        """Take back the verdicts whose pause is over. Return the seconds until the next one is, or nothing."""
+        now = time.monotonic()
+        self._ends.extend(end for at, end in self._put_off if at <= now)
+        self._put_off = [(at, end) for at, end in self._put_off if at > now]
+        if self._ends:
+            return 0.0
+        return min((at - now for at, _ in self._put_off), default=None)
+
+    def _put_off_end(self, end: End) -> None:
+        """Send a verdict again later: another session locks the row of its job. The caller has the lock."""
+        self._put_off.append((time.monotonic() + end.pause, end))
+        end.pause = min(end.pause * 2, MAX_PAUSE)
 
     _finish_pause = 0.0
 
@@ -801,8 +827,13 @@ class Engine:
             held = [self._held.get(end.token) for end in batch]
             waits = any(it is not None and end.another_follows and it.has_news for end, it in zip(batch, held))
         # The next attempt may start as soon as the verdict is written, so the checkpoint must be there before it.
-        if waits and not self._flush_checkpoints(batch):
-            return False
+        if waits:
+            if not self._flush_checkpoints(batch):
+                return False
+            with self._changed:
+                batch = [end for end in batch if not self._is_held_up(end)]
+            if not batch:
+                return True
         body = b'{"verdicts":[' + b",".join(end.body() for end in batch) + b"]}"
         try:
             answer = self.transport.call("POST", self._path(known, "finish"), body, timeout=15.0)
@@ -811,7 +842,11 @@ class Engine:
                 results = {str(it["token"]): str(it["result"]) for it in told}
                 errors = {str(it["token"]): it.get("errors", ()) for it in told}
                 refused = [end for end in batch if results.get(end.token) == "refused"]
-                self._answered([end for end in batch if end not in refused], results)
+                locked = [end for end in batch if results.get(end.token) == "locked"]
+                self._answered([end for end in batch if end not in refused and end not in locked], results)
+                with self._changed:
+                    for end in locked:
+                        self._put_off_end(end)
                 mended = [self._mend(end, "was refused: " + wrong_fields(errors[end.token])) for end in refused]
                 return all(mended)
         except (ConnectionFailed, ValueError, KeyError, TypeError) as error:
@@ -840,8 +875,16 @@ class Engine:
                 return False
             with self._changed:
                 held = [self._held.get(end.token) for end in batch]
-                if not any(it is not None and it.has_news for it in held):
+                if not any(it is not None and it.has_news and not it.unsaved for it in held):
                     return True
+
+    def _is_held_up(self, end: End) -> bool:
+        """Put a verdict off whose checkpoint the server could not store yet. The caller has the lock."""
+        attempt = self._held.get(end.token)
+        if attempt is None or not (end.another_follows and attempt.has_news):
+            return False
+        self._put_off_end(end)
+        return True
 
     def _mend(self, end: End, reason: str) -> bool:
         """Replace a verdict that the server refuses by one that says so."""
@@ -920,7 +963,7 @@ class Engine:
                     self._conclude(one, End(one.token, "released"))
             self._running.clear()
             until = time.monotonic() + LEAVE_TIME
-            self._changed.wait_for(lambda: not self._ends and not self._sending, LEAVE_TIME)
+            self._changed.wait_for(lambda: not (self._ends or self._put_off or self._sending), LEAVE_TIME)
             self._closing = True
             self._changed.notify_all()
         self._handlers.close()

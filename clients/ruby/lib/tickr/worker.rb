@@ -37,7 +37,7 @@ module Tickr
 
     # An attempt of which the verdict is not answered yet, or a lost one whose handler has not ended.
     Held = Struct.new(:token, :job, :context, :deadline, :thread, :progress, :checkpoint, :log, :verdict, :cancelled,
-      :lost, keyword_init: true) do
+      :lost, :not_before, :pause, keyword_init: true) do
       def running? = verdict.nil?
 
       # A lost attempt keeps its slot until its handler ends, but the worker does not hold it any more.
@@ -500,10 +500,14 @@ module Tickr
           return beat_again(response.status.to_s)
         end
         lost, cancelled = reading { %w[lost cancel].map { |name| response.json.fetch(name).to_ary } }
+        # What the server could not store for a locked row goes with a later beat again.
+        unsaved = Array(response.json["unsaved"])
       rescue ConnectionFailed => e
         return beat_again(e.message)
       end
-      heed(reported, more, lost, cancelled)
+      saved, left = reported.partition { |held, *| !unsaved.include?(held.token) }
+      heed(saved, more, lost, cancelled)
+      @lock.synchronize { @last_beat = Http.now + REPORT_SECONDS } if left.any?
     end
 
     # The reports and the attempts of a beat, and whether further reports must follow it. Every attempt is in it.
@@ -607,6 +611,8 @@ module Tickr
               mend(@held[result["token"]], wrong.join("; "))
               next
             end
+            next put_off(@held[result["token"]]) if result["result"] == "locked" && @held[result["token"]]
+
             log("a verdict came too late: #{result["result"]}") unless result["result"] == "settled"
             @held.delete(result["token"])
           end
@@ -630,13 +636,19 @@ module Tickr
       bytes = 0
       @held.each_value.with_object([]) do |held, batch|
         # The next attempt begins with the checkpoint, so that goes first.
-        next if held.running? || (held.checkpoint && @id)
+        next if held.running? || (held.checkpoint && @id) || (held.not_before && Http.now < held.not_before)
 
         bytes += Json.encode(held.verdict).bytesize + 1
         break batch if batch.any? && (bytes > CALL_BYTES || batch.size >= @finish_most)
 
         batch << held
       end
+    end
+
+    # Send a verdict again later: another session locks the row of its job. The others do not wait for it.
+    def put_off(held)
+      held.pause = [(held.pause || 0.25) * 2, LONGEST_PAUSE].min
+      held.not_before = Http.now + held.pause
     end
 
     # The server refused a call with verdicts. Send each one alone, and make a failure of one that is refused alone.
