@@ -305,6 +305,15 @@ class WorkerTest < Minitest::Test
     assert_operator @server.requests("/beat").count { |one| one[:text].include?("checkpoint") }, :>, 1
   end
 
+  def test_a_worker_whose_verdicts_are_not_answered_holds_no_more_than_a_request_may_list
+    serve(beat_ms: 100, fetch: ->(n, body) { jobs(*Array.new(body["slots"]) { |one| "t#{n}-#{one}" }) },
+      finish: ->(_, _) { [403, {code: "forbidden", detail: "a proxy"}] })
+    work(slots: 300, grace: 0) { nil }
+    @server.await("/beat") { |all| all.count { |one| one[:body]["holding"].size >= 1_000 } >= 3 }
+    calls = @server.requests("/beat") + @server.requests("/fetch")
+    assert_equal 1_000, calls.map { |one| one[:body]["holding"].size }.max
+  end
+
   def test_many_checkpoints_go_in_several_beats
     tokens = %w[t1 t2 t3 t4 t5 t6]
     serve(beat_ms: 1000, fetch: ->(n, _) { n == 1 ? jobs(*tokens) : :hang }, beat: lambda { |_, body|

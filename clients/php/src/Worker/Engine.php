@@ -26,6 +26,8 @@ final class Engine
 {
     private const MAX_FETCH = 500;
     private const MAX_VERDICTS = 500;
+    /** Most attempts that a request may list. */
+    private const MAX_HOLDING = 1_000;
     /** Bytes of verdicts or reports in one call; the usual `body_limit` is 256 KiB. */
     private const CALL_BYTES = 200_000;
     private const LOG_BYTES = 16_384;
@@ -300,13 +302,16 @@ final class Engine
         }
     }
 
+    /** Most jobs that the next request may ask for. */
     private function free(): int
     {
+        // A slot is free when its handler has ended. While verdicts are not answered, their attempts stay listed.
+        $room = self::MAX_HOLDING - \count($this->listed());
         if ($this->spawn !== null) {
             $busy = \count(array_filter($this->slots, static fn (Slot $slot) => $slot->held !== null));
-            return $this->settings->slots - $busy - \count($this->ready);
+            return min($room, $this->settings->slots - $busy - \count($this->ready));
         }
-        return \count($this->takers()) - \count($this->ready);
+        return min($room, \count($this->takers()) - \count($this->ready));
     }
 
     /** @return list<Slot> the processes that wait for a job */

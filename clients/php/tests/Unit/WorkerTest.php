@@ -373,6 +373,26 @@ final class WorkerTest extends TestCase
         self::assertGreaterThan(1, \count($saves));
     }
 
+    public function testAWorkerWhoseVerdictsAreNotAnsweredHoldsNoMoreThanARequestMayList(): void
+    {
+        $server = $this->server([
+            'fetch' => static fn (int $n, $body) => [200, ['jobs' => array_map(
+                static fn (int $one) => self::job("t$n-$one"),
+                range(1, $body['slots']),
+            ), 'drain' => false]],
+            'finish' => static fn () => [403, ['code' => 'forbidden', 'detail' => 'a proxy']],
+        ], beatMs: 100);
+        $this->worker($server, static fn () => null, slots: 40);
+        $isFull = static fn ($one) => \count($one['body']['holding']) >= 1_000;
+        $full = static fn (array $all) => array_filter($all, $isFull);
+        $server->await('/beat', static fn ($all) => \count($full($all)) >= 3, 60.0);
+        $listed = array_map(
+            static fn ($one) => \count($one['body']['holding']),
+            [...$server->requests('/beat'), ...$server->requests('/fetch')],
+        );
+        self::assertSame(1_000, max($listed));
+    }
+
     public function testManyCheckpointsGoInSeveralBeats(): void
     {
         $tokens = ['t1', 't2', 't3', 't4', 't5', 't6'];

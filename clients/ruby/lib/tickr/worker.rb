@@ -15,6 +15,8 @@ module Tickr
   class Worker
     MAX_FETCH = 500
     MAX_VERDICTS = 500
+    # Most attempts that a request may list.
+    MAX_HOLDING = 1_000
     # Bytes of verdicts or reports in one call; the usual `body_limit` is 256 KiB.
     CALL_BYTES = 200_000
     LOG_BYTES = 16_384
@@ -32,8 +34,8 @@ module Tickr
     REFUSES_WORKER = ->(status) { status != 408 && status != 429 && status < 500 }
     # Any other answer says nothing about the call. An operator may mend a proxy, or the rights of the API key.
     REFUSES = ->(status) { [400, 404, 413, 422].include?(status) }
-    private_constant :MAX_FETCH, :MAX_VERDICTS, :CALL_BYTES, :LOG_BYTES, :SEEN_TOKENS, :REPORT_SECONDS, :LAST_SECONDS,
-      :FLUSH_SECONDS, :REFUSED_SECONDS, :LONGEST_PAUSE, :REFUSES_WORKER, :REFUSES
+    private_constant :MAX_FETCH, :MAX_VERDICTS, :MAX_HOLDING, :CALL_BYTES, :LOG_BYTES, :SEEN_TOKENS, :REPORT_SECONDS,
+      :LAST_SECONDS, :FLUSH_SECONDS, :REFUSED_SECONDS, :LONGEST_PAUSE, :REFUSES_WORKER, :REFUSES
 
     # An attempt of which the verdict is not answered yet, or a lost one whose handler has not ended.
     Held = Struct.new(:token, :job, :context, :deadline, :thread, :progress, :checkpoint, :log, :verdict, :cancelled,
@@ -342,6 +344,10 @@ module Tickr
 
     def free = @slots - @held.count { |_, held| held.running? }
 
+    # Most jobs that the next request may ask for. A slot is free when its handler has ended. While verdicts are not
+    # answered, their attempts stay listed.
+    def room = [free, MAX_HOLDING - listed.size, MAX_FETCH].min
+
     # The attempts that requests list.
     def listed = @held.select { |_, held| held.listed? }
 
@@ -354,7 +360,7 @@ module Tickr
         @changed.wait([@next_fetch - Http.now, 0.5].min.clamp(0.001, 0.5)) until give_up.call || fetch_now?
         return if give_up.call
 
-        [listed.keys, [free, MAX_FETCH].min]
+        [listed.keys, room]
       end
       body = {slots: slots, wait_ms: (@wait * 1000).round, holding: holding, fetch_id: SecureRandom.uuid}
       jobs = drain = nil
@@ -386,7 +392,7 @@ module Tickr
       @fetching = nil
     end
 
-    def fetch_now? = free.positive? && Http.now >= @next_fetch
+    def fetch_now? = room.positive? && Http.now >= @next_fetch
 
     def take(job)
       token = JSON.parse(job.fetch("token"))
