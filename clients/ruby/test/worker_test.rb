@@ -314,6 +314,27 @@ class WorkerTest < Minitest::Test
     assert_equal 1_000, calls.map { |one| one[:body]["holding"].size }.max
   end
 
+  class NoStock < StandardError
+    def message = "no #{@item.name}"
+  end
+
+  def test_a_handler_that_raises_an_unreadable_error_or_ends_its_thread_fails_and_frees_its_slot
+    serve(fetch: ->(n, _) { n <= 4 ? jobs("t#{n}") : :hang })
+    work do |_, context|
+      case context.attempt.id
+      when "job-t1" then raise NoStock
+      when "job-t2" then Thread.exit
+      when "job-t3" then Thread.current.kill
+      else "done"
+      end
+    end
+    @server.await("/finish") { |all| all.any? { |one| one[:text].include?('"t4"') } }
+    told = verdicts.to_h { |one| [one["token"], one.values_at("verdict", "error")] }
+    assert_equal ["failed", "WorkerTest::NoStock: its message cannot be read"], told["t1"]
+    assert_equal [["failed", "the handler ended its thread"]] * 2, told.values_at("t2", "t3")
+    assert_equal "succeeded", told["t4"].first
+  end
+
   def test_many_checkpoints_go_in_several_beats
     tokens = %w[t1 t2 t3 t4 t5 t6]
     serve(beat_ms: 1000, fetch: ->(n, _) { n == 1 ? jobs(*tokens) : :hang }, beat: lambda { |_, body|

@@ -355,6 +355,26 @@ test('every heartbeat lists every token, however large the checkpoints are', asy
   }
 });
 
+test('an error that cannot be read fails its attempt and frees its slot', async () => {
+  start(
+    make({ slots: 1 }).handle<{ how: string }>(KIND, ({ how }) => {
+      const error = new Error('no stock');
+      const unreadable = () => {
+        throw new TypeError('of nothing');
+      };
+      if (how === 'message') throw Object.defineProperty(error, 'message', { get: unreadable });
+      if (how === 'stack') throw Object.defineProperty(error, 'stack', { get: unreadable });
+      return 'done';
+    }),
+  );
+  const errors = { message: 'an error without a text', stack: 'the handler threw an error that cannot be read' };
+  for (const [how, expected] of Object.entries(errors)) {
+    const { verdict, error } = await server.verdictOf(server.add({ kind: KIND, payload: { how } }));
+    assert.deepEqual([verdict, error], ['failed', expected], how);
+  }
+  assert.equal((await server.verdictOf(server.add({ kind: KIND, payload: { how: 'well' } }))).result, 'done');
+});
+
 test('every checkpoint is saved behind a proxy that takes only small heartbeats', async () => {
   const count = (text: string) => text.split('"checkpoint":').length - 1;
   server.fate = ({ what, text }) => (what === 'beat' && count(text) > 1 ? problem(413, 'too_large') : undefined);

@@ -419,8 +419,11 @@ module Tickr
         handler = @handlers.fetch(held.job.kind) do
           ->(_) { raise Failed, "this worker has no handler of the kind #{held.job.kind}" }
         end
-        ended(held, Handling.outcome(handler, held.context))
+        outcome = Handling.outcome(handler, held.context)
       ensure
+        # Also a handler that ends its thread needs a verdict, or its slot would never be free again. At the end of the
+        # grace the worker ends threads itself.
+        ended(held, outcome || {verdict: @grace_over ? "released" : "failed", error: "the handler ended its thread"})
         wake
         @lock.synchronize { @changed.broadcast }
       end
