@@ -110,7 +110,7 @@ final class Client implements Enqueuer
      */
     public function closeBatch(string $id): array
     {
-        return $this->post('/v1/batches/' . rawurlencode($id) . '/close', '{}', null)->json();
+        return $this->post('/v1/batches/' . rawurlencode($id) . '/close', '{}', Uuid::v4())->json();
     }
 
     /**
@@ -139,7 +139,8 @@ final class Client implements Enqueuer
      */
     public function cancel(string $id): bool
     {
-        return $this->post('/v1/jobs/' . rawurlencode($id) . '/cancel', '{}', null)->status === 200;
+        // A repeated call with the same key has the same answer. Without one, a cancel that worked would be refused.
+        return $this->post('/v1/jobs/' . rawurlencode($id) . '/cancel', '{}', Uuid::v4())->status === 200;
     }
 
     /**

@@ -34,6 +34,20 @@ class ClientTest < Minitest::Test
     assert_equal "Bearer #{TOKEN}", requests[0][:headers]["authorization"]
   end
 
+  def test_a_cancel_whose_answer_is_lost_is_repeated_with_its_key
+    first = nil
+    serve do |_, _, _, headers|
+      key = headers["idempotency-key"]
+      next [409, {code: "wrong_state", title: "T", detail: "D", status: 409}] if first && first != key
+
+      lost, first = first.nil?, key
+      lost ? :drop : [200, {id: "j1", state: "cancelled"}]
+    end
+    assert Tickr::Client.new(url: @server.url).cancel("j1")
+    assert_match(/\A[\h-]{36}\z/, first)
+    assert_equal 2, @server.requests.size
+  end
+
   def test_a_refusal_is_a_problem_and_is_not_repeated
     serve do
       [409, {code: "unique_key_taken", title: "T", detail: "D", status: 409, holder: "j7",

@@ -40,6 +40,19 @@ final class ClientTest extends TestCase
         self::assertSame('/v1/jobs', $requests[0]['path']);
     }
 
+    public function testACancelWhoseAnswerIsLostIsRepeatedWithItsKey(): void
+    {
+        $server = new TestServer(static function () {
+            static $calls = 0;
+            return ++$calls === 1 ? 'drop' : [200, ['id' => 'j1', 'state' => 'cancelled']];
+        });
+        self::assertTrue((new Client($server->url))->cancel('j1'));
+        $keys = array_map(static fn ($one) => $one['headers']['idempotency-key'] ?? null, $server->requests());
+        self::assertCount(2, $keys);
+        self::assertNotNull($keys[0]);
+        self::assertSame($keys[0], $keys[1]);
+    }
+
     public function testARefusalIsAProblemAndIsNotRepeated(): void
     {
         $document = [
