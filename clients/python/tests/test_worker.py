@@ -368,6 +368,15 @@ class LostAnswers(WorkerCase):
         self.server.verdict(self.server.add("count", 1))
         self.assertEqual(runs, [1])
 
+    def test_a_kind_may_become_known_long_after_the_start_of_the_program(self) -> None:
+        self.blocking()
+        # The server is away for longer than a declaration takes, and learns of the kind after its first answer.
+        self.server.faults["register"].extend([503] * 5 + [422])
+        began = time.monotonic()
+        self.server.retry_after = "1"
+        self.start()
+        self.assertGreater(time.monotonic() - began, 3.0)
+
     def test_a_worker_whose_kind_is_unknown_says_so(self) -> None:
         self.counting()
         self.server.faults["register"].extend([403])

@@ -168,7 +168,7 @@ export class Link {
   // Registration.
 
   async #registerFirst(): Promise<boolean> {
-    const end = performance.now() + DECLARED_WITHIN_MS;
+    let end: number | undefined;
     for (let failures = 0; ; failures += 1) {
       const answer = await this.#try(this.#registration(), 10_000, 'register', this.#stopFetching.signal);
       if (this.#stopFetching.signal.aborted) return false;
@@ -178,8 +178,10 @@ export class Link {
       }
       const status = answer?.status ?? 0;
       const isOurs = status >= 400 && status < 500 && !isPassing(status);
-      // A kind that was declared a moment ago may not be known to this process yet.
-      if (isOurs && !(status === 422 && performance.now() < end)) {
+      // A kind that was declared a moment ago may not be known to this process yet. The server may come long after this
+      // program, so the time runs from its first such answer.
+      if (status === 422) end ??= performance.now() + DECLARED_WITHIN_MS;
+      if (isOurs && !(status === 422 && performance.now() < (end ?? 0))) {
         const problem = problemOf(answer as Answer);
         const { code, title, detail, errors } = problem;
         this.#tell({ type: 'refused', status, problem: { code, title, detail, errors } });

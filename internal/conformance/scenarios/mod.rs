@@ -59,6 +59,7 @@ const AGAIN: &str = "When the answer does not come, send the same body with the 
 const AFTER_ERRORS: &str = "After any other failure try again with growing pauses, at most five seconds apart.";
 const RETRY_AFTER: &str = "after 429 and 503 wait for `Retry-After` seconds, or try another process";
 const REPEATED: &str = "A registration that gets no answer, 429 or a 5xx is repeated with growing pauses";
+const DECLARED: &str = "Until a process has heard of a new declaration, for up to two seconds, it answers 422";
 const REGISTER_AGAIN: &str = "`POST /v1/workers` when the program starts, and again whenever a call answers 404";
 const ONE_REQUEST: &str = "A worker has one request at a time.";
 const NEW_ID: &str = "a UUID: new for each request, the same when the request is repeated";
@@ -103,6 +104,14 @@ pub(crate) const ALL: &[Scenario] = &[
             Fault::new(Call::Register, 1, Action::Status(503, Some(1))),
             Fault::new(Call::Register, 1, Action::Status(500, None)),
             Fault::new(Call::Register, 1, Action::CutBefore),
+        ],
+        ..Setup::default()
+    }),
+    // The server comes long after the program, and hears of the kinds after its first answer.
+    Scenario::new("register-422", DECLARED, requests::traffic).with(|| Setup {
+        faults: vec![
+            Fault::new(Call::Register, 6, Action::Status(503, Some(3))),
+            Fault::new(Call::Register, 1, Action::Status(422, None)),
         ],
         ..Setup::default()
     }),

@@ -57,7 +57,8 @@ final class Engine
     private string $finishedAs = '';
     private float $beatSeconds = 20.0;
     private float $registerAt = 0.0;
-    private float $registerUntil = 0.0;
+    /** Until when a refused first registration is repeated, from its first refusal on. */
+    private ?float $registerUntil = null;
     private float $nextFetch = 0.0;
     private float $nextBeat = 0.0;
     private float $lastBeat = 0.0;
@@ -148,7 +149,6 @@ final class Engine
      */
     public function run(): int
     {
-        $this->registerUntil = Channel::now() + self::REFUSED_SECONDS;
         while (true) {
             if ($this->stops > 1) {
                 foreach ($this->slots as $slot) {
@@ -452,6 +452,7 @@ final class Engine
         }
         if (!$response->isSuccess()) {
             $problem = Problem::of($response);
+            $this->registerUntil ??= $now + self::REFUSED_SECONDS;
             if ($this->formerWorker === '' && $now >= $this->registerUntil) {
                 throw $problem;
             }

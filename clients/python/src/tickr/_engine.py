@@ -412,8 +412,9 @@ class Engine:
             if settings.version is not None:
                 fields["version"] = settings.version[:64]
             body, key, pause = _json.encode(fields), {"idempotency-key": str(uuid4())}, Pause(len(self.transport.urls))
-            # A process learns within two seconds that a kind was declared at another one.
-            patience = time.monotonic() + (3.0 if first else 0.0)
+            # A process learns within two seconds that a kind was declared at another one. The server may come long
+            # after this program, so the time runs from its first such answer.
+            patience: Optional[float] = None
             while not self._closing and not (first and self._stop_asked):
                 at_least = 0.0
                 try:
@@ -425,7 +426,9 @@ class Engine:
                         return
                     failure: Exception = answer.error()
                     at_least = answer.retry_after
-                    undeclared = answer.status == 422 and time.monotonic() < patience
+                    if patience is None and answer.status == 422:
+                        patience = time.monotonic() + 3.0
+                    undeclared = answer.status == 422 and patience is not None and time.monotonic() < patience
                     # 429 and every 5xx say that this address cannot now, not that the worker is wrong.
                     passing = answer.status in REPEATED_STATUSES or answer.status >= 500
                     if first and not passing and not undeclared:

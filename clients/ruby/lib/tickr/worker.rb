@@ -123,7 +123,7 @@ module Tickr
       @wake, @waker = IO.pipe
       former = signals ? %w[TERM INT].to_h { |name| [name, trap(name) { signalled }] } : {}
       @fetch, @beat, @finish, @other = Array.new(4) { @client.connection }
-      register(Http.now + REFUSED_SECONDS) unless stopping?
+      register(first: true) unless stopping?
       threads = [method(:fetch_loop), method(:beat_loop), method(:finish_loop)].map { |body| loop_in_thread(body) }
       supervise until over?
       @lock.synchronize do
@@ -295,16 +295,16 @@ module Tickr
 
     # The id of the worker, after a registration if there is none. Nil when the worker stops.
     def worker_id
-      @registering.synchronize { @id || (register(nil) unless stopping?) }
+      @registering.synchronize { @id || (register unless stopping?) }
     end
 
-    def register(refused_at)
+    def register(first: false)
       body = {
         name: @name, kinds: @handlers.keys, queues: @queues, slots: @slots, lease_ms: (@lease * 1000).round,
         host: Socket.gethostname[0, 255], pid: Process.pid, version: @version
       }.compact
       sent = request("/v1/workers", body, 10)
-      id = beat_ms = nil
+      id = beat_ms = refused_at = nil
       until stopping?
         response = perform("the registration", @other, sent, -> { stopping? }, REFUSES_WORKER) do |answer|
           reading { id, beat_ms = answer.json.fetch("id").to_str, Float(answer.json.fetch("beat_ms")) }
@@ -323,6 +323,8 @@ module Tickr
           return @id
         end
         problem = Problem.of(response)
+        # The server may come long after this program, so the time runs from its first refusal.
+        refused_at ||= Http.now + REFUSED_SECONDS if first
         raise problem if refused_at && Http.now >= refused_at
 
         log("the server refused the registration: #{problem.message}")
