@@ -231,7 +231,8 @@ final class Client implements Enqueuer
             if ($tried % $this->addresses->count() !== 0) {
                 $wait = 0.0;
             } else {
-                $wait ??= $pause * random_int(75, 125) / 100;
+                // A proxy may ask for no pause at all.
+                $wait = max($wait ?? 0.0, $pause * random_int(75, 125) / 100);
                 $pause = min($pause * 2, 5.0);
             }
             if (Channel::now() + $wait >= $deadline) {

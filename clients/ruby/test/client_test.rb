@@ -68,6 +68,12 @@ class ClientTest < Minitest::Test
     assert_operator @server.requests.size, :>, 2
   end
 
+  def test_an_answer_that_asks_for_no_pause_is_not_repeated_in_a_hurry
+    serve { [503, {code: "stopping", detail: "x"}, {"retry-after" => "0"}] }
+    assert_raises(Tickr::Problem) { Tickr::Client.new(url: @server.url, retry_for: 1).enqueue("echo") }
+    assert_operator @server.requests.size, :<, 10
+  end
+
   def test_an_answer_that_never_comes_is_given_up
     serve { :hang }
     client = Tickr::Client.new(url: @server.url, retry_for: 0.1, call_timeout: 0.3)

@@ -86,6 +86,17 @@ final class ClientTest extends TestCase
         self::assertGreaterThan(2, \count($server->requests()));
     }
 
+    public function testAnAnswerThatAsksForNoPauseIsNotRepeatedInAHurry(): void
+    {
+        $server = new TestServer(static fn () => [503, ['code' => 'stopping', 'detail' => 'x'], ['Retry-After' => '0']]);
+        try {
+            (new Client($server->url, retryFor: 1.0))->enqueue('echo');
+            self::fail('a problem was expected');
+        } catch (Problem) {
+            self::assertLessThan(10, \count($server->requests()));
+        }
+    }
+
     public function testAnAnswerThatNeverComesIsGivenUp(): void
     {
         $server = new TestServer(static fn () => 'hang');

@@ -185,7 +185,8 @@ module Tickr
         if tried % @addresses.count != 0
           wait = 0
         else
-          wait ||= pause * rand(0.75..1.25)
+          # A proxy may ask for no pause at all.
+          wait = [wait || 0.0, pause * rand(0.75..1.25)].max
           pause = [pause * 2, 5.0].min
         end
         raise failure if Http.now + wait >= deadline

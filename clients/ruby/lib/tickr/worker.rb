@@ -263,7 +263,8 @@ module Tickr
         log("#{what} failed and is repeated: #{why}") if failures == 1 || (failures % 20).zero?
         next unless (failures % @client.addresses.count).zero?
 
-        pause(after || pause * rand(0.75..1.25), &give_up)
+        # A proxy may ask for no pause at all.
+        pause([after || 0.0, pause * rand(0.75..1.25)].max, &give_up)
         pause = [pause * 2, LONGEST_PAUSE].min
       end
       nil
