@@ -88,7 +88,8 @@ final class ClientTest extends TestCase
 
     public function testAnAnswerThatAsksForNoPauseIsNotRepeatedInAHurry(): void
     {
-        $server = new TestServer(static fn () => [503, ['code' => 'stopping', 'detail' => 'x'], ['Retry-After' => '0']]);
+        $busy = [503, ['code' => 'stopping', 'detail' => 'x'], ['Retry-After' => '0']];
+        $server = new TestServer(static fn () => $busy);
         try {
             (new Client($server->url, retryFor: 1.0))->enqueue('echo');
             self::fail('a problem was expected');
