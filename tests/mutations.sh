@@ -2042,6 +2042,10 @@ mutants() {
         'self.give_back(worker, attempts, UNDELIVERED, false).await;' \
         'self.give_back(worker, attempts, UNDELIVERED, true).await;' \
         remote_workers::a_row_that_another_session_locks_delays_no_end_of_a_worker_and_no_job_that_did_not_arrive
+    mutant 'locked row of a worker that is gone' internal/store/attempts/lease.rs \
+        'SELECT id FROM runners WHERE id = ? FOR UPDATE{SKIP_LOCKED}' \
+        'SELECT id FROM runners WHERE id = ? FOR UPDATE' \
+        remote_workers::a_locked_row_of_a_worker_that_is_gone_delays_no_lost_attempt_of_another
     mutant 'locked queue of a claim for a worker' internal/store/attempts/remote.rs \
         'QUEUE_PATIENCE: Duration = Duration::from_millis(300)' \
         'QUEUE_PATIENCE: Duration = Duration::from_secs(300)' \

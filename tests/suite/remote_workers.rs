@@ -1032,6 +1032,39 @@ async fn a_row_that_another_session_locks_delays_no_end_of_a_worker_and_no_job_t
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_locked_row_of_a_worker_that_is_gone_delays_no_lost_attempt_of_another() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let gone = Worker::register(&tickr, 1).await;
+    gone.lease_ms(&tickr, 1_000).await;
+    // A claim for a worker locks its row like this.
+    let mut frozen = tickr.mysql().await;
+    sqlx::raw_sql("BEGIN").execute(&mut frozen).await.unwrap();
+    let lock = "SELECT id FROM runners WHERE id = ? LOCK IN SHARE MODE";
+    sqlx::query(lock).bind(&gone.id).fetch_one(&mut frozen).await.unwrap();
+    // Longer than the two leases after which the reaper takes it for gone, and a look of the reaper.
+    tickr
+        .until_count(
+            "SELECT COUNT(*) FROM runners WHERE via = 'http' AND heartbeat_at < UTC_TIMESTAMP(6) - INTERVAL 6 SECOND",
+            1,
+        )
+        .await;
+    let dead = Worker::register(&tickr, 1).await;
+    dead.lease_ms(&tickr, 1_000).await;
+    let id = tickr.enqueue(json!({"kind": "resize", "payload": 1})).await;
+    assert_eq!(dead.fetch(at, 1, 10_000, &[]).await.len(), 1);
+    let fetched = Instant::now();
+    tickr.until_attempts(id, 1).await;
+    assert_eq!(tickr.verdicts(id).await[0], "lost");
+    assert!(fetched.elapsed() < Duration::from_secs(15), "{:?}", fetched.elapsed());
+    sqlx::raw_sql("ROLLBACK").execute(&mut frozen).await.unwrap();
+    let next = Worker::register(&tickr, 1).await;
+    let job = next.fetch(at, 1, 20_000, &[]).await.remove(0);
+    next.finish(at, &job, json!({"verdict": "succeeded"})).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_key_of_a_limit_that_another_session_locks_holds_up_no_other_key_of_workers() {
     let tickr = started().await;
     let at = tickr.app.addr();

@@ -12,7 +12,7 @@ use crate::attempts::renewal::{Caution, HeartbeatAnswer, look, progress_text, re
 use crate::attempts::settle::{decide, write_moves};
 use crate::attempts::settlement::{Again, CheckpointUse, Settled, Settlement};
 use crate::rows::order::{OrderedJobs, lock_free_keys_of, lock_keys_of};
-use crate::rows::owed::{Owed, lock_free, lock_held};
+use crate::rows::owed::{Owed, SKIP_LOCKED, lock_free, lock_held};
 use crate::runners::{LiveAttempt, job_ids};
 use crate::sql::batches::{MAX_ROWS, bind_padded, padded_len, placeholders, statement};
 use crate::sql::clock::{Reading, read_clock};
@@ -205,17 +205,23 @@ impl Store {
         .await
     }
 
-    /// Mark a silent runner as stopped, if it has sent no heartbeat since it was read and has no open claim. The caller
-    /// waits until the runner has been silent for two leases. One lease would be too short: the lease of a job that it
-    /// claimed after its last heartbeat ends later than that.
+    /// Mark a silent runner as stopped, if it has sent no heartbeat since it was read and has no open claim, and no other
+    /// session locks its row. The caller waits until the runner has been silent for two leases. One lease would be too
+    /// short: the lease of a job that it claimed after its last heartbeat ends later than that.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn mark_runner_gone(&self, runner: &RunnerBeat) -> Result<(), StoreError> {
         let runner = runner.clone();
-        on_pool(&self.shared.pools.loops, "mark a silent runner as gone", move |conn, _| {
+        transact(&self.shared.pools.loops, "mark a silent runner as gone", move |conn, _| {
             let runner = runner.clone();
             Box::pin(async move {
+                // A claim for a remote worker locks the row of the worker, in a process that may have frozen. The reaper
+                // does not wait for that, and comes back.
+                let lock = statement(format!("SELECT id FROM runners WHERE id = ? FOR UPDATE{SKIP_LOCKED}"));
+                if lock.bind(runner.id.as_str()).fetch_optional(&mut *conn).await?.is_none() {
+                    return Ok(());
+                }
                 sqlx::query(
                     "UPDATE runners SET stopped_at = UTC_TIMESTAMP(6) WHERE id = ? AND stopped_at IS NULL \
                      AND heartbeat_at = ? AND NOT EXISTS (SELECT 1 FROM claim_batches b WHERE b.runner = ?)",
