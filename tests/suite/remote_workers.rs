@@ -965,8 +965,7 @@ async fn a_row_that_another_session_locks_costs_no_other_attempt_of_its_worker_i
         assert_eq!(tickr.job(id_of(job)).await["progress"]["percent"], 50.0);
         assert_eq!(tickr.verdicts(id_of(job)).await, ["open"]);
     }
-    let verdicts: Vec<Value> =
-        held.iter().map(|job| json!({"token": job["token"], "verdict": "succeeded"})).collect();
+    let verdicts: Vec<Value> = held.iter().map(|job| json!({"token": job["token"], "verdict": "succeeded"})).collect();
     // Verdicts share a write, which waits some seconds for a row that it finds locked for the first time. A client
     // repeats a call within ten seconds.
     let began = Instant::now();
