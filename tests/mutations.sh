@@ -636,7 +636,7 @@ mutants() {
         '.contains(&(job.uuid(), owed.token.uuid()))' \
         '.contains(&(job.uuid(), job.uuid()))' \
         store::an_attempt_that_another_system_finishes_is_not_lost_with_a_lease
-    mutant 'lease that a report gave' internal/store/attempts/lease.rs \
+    mutant 'lease that a report gave' internal/store/attempts/renewal.rs \
         'GREATEST(lease_until, {RENEWED})' \
         '{RENEWED}' \
         push_kinds::a_report_during_a_call_outlasts_the_beats_and_the_death_of_the_process
@@ -873,14 +873,10 @@ mutants() {
         'if beat.heartbeat_at <= at + SLACK {' 'if beat.heartbeat_at <= at + TimeDelta::days(1) {' \
         clocks::a_clock_of_mysql_that_is_set_ahead_and_back_ends_no_attempt
     mutant 'renewals that count page by page' internal/store/attempts/lease.rs \
-        '            renewed(&page);
-            beat.lost.extend(answer.lost);
-            beat.cancel_requested.extend(answer.cancel_requested);
-        }' \
-        '            beat.lost.extend(answer.lost);
-            beat.cancel_requested.extend(answer.cancel_requested);
-        }
-        renewed(&oldest_first);' \
+        'renewed(&page.iter().filter(is_renewed).cloned().collect::<Vec<_>>());' \
+        'if oldest_first.last().is_some_and(|last| page.iter().any(|one| one.id == last.id)) {
+                renewed(&oldest_first.iter().filter(is_renewed).cloned().collect::<Vec<_>>());
+            }' \
         store::a_beat_that_renews_some_pages_counts_for_those
     mutant 'lost attempts one by one' internal/store/attempts/lease.rs \
         'Err(error) => tracing::warn!(%error, attempts = lapsed.len(), "cannot end lost attempts together"),' \
@@ -1725,8 +1721,7 @@ mutants() {
         migrations::serve_answers_probes_while_it_waits_for_a_migration_and_starts_when_it_is_done
     mutant 'expiry in the claim' internal/store/attempts/claim.rs \
         'expires_at > SYSDATE(6))' 'SYSDATE(6) > 0)' \
-        store::a_claim_takes_no_job_that_has_expired \
-        expiry::no_attempt_starts_at_the_expiry_or_later_on_any_runner
+        store::a_claim_takes_no_job_that_has_expired
     mutant 'expired jobs that execute' internal/store/jobs/expire.rs \
         'if at <= now && owed.state != State::Executing => {' 'if at <= now => {' \
         expiry::a_running_attempt_goes_on_after_the_expiry_and_a_retry_does_not_start
@@ -2143,6 +2138,22 @@ mutants() {
         'self.remote.is_some() && earlier == PriorRun::Nothing' \
         'self.remote.is_some() && earlier == PriorRun::MayHaveCommitted' \
         remote_workers::a_row_that_another_session_locks_holds_up_no_other_job_and_no_heartbeat
+    mutant 'locked rows in a heartbeat' internal/store/attempts/renewal.rs \
+        'Err(error) if is_locked_elsewhere(&error) => caution.begin(),' \
+        'Err(error) if is_locked_elsewhere(&error) && page.is_empty() => caution.begin(),' \
+        store::a_row_that_another_session_locks_keeps_no_other_lease_from_being_renewed
+    mutant 'locked verdicts beside others' internal/broker/remote_workers.rs \
+        'until = Instant::now() + VERDICT_PATIENCE;' \
+        'until = Instant::now() + VERDICT_PATIENCE * 20;' \
+        remote_workers::a_row_that_another_session_locks_costs_no_other_attempt_of_its_worker_its_lease_or_its_verdict
+    mutant 'locked rows among what did not arrive' internal/broker/remote_workers.rs \
+        'self.give_back(worker, attempts, UNDELIVERED, false).await;' \
+        'self.give_back(worker, attempts, UNDELIVERED, true).await;' \
+        remote_workers::a_row_that_another_session_locks_delays_no_end_of_a_worker_and_no_job_that_did_not_arrive
+    mutant 'locked row of a worker that is gone' internal/store/attempts/lease.rs \
+        'SELECT id FROM runners WHERE id = ? FOR UPDATE{SKIP_LOCKED}' \
+        'SELECT id FROM runners WHERE id = ? FOR UPDATE' \
+        remote_workers::a_locked_row_of_a_worker_that_is_gone_delays_no_lost_attempt_of_another
     mutant 'locked queue of a claim for a worker' internal/store/attempts/remote.rs \
         'QUEUE_PATIENCE: Duration = Duration::from_millis(300)' \
         'QUEUE_PATIENCE: Duration = Duration::from_secs(300)' \
@@ -2204,7 +2215,7 @@ mutants() {
         'if over < TIMEOUT_GRACE {' \
         'if over < TIMEOUT_GRACE * 100 {' \
         remote_workers::a_beat_keeps_the_lease_and_brings_cancels_and_time_limits
-    mutant 'attempts of one job in a heartbeat' internal/store/attempts/lease.rs \
+    mutant 'attempts of one job in a heartbeat' internal/store/attempts/renewal.rs \
         '_ => beat.lost.push((attempt.id, attempt.token)),' \
         '_ => beat.lost.push((attempt.id, held.get(&attempt.id).map_or(attempt.token, |(token, _)| AttemptToken::from_uuid(*token)))),' \
         remote_workers::a_beat_that_lists_two_attempts_of_one_job_takes_the_earlier_one_alone_for_lost

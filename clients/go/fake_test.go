@@ -54,15 +54,18 @@ type fake struct {
 	verdicts map[string]map[string]any
 	cancel   map[string]bool
 	lost     map[string]bool
-	drain    bool
-	beatMS   int
-	tokens   int
+	// Tokens of attempts whose rows another session locks.
+	rows   map[string]bool
+	drain  bool
+	beatMS int
+	tokens int
 }
 
 func newFake(t *testing.T) *fake {
 	f := &fake{
 		answers: map[string]string{}, newest: map[string]string{}, workers: map[string]bool{},
 		verdicts: map[string]map[string]any{}, cancel: map[string]bool{}, lost: map[string]bool{}, beatMS: 100,
+		rows: map[string]bool{},
 	}
 	f.changed = sync.NewCond(&f.mu)
 	f.Server = httptest.NewServer(f)
@@ -221,13 +224,16 @@ func (f *fake) carryOut(r *http.Request, call fakeCall, parts []string) (int, st
 		if !f.workers[id] {
 			return 404, notFound
 		}
-		told := map[string]any{"cancel": []string{}, "lost": []string{}, "drain": f.drain}
+		told := map[string]any{"cancel": []string{}, "lost": []string{}, "unsaved": []string{}, "drain": f.drain}
 		for _, one := range call.body()["holding"].([]any) {
 			token := one.(map[string]any)["token"].(string)
 			for name, set := range map[string]map[string]bool{"cancel": f.cancel, "lost": f.lost} {
 				if set[token] {
 					told[name] = append(told[name].([]string), token)
 				}
+			}
+			if f.rows[token] && len(one.(map[string]any)) > 1 {
+				told["unsaved"] = append(told["unsaved"].([]string), token)
 			}
 		}
 		body, _ := json.Marshal(told)
@@ -237,6 +243,10 @@ func (f *fake) carryOut(r *http.Request, call fakeCall, parts []string) (int, st
 		for _, one := range call.body()["verdicts"].([]any) {
 			verdict := one.(map[string]any)
 			token := verdict["token"].(string)
+			if f.rows[token] {
+				results = append(results, fmt.Sprintf(`{"token":%q,"result":"locked"}`, token))
+				continue
+			}
 			if f.verdicts[token] == nil {
 				f.verdicts[token] = verdict
 			}

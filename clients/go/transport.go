@@ -100,7 +100,6 @@ func newTransport(addresses, token string) (*transport, error) {
 	}
 	// Each client has connections of its own, so that the end of one disturbs no other.
 	kept := &http.Transport{
-		Proxy:               http.ProxyFromEnvironment,
 		MaxIdleConnsPerHost: 16,
 		IdleConnTimeout:     20 * time.Second,
 		TLSHandshakeTimeout: 10 * time.Second,

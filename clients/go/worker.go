@@ -20,6 +20,10 @@ const (
 	bodyBytes = 200 << 10
 	// Shortest time between two heartbeats that only bring news of handlers.
 	newsTime = 500 * time.Millisecond
+	// Shortest time between two heartbeats with a report that the server could not store, because its row is locked.
+	unsavedTime = time.Second
+	// First pause before a verdict is sent again whose row is locked.
+	firstLockedPause = 500 * time.Millisecond
 	// Longest pause of a heartbeat that failed: meanwhile every lease grows old.
 	beatPause = time.Second
 	// Time for which the first registration is repeated after 422: a declaration is known everywhere after two seconds.
@@ -79,6 +83,7 @@ type Worker struct {
 	lastBeat     time.Time
 	drained      bool
 	saves        []save
+	unsavedUntil time.Time
 	troubles     map[string]time.Time
 	notBefore    map[string]time.Time
 	running      int
@@ -109,6 +114,8 @@ type held struct {
 	isCancelled       bool
 	isLost            bool
 	verdict           verdictBody
+	// The pause before the verdict is sent again while another session locks the row of its job.
+	lockedPause time.Duration
 }
 
 type save struct {

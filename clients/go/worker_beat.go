@@ -59,13 +59,15 @@ func (w *Worker) beatLoop(ctx context.Context) {
 		w.mu.Lock()
 		since := time.Since(w.lastBeat)
 		rest := w.beatEvery - since
+		// A report that the server could not store waits longer than others.
+		unsaved := time.Until(w.unsavedUntil)
 		for _, one := range w.held {
 			if one.version > one.sent {
-				rest = shorter(rest, newsTime-since)
+				rest = shorter(rest, longer(newsTime-since, unsaved))
 			}
 		}
 		if len(w.saves) > 0 {
-			rest = 0
+			rest = shorter(rest, longer(0, unsaved))
 		}
 		w.mu.Unlock()
 		if failures == 0 && rest > 0 {
@@ -150,6 +152,7 @@ func holding(tokens []string, said []report) [][]byte {
 // false if one of them failed.
 func (w *Worker) beat(ctx context.Context) bool {
 	news := w.news()
+	most := len(news)
 	// A worker that holds nothing beats as well: its own lease is to be renewed.
 	for {
 		tokens := w.tokens()
@@ -158,23 +161,32 @@ func (w *Worker) beat(ctx context.Context) bool {
 		for _, entry := range bare {
 			size += len(entry) + 1
 		}
-		for count < len(news) && (count == 0 || size+len(news[count].text) < bodyBytes) {
+		for count < len(news) && (count == 0 || count < most && size+len(news[count].text) < bodyBytes) {
 			size += len(news[count].text) + 1
 			count++
 		}
 		part := news[:count]
+		isSent, isRefused, unsaved := w.beatOf(ctx, holding(tokens, part))
+		if isRefused && count > 1 {
+			// A proxy may take less than the server, or one of the reports is wrong. Fewer go in one request.
+			most = count / 2
+			continue
+		}
 		news = news[count:]
-		isSent, isRefused := w.beatOf(ctx, holding(tokens, part))
 		if isRefused {
 			w.config.Logf("tickr: the server refuses a report of a handler: progress and checkpoint are left out")
-			isSent, _ = w.beatOf(ctx, bare)
+			isSent, _, _ = w.beatOf(ctx, bare)
 		}
 		if !isSent {
 			return false
 		}
 		w.mu.Lock()
+		// What could not be stored for a locked row goes with a later heartbeat again.
+		if len(unsaved) > 0 {
+			w.unsavedUntil = time.Now().Add(unsavedTime)
+		}
 		for _, sent := range part {
-			if one := w.held[sent.token]; one != nil && one.sent < sent.version {
+			if one := w.held[sent.token]; one != nil && !unsaved[sent.token] && one.sent < sent.version {
 				one.sent = sent.version
 			}
 		}
@@ -186,7 +198,7 @@ func (w *Worker) beat(ctx context.Context) bool {
 	}
 }
 
-func (w *Worker) beatOf(ctx context.Context, entries [][]byte) (isSent, isRefused bool) {
+func (w *Worker) beatOf(ctx context.Context, entries [][]byte) (isSent, isRefused bool, unsaved map[string]bool) {
 	body := []byte(`{"holding":[`)
 	for place, entry := range entries {
 		if place > 0 {
@@ -201,25 +213,30 @@ func (w *Worker) beatOf(ctx context.Context, entries [][]byte) (isSent, isRefuse
 	within := shorter(longer(every, time.Second), 5*time.Second)
 	got := w.try(ctx, call{method: "POST", path: path(id, "/beat"), body: body}, within, "beat")
 	if got == nil {
-		return false, false
+		return false, false, nil
 	}
 	switch got.status {
 	case 200:
 	case 404:
 		w.registerAgain(ctx, id)
-		return false, false
+		return false, false, nil
 	case 400, 413, 422:
-		return false, true
+		return false, true, nil
 	default:
-		return false, false
+		return false, false, nil
 	}
 	var told struct {
-		Cancel []string `json:"cancel"`
-		Lost   []string `json:"lost"`
-		Drain  bool     `json:"drain"`
+		Cancel  []string `json:"cancel"`
+		Lost    []string `json:"lost"`
+		Drain   bool     `json:"drain"`
+		Unsaved []string `json:"unsaved"`
 	}
 	if json.Unmarshal(got.body, &told) != nil {
-		return false, false
+		return false, false, nil
+	}
+	unsaved = map[string]bool{}
+	for _, token := range told.Unsaved {
+		unsaved[token] = true
 	}
 	var cancelled, lost []*held
 	w.mu.Lock()
@@ -246,5 +263,5 @@ func (w *Worker) beatOf(ctx context.Context, entries [][]byte) (isSent, isRefuse
 		one.attempt.stop(ErrLost)
 	}
 	w.drain(told.Drain)
-	return true, false
+	return true, false, unsaved
 }

@@ -29,7 +29,7 @@ func (w *Worker) registration() call {
 }
 
 func (w *Worker) registerFirst(ctx context.Context) error {
-	end := time.Now().Add(declaredWithin)
+	var end time.Time
 	for failures := 0; ; failures++ {
 		got := w.try(ctx, w.registration(), tryTime, "register")
 		if ctx.Err() != nil {
@@ -39,7 +39,11 @@ func (w *Worker) registerFirst(ctx context.Context) error {
 			return nil
 		}
 		if got != nil && got.status >= 400 && got.status < 500 && !isPassing(got.status) {
-			// A kind that was declared a moment ago may not be known to this process yet.
+			// A kind that was declared a moment ago may not be known to this process yet. The server may come long after
+			// this program, so the time runs from its first such answer.
+			if end.IsZero() {
+				end = time.Now().Add(declaredWithin)
+			}
 			if got.status != 422 || time.Now().After(end) {
 				return problemOf(got.status, got.body)
 			}

@@ -47,8 +47,12 @@ func (w *Worker) finish(ctx context.Context, verdicts []verdictBody) {
 				}
 				if json.Unmarshal(got.body, &told) == nil && len(told.Results) == len(verdicts) {
 					for place, verdict := range verdicts {
-						if result := told.Results[place]; result.Result != "refused" {
-							w.settled(verdict.Token, result.Result)
+						switch result := told.Results[place].Result; result {
+						case "refused":
+						case "locked":
+							w.putOff(ctx, verdict)
+						default:
+							w.settled(verdict.Token, result)
 						}
 					}
 					for place, verdict := range verdicts {
@@ -67,6 +71,27 @@ func (w *Worker) finish(ctx context.Context, verdicts []verdictBody) {
 		}
 		w.pause(ctx, "finish", failures, got, longestPause)
 	}
+}
+
+// putOff sends a verdict again later: another session locks the row of its job. The others do not wait for it.
+func (w *Worker) putOff(ctx context.Context, verdict verdictBody) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	one := w.held[verdict.Token]
+	if one == nil {
+		return
+	}
+	one.verdict = verdict
+	one.lockedPause = shorter(longer(2*one.lockedPause, firstLockedPause), longestPause)
+	time.AfterFunc(one.lockedPause, func() {
+		if ctx.Err() != nil {
+			return
+		}
+		w.mu.Lock()
+		w.verdicts = append(w.verdicts, one)
+		w.mu.Unlock()
+		w.verdictsBell.ring()
+	})
 }
 
 // refused handles that one wrong or large verdict makes the server refuse all of a request. It finds it, and reports

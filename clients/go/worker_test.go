@@ -379,6 +379,98 @@ func TestEveryHeartbeatListsEveryTokenHoweverLargeTheCheckpointsAre(t *testing.T
 	}
 }
 
+func TestEveryCheckpointIsSavedBehindAProxyThatTakesOnlySmallHeartbeats(t *testing.T) {
+	server := newFake(t)
+	const count = 3
+	saved := map[string]bool{}
+	server.fate = func(call fakeCall) *fate {
+		if call.what != "beat" {
+			return nil
+		}
+		if strings.Count(call.text, `"checkpoint":`) > 1 {
+			return &fate{status: 413, code: "too_large"}
+		}
+		for _, one := range call.body()["holding"].([]any) {
+			if held := one.(map[string]any); held["checkpoint"] != nil {
+				saved[held["token"].(string)] = true
+			}
+		}
+		return nil
+	}
+	var tokens []string
+	for n := 0; n < count; n++ {
+		tokens = append(tokens, server.add("test.work", how("saves"), ""))
+	}
+	var begun sync.WaitGroup
+	begun.Add(count)
+	start(t, server, func(c *WorkerConfig) { c.Slots = count }, func(
+		ctx context.Context, _ work, attempt *Attempt,
+	) (any, error) {
+		begun.Done()
+		begun.Wait()
+		if err := attempt.SaveCheckpoint(strings.Repeat("x", 40_000)); err != nil {
+			return nil, err
+		}
+		return nil, attempt.CheckpointSaved(ctx)
+	})
+	for _, token := range tokens {
+		if got := pick(server.verdict(t, token), "verdict"); got != "succeeded" {
+			t.Error(got)
+		}
+		server.locked(func() {
+			if !saved[token] {
+				t.Errorf("the checkpoint of %s was never sent alone", token)
+			}
+		})
+	}
+}
+
+func TestWhatARowThatIsLockedHoldsUpIsSentAgainAndHoldsUpNoOther(t *testing.T) {
+	server := newFake(t)
+	locked := server.add("test.work", how("saves"), "")
+	server.rows[locked] = true
+	var isSaved atomic.Bool
+	start(t, server, nil, func(ctx context.Context, payload work, attempt *Attempt) (any, error) {
+		if payload.How == "saves" {
+			if err := attempt.SaveCheckpoint(9); err != nil {
+				return nil, err
+			}
+			if err := attempt.CheckpointSaved(ctx); err != nil {
+				return nil, err
+			}
+			isSaved.Store(true)
+		}
+		return nil, nil
+	})
+	const bare = "token-bare"
+	server.locked(func() { server.rows[bare] = true })
+	server.addAgain(bare, "test.work", how("plain"), "")
+	count := func(what, part string) int {
+		found := 0
+		for _, call := range server.ofLocked(what) {
+			if strings.Contains(call.text, part) {
+				found++
+			}
+		}
+		return found
+	}
+	server.until(t, "both were sent again", func() bool {
+		return count("beat", `"checkpoint":9`) > 1 && count("finish", bare) > 1
+	})
+	if isSaved.Load() {
+		t.Error("the checkpoint counts as saved")
+	}
+	if got := pick(server.verdict(t, server.add("test.work", how("plain"), "")), "verdict"); got != "succeeded" {
+		t.Error(got)
+	}
+	server.locked(func() { server.rows = map[string]bool{} })
+	for _, token := range []string{locked, bare} {
+		if got := pick(server.verdict(t, token), "verdict"); got != "succeeded" {
+			t.Error(got)
+		}
+	}
+}
+
 func TestTheLogKeepsTheNewestLines(t *testing.T) {
 	server := newFake(t)
 	start(t, server, nil, func(_ context.Context, _ work, attempt *Attempt) (any, error) {

@@ -225,6 +225,11 @@ pub(super) struct BeatAnswer {
     /// Reports that were left out because they are not valid. The leases were renewed all the same.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     refused: Vec<RefusedReport>,
+    /// Attempts whose `percent`, `note` or `checkpoint` was not stored, because another session locks the row of the job
+    /// in MySQL. The worker sends them with its next heartbeat again, unless it has newer ones.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    unsaved: Vec<String>,
 }
 
 /// A report of an attempt that was left out.
@@ -311,6 +316,9 @@ pub(super) enum EndResultWord {
     Unknown,
     /// The verdict is not valid. Nothing was changed, and the attempt still waits for a verdict.
     Refused,
+    /// The verdict is not written yet, because another session locks the row of the job in MySQL. The attempt still
+    /// waits for it: the worker sends it again after a pause.
+    Locked,
 }
 
 /// The answer to one verdict.
@@ -717,10 +725,10 @@ pub(super) async fn beat(
     let words = |attempts: BTreeSet<(JobId, AttemptToken)>| {
         attempts.iter().filter_map(|attempt| texts.get(attempt).cloned()).collect()
     };
-    let lost: Vec<String> = words(beaten.lost);
+    let (lost, unsaved): (Vec<String>, Vec<String>) = (words(beaten.lost), words(beaten.unsaved));
     let mut cancel: Vec<String> = words(beaten.cancel);
     cancel.retain(|token| !lost.contains(token));
-    Ok(json(StatusCode::OK, BeatAnswer { cancel, lost, drain: beaten.drained, refused }))
+    Ok(json(StatusCode::OK, BeatAnswer { cancel, lost, drain: beaten.drained, refused, unsaved }))
 }
 
 /// Finish attempts
@@ -773,6 +781,7 @@ pub(super) async fn finish(
             WorkerFinished::Settled(state) => (EndResultWord::Settled, Some(state)),
             WorkerFinished::LeaseLost => (EndResultWord::LeaseLost, None),
             WorkerFinished::Unknown => (EndResultWord::Unknown, None),
+            WorkerFinished::Locked => (EndResultWord::Locked, None),
         };
         EndResult { token, result, state, errors }
     });

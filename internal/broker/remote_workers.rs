@@ -3,10 +3,13 @@
 //! An attempt that was claimed for a request and does not reach its worker is given back: the [`JobDelivery`] that carries
 //! it does that when it is dropped before it was delivered.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::future::Future;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use serde_json::value::RawValue;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::task::TaskTracker;
@@ -32,6 +35,20 @@ const TOLD_FOR: Duration = Duration::from_secs(2 * 3_600);
 
 /// Time that every request waits, so that one that wants to wait for nothing gets the jobs that are due.
 const SHORTEST_WAIT: Duration = Duration::from_millis(100);
+
+/// Time for which verdicts that were not written yet are waited for after the last one that was, and if none was. One
+/// that another session holds up by a locked row must not delay the answer to the others, nor those that its worker
+/// sends with its next call.
+const VERDICT_PATIENCE: Duration = Duration::from_secs(2);
+const LONELY_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Time for which a heartbeat tries to save checkpoints whose rows other sessions lock, and the pause between two
+/// tries.
+const CHECKPOINT_PATIENCE: Duration = Duration::from_millis(500);
+const CHECKPOINT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Time that a heartbeat has for the ends of attempts whose time is over.
+const ENDING_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Why an attempt that did not reach its worker is given back.
 const UNDELIVERED: &str = "its worker did not receive it, so no attempt is used";
@@ -180,6 +197,8 @@ pub enum WorkerFinished {
     LeaseLost,
     /// There is no such job.
     Unknown,
+    /// The verdict is not written yet: another session locks the row of the job. The attempt waits for it.
+    Locked,
 }
 
 /// An attempt that a worker lists in its heartbeat.
@@ -202,6 +221,8 @@ pub struct WorkerBeaten {
     pub cancel: BTreeSet<(JobId, AttemptToken)>,
     /// Attempts that it does not hold any more.
     pub lost: BTreeSet<(JobId, AttemptToken)>,
+    /// Attempts whose progress or checkpoint was not written, because another session locks their rows.
+    pub unsaved: BTreeSet<(JobId, AttemptToken)>,
     /// An operator has drained it.
     pub drained: bool,
 }
@@ -274,10 +295,10 @@ impl Broker {
         self.polls.entrance.send(poll).ok().map(|()| answered)
     }
 
-    /// Give attempts back that did not reach their worker. No attempt is used. A failure costs time: the next request of
-    /// the worker, or the end of the lease, has the same effect.
+    /// Give attempts back that did not reach their worker. No attempt is used. A failure, or a row that another session
+    /// locks, costs time: the next request of the worker, or the end of the lease, has the same effect.
     async fn give_back_undelivered(&self, worker: &RunnerId, attempts: Vec<(AttemptToken, Vec<JobId>)>) {
-        self.give_back(worker, attempts, UNDELIVERED).await;
+        self.give_back(worker, attempts, UNDELIVERED, false).await;
     }
 
     /// Give attempts back, except those that may have reached their worker: it has listed them, or it has sent its
@@ -290,24 +311,42 @@ impl Broker {
     ) {
         let Ok(reached) = self.store.claims_that_reached(worker).await else { return };
         let attempts = attempts.into_iter().filter(|(token, _)| !reached.contains(token)).collect();
-        self.give_back(worker, attempts, why).await;
+        self.give_back(worker, attempts, why, true).await;
     }
 
-    async fn give_back(&self, worker: &RunnerId, attempts: Vec<(AttemptToken, Vec<JobId>)>, why: &'static str) {
-        let mut queues = BTreeSet::new();
-        for (token, ids) in attempts {
-            metrics::counter!("tickr_remote_given_back_total").increment(ids.len() as u64);
-            match self.store.give_back(token, ids, why).await {
+    /// Give attempts back. With `waits`, this waits for rows that other sessions lock. Returns those that it has not
+    /// given back: their rows are locked, MySQL failed, or they have ended.
+    async fn give_back(
+        &self,
+        worker: &RunnerId,
+        attempts: Vec<(AttemptToken, Vec<JobId>)>,
+        why: &'static str,
+        waits: bool,
+    ) -> Vec<(AttemptToken, Vec<JobId>)> {
+        let (mut queues, mut left) = (BTreeSet::new(), Vec::new());
+        for (token, mut ids) in attempts {
+            let given = if waits {
+                self.store.give_back(token, ids.clone(), why).await
+            } else {
+                self.store.give_back_free(token, ids.clone(), why).await
+            };
+            match given {
                 Ok(given) => {
+                    metrics::counter!("tickr_remote_given_back_total").increment(given.len() as u64);
                     given.iter().for_each(|reaped| self.announce_given_back(reaped));
+                    ids.retain(|id| given.iter().all(|reaped| reaped.id != *id));
                     queues.extend(given.into_iter().map(|reaped| reaped.queue));
                 }
                 Err(error) => tracing::warn!(%error, "cannot give attempts of a remote worker back yet"),
+            }
+            if !ids.is_empty() {
+                left.push((token, ids));
             }
         }
         for queue in queues {
             self.recount(&queue, worker).await;
         }
+        left
     }
 
     /// Count the permits of a worker in this queue again. It has no effect in a queue without a limit.
@@ -351,18 +390,20 @@ impl Broker {
         let Some(beat) = self.store.beat_of_worker(worker.clone(), held.collect(), timeouts).await? else {
             return Ok(None);
         };
-        if !checkpoints.is_empty() {
-            self.store.save_checkpoints(checkpoints).await?;
-        }
+        let lost: BTreeSet<(JobId, AttemptToken)> = beat.lost.into_iter().collect();
+        let mut unsaved: BTreeSet<(JobId, AttemptToken)> = beat.unsaved.into_iter().collect();
+        unsaved.extend(self.save_reported(checkpoints, &lost).await?);
         if !beat.undelivered.is_empty() {
             self.give_back_undelivered(&worker, beat.undelivered).await;
         }
         let mut beaten = WorkerBeaten {
             cancel: beat.cancel_requested.into_iter().collect(),
-            lost: beat.lost.into_iter().collect(),
+            lost,
+            unsaved,
             drained: beat.drained,
         };
         let trust = self.polls.limits.judge(beat.reading.as_ref());
+        let until = Instant::now() + ENDING_PATIENCE;
         for overdue in beat.overdue {
             let id = overdue.attempt.id;
             let Some((token, number, _)) = overdue.attempt.open.clone() else { continue };
@@ -384,7 +425,14 @@ impl Broker {
             let again = Again::Backoff(self.policy_of(&overdue.attempt), rand::random());
             let error = Some(format!("timed out after {ms} ms"));
             let settlement = settlement((id, token, number), Verdict::TimedOut, error, None, again);
-            self.settle_remote(&overdue.attempt, settlement).await?;
+            let ended = self.settle_remote(&overdue.attempt, settlement);
+            let Ok(ended) = tokio::time::timeout_at(until.into(), ended).await else {
+                // Another session locks its row, or MySQL is slow. The end is written later, and the next heartbeat says
+                // so.
+                beaten.cancel.insert((id, token));
+                continue;
+            };
+            ended?;
             self.recount(&overdue.attempt.queue, &worker).await;
             beaten.cancel.remove(&(id, token));
             beaten.lost.insert((id, token));
@@ -398,12 +446,41 @@ impl Broker {
     /// When MySQL cannot be reached or refuses.
     pub async fn unregister_worker(&self, worker: RunnerId) -> Result<bool, StoreError> {
         let Some(attempts) = self.store.unregister_worker(worker.clone()).await? else { return Ok(false) };
-        self.give_back(&worker, attempts, "its worker ended and gave it back").await;
+        let why = "its worker ended and gave it back";
+        let left = self.give_back(&worker, attempts, why, false).await;
+        if !left.is_empty() {
+            // Another session locks their rows, and the worker does not wait for that. Nothing else gives them back.
+            let broker = self.clone();
+            self.polls.tasks.spawn(async move { broker.give_back(&worker, left, why, true).await });
+        }
         Ok(true)
     }
 
+    /// Save the checkpoints of a heartbeat, without those of attempts that are lost. A row that another session locks is
+    /// tried again for a moment. Returns the attempts whose checkpoints were not saved.
+    async fn save_reported(
+        &self,
+        mut left: Vec<NewCheckpoint>,
+        lost: &BTreeSet<(JobId, AttemptToken)>,
+    ) -> Result<Vec<(JobId, AttemptToken)>, StoreError> {
+        left.retain(|new| !lost.contains(&(new.id, new.token)));
+        let until = Instant::now() + CHECKPOINT_PATIENCE;
+        while !left.is_empty() {
+            let saved = self.store.save_checkpoints(left.clone()).await?;
+            let saved: HashSet<(JobId, AttemptToken)> = saved.iter().map(|new| (new.id, new.token)).collect();
+            left.retain(|new| !saved.contains(&(new.id, new.token)));
+            if Instant::now() >= until {
+                break;
+            }
+            if !left.is_empty() {
+                tokio::time::sleep(CHECKPOINT_PAUSE).await;
+            }
+        }
+        Ok(left.iter().map(|new| (new.id, new.token)).collect())
+    }
+
     /// Give attempts their verdicts, in this order. A repeated call with the same verdicts has the same answers. `limited`
-    /// says which queues have a limit.
+    /// says which queues have a limit. A verdict that a locked row holds up does not delay the answer to the others.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses. Some of the verdicts may be written then; the call may be repeated.
@@ -426,11 +503,11 @@ impl Broker {
             writing.push(self.finish_one(attempt, finish));
         }
         // All of them share the group commit of settlements.
-        let answers = futures_util::future::join_all(writing).await;
+        let answers = answers_to(writing).await;
         for (queue, runner) in recount {
             self.recount(&queue, &runner).await;
         }
-        answers.into_iter().collect()
+        answers
     }
 
     async fn finish_one(
@@ -480,6 +557,36 @@ impl Broker {
     fn policy_of(&self, attempt: &RemoteAttempt) -> RetryPolicy {
         let of_kind = || self.registry.find(attempt.kind.as_str()).map(|kind| kind.defaults().retry.clone());
         attempt.retry.clone().or_else(of_kind).unwrap_or_default()
+    }
+}
+
+/// Wait for the answers to verdicts. Those that do not come for a while are [`WorkerFinished::Locked`], and beside others
+/// so are those for which MySQL could not be used. Their verdicts may be written later.
+async fn answers_to(
+    writing: Vec<impl Future<Output = Result<WorkerFinished, StoreError>>>,
+) -> Result<Vec<WorkerFinished>, StoreError> {
+    let mut answers = vec![WorkerFinished::Locked; writing.len()];
+    let numbered = writing.into_iter().enumerate().map(|(place, answer)| async move { (place, answer.await) });
+    let mut numbered: FuturesUnordered<_> = numbered.collect();
+    let (mut answered, mut transient, mut refused) = (false, None, None);
+    let mut until = Instant::now() + LONELY_PATIENCE;
+    while let Ok(Some((place, answer))) = tokio::time::timeout_at(until.into(), numbered.next()).await {
+        match answer {
+            Ok(answer) => {
+                answers[place] = answer;
+                answered = true;
+                until = Instant::now() + VERDICT_PATIENCE;
+            }
+            Err(error) if error.is_transient() => transient = Some(error),
+            Err(error) => refused = Some(error),
+        }
+    }
+    if let Some(error) = refused {
+        return Err(error);
+    }
+    match transient {
+        Some(error) if !answered => Err(error),
+        _ => Ok(answers),
     }
 }
 

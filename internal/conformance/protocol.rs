@@ -320,11 +320,11 @@ impl State {
         let same = first.same(verdict);
         let kind = self.jobs[attempt.job].kind.clone();
         let rule = if self.twice.contains(token) { "token-twice" } else { "finish-lost" };
-        if forced == Some("refused") {
-            // The attempt waits for another verdict.
+        if let Some(word @ ("refused" | "locked")) = forced {
+            // The attempt waits for another verdict, or for the same one once more.
             attempt.refused = attempt.verdict.take();
             (attempt.verdict_at, attempt.forced) = (None, None);
-            return "refused";
+            return word;
         }
         if !same {
             let seen = format!("{} and later, for the same token, {}", first.brief(), verdict.brief());

@@ -133,7 +133,7 @@ pub(crate) struct Attempt {
     pub(crate) beats: Vec<(Instant, Json)>,
     /// Result of the finish call, if not `settled`.
     pub(crate) forced: Option<&'static str>,
-    /// The verdict that the server refused.
+    /// The verdict that the server refused, or did not write for a locked row.
     pub(crate) refused: Option<Json>,
 }
 

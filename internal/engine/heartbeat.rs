@@ -94,7 +94,9 @@ fn beat_until_stopped(
                     apply_answer(&beat, live, events);
                     let written = connection.write_progress(&attempts);
                     let written = runtime.block_on(bounded(written, patience, live, row.lease));
-                    if !matches!(written, Some(Ok(()))) {
+                    if let Some(Ok(left)) = written {
+                        live.put_back(&left);
+                    } else {
                         live.put_back(&attempts);
                         connection.disconnect();
                     }
@@ -176,6 +178,10 @@ async fn send_heartbeat(
 }
 
 fn apply_answer(beat: &HeartbeatAnswer, live: &LiveAttempts, events: &Events) {
+    if !beat.locked.is_empty() {
+        let jobs = beat.locked.len();
+        tracing::warn!(jobs, "another session locks the rows of attempts: their leases are not renewed");
+    }
     for (id, token) in &beat.lost {
         // Compare the token: since the list was made, this runner may have settled the job and claimed it again.
         if live.stop(*id, Some(*token), StopReason::LeaseLost) {

@@ -78,9 +78,7 @@ pub use attempts::checkpoints::NewCheckpoint;
 pub use attempts::claim::{Claim, Claimed, Opened, Unreadable};
 pub use attempts::claim_batches::{BatchPage, LapseRule, Lapsed};
 pub use attempts::deferred::{Deferral, DeferredAttempt, FinishKeyDigest, Reported};
-pub use attempts::lease::{
-    HeartbeatAnswer, HeartbeatConnection, OwedPage, Reaped, RunnerBeat, RunnerRow, UnstoppedRunners,
-};
+pub use attempts::lease::{HeartbeatConnection, OwedPage, Reaped, RunnerBeat, RunnerRow, UnstoppedRunners};
 pub use attempts::limited::LimitSweep;
 pub use attempts::permits::{MayJudge, PermitGrant, PermitRequest};
 pub use attempts::readers::{Reader, UNREAD};
@@ -88,6 +86,8 @@ pub use attempts::remote::{
     BegunFetch, HeldAttempt, MAX_REMOTE_CLAIM, NewWorker, OverdueAttempt, RemoteAttempt, RemoteClaims, RemoteFetch,
     RemoteWorker, WorkerBeat,
 };
+use attempts::renewal::Caution;
+pub use attempts::renewal::HeartbeatAnswer;
 pub use attempts::settlement::{Again, CheckpointUse, Settled, Settlement};
 use attempts::settlement::{SettleReply, SettleRequest};
 pub use attempts::suspects::Death;
@@ -255,6 +255,8 @@ struct StoreInner {
     open_claims: Arc<OpenClaims>,
     /// The limits by key that this process follows.
     limits: Arc<KnownLimits>,
+    /// Whether the heartbeats of remote workers leave out locked rows.
+    caution: Arc<Caution>,
     /// Notified when jobs have ended for which other jobs wait.
     parents_ended: Notify,
     /// Notified when the counts of batches have changed.
@@ -374,6 +376,7 @@ impl Store {
             was_out,
             open_claims: Arc::default(),
             limits: Arc::default(),
+            caution: Arc::default(),
             parents_ended: Notify::new(),
             batches_changed: Notify::new(),
         });

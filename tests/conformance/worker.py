@@ -228,7 +228,7 @@ class Worker:
     def __init__(self):
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
-        self.attempts, self.verdicts = {}, {}
+        self.attempts, self.verdicts, self.later = {}, {}, {}
         self.id, self.beat_s, self.draining = None, LEASE_MS / 3000, False
         self.stopping, self.ended = threading.Event(), threading.Event()
         self.poll = None
@@ -367,10 +367,12 @@ class Worker:
         connection, pauses = Connection(10), Pauses(5)
         while True:
             with self.changed:
-                self.changed.wait_for(lambda: self.verdicts or self.ended.is_set())
-                if not self.verdicts:
-                    return
+                self.changed.wait_for(lambda: self.sendable() or self.ended.is_set(), 0.2 if self.later else None)
                 batch = self.batch()
+                if not batch and self.ended.is_set():
+                    return
+            if not batch:
+                continue
             worker = self.id
             try:
                 said = connection.call("POST", f"/v1/workers/{worker}/finish", {"verdicts": batch})
@@ -382,7 +384,12 @@ class Worker:
                 pauses.wait()
                 continue
             pauses = Pauses(5)
-            self.answered(batch)
+            locked = {it["token"] for it in said["results"] if it["result"] == "locked"}
+            locked = set() if fault("drops-locked") else locked
+            self.answered([verdict for verdict in batch if verdict["token"] not in locked])
+            for token in locked:
+                pause = min(2 * self.later.get(token, (0, 0.25))[1], 5)
+                self.later[token] = (time.monotonic() + pause, pause)
             for result in said["results"]:
                 if result["result"] == "refused" and not fault("drops-refused"):
                     self.mend(result)
@@ -395,10 +402,15 @@ class Worker:
             self.verdicts[result["token"]] = verdict
             self.changed.notify_all()
 
+    def sendable(self):
+        """The verdicts, without those that wait because the rows of their jobs were locked."""
+        now = time.monotonic()
+        return [it for it in self.verdicts.values() if self.later.get(it["token"], (0, 0))[0] <= now]
+
     def batch(self):
         """The verdicts of the next call: as many as one body holds, and at least one."""
         batch, size = [], 0
-        for verdict in list(self.verdicts.values())[:100]:
+        for verdict in self.sendable()[:100]:
             size += len(write_json(verdict).encode()) + 1
             if batch and size > MAX_BODY and not fault("large-bodies"):
                 break
@@ -411,6 +423,7 @@ class Worker:
                 if self.verdicts.get(verdict["token"]) is verdict:
                     self.verdicts.pop(verdict["token"], None)
                     self.attempts.pop(verdict["token"], None)
+                    self.later.pop(verdict["token"], None)
             self.changed.notify_all()
 
     # Heartbeats.

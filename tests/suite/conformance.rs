@@ -24,6 +24,7 @@ const FAULTS: &[(&str, &[&str], &[&str])] = &[
     ("empty-holding", &["holding"], &[]),
     ("forgets-verdicts", &["holding"], &["beats"]),
     ("large-bodies", &["finish-large"], &[]),
+    ("drops-locked", &["finish-locked"], &["holding", "beats"]),
     ("gives-up-at-stop", &["stop-finish-lost"], &[]),
     ("registers-once", &["register-503", "dead-address"], &[]),
     ("all-slots", &["slots"], &[]),

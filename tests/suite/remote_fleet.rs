@@ -137,7 +137,14 @@ async fn work(fleet: Arc<Fleet>, slots: usize, runs: std::ops::Range<u64>) {
         let verdicts: Vec<Value> =
             jobs.iter().map(|job| json!({"token": job["token"], "verdict": "succeeded"})).collect();
         let finish = json!({"verdicts": verdicts});
-        let finished = fleet.call(&format!("/v1/workers/{id}/finish"), &finish).await.unwrap();
+        let finished = loop {
+            let finished = fleet.call(&format!("/v1/workers/{id}/finish"), &finish).await.unwrap();
+            // A process that was replaced or killed may keep a row locked for a moment.
+            if finished["results"].as_array().unwrap().iter().all(|result| result["result"] != "locked") {
+                break finished;
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        };
         let settled = finished["results"].as_array().unwrap().iter().filter(|result| result["result"] == "settled");
         fleet.settled.fetch_add(settled.count(), Ordering::SeqCst);
     }

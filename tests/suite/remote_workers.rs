@@ -947,6 +947,155 @@ async fn a_row_that_another_session_locks_holds_up_no_other_job_and_no_heartbeat
     tickr.stop().await;
 }
 
+/// Call a worker's verb, and fail if the answer takes longer than this.
+async fn called_within(within: Duration, worker: &Worker, at: SocketAddr, verb: &str, body: Value) -> Value {
+    let called = tokio::time::timeout(within, worker.call(at, verb, body)).await;
+    let called = called.unwrap_or_else(|_| panic!("no answer to {verb} within {within:?}"));
+    assert_eq!(called.status, 200, "{verb}: {:#}", called.body);
+    called.body
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_another_session_locks_costs_no_other_attempt_of_its_worker_its_lease_or_its_verdict() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let lease = json!({"name": "test", "kinds": ["resize"], "slots": 4, "lease_ms": 10_000});
+    let worker = Worker::register_as(&tickr, lease.clone()).await;
+    let ids = tickr.enqueue_many((0..3).map(|n| json!({"kind": "resize", "payload": n}))).await;
+    let mut held = worker.fetch(at, 3, 10_000, &[]).await;
+    while held.len() < 3 {
+        let more = worker.fetch(at, 3, 10_000, &held.iter().collect::<Vec<_>>()).await;
+        held.extend(more);
+    }
+    let locked = held.iter().find(|job| id_of(job) == ids[0]).unwrap();
+    let free: Vec<&Value> = held.iter().filter(|job| id_of(job) != ids[0]).collect();
+    // The heartbeats of a second worker share the connections of the first one's.
+    let other = Worker::register_as(&tickr, lease).await;
+    let mut frozen = tickr.mysql().await;
+    sqlx::raw_sql("BEGIN").execute(&mut frozen).await.unwrap();
+    let lock = "SELECT id FROM owed WHERE id = ? FOR UPDATE";
+    sqlx::query(lock).bind(ids[0].uuid()).fetch_one(&mut frozen).await.unwrap();
+    // More than two leases, in which every reaper looks several times.
+    let until = Instant::now() + Duration::from_secs(25);
+    while Instant::now() < until {
+        let holding = held.iter().map(|job| json!({"token": job["token"], "percent": 50.0, "checkpoint": {"row": 1}}));
+        let body = json!({"holding": holding.collect::<Vec<_>>()});
+        let idle = json!({"holding": []});
+        let within = Duration::from_secs(4);
+        let (beaten, _) = tokio::join!(
+            called_within(within, &worker, at, "beat", body),
+            called_within(within, &other, at, "beat", idle),
+        );
+        assert_eq!((&beaten["lost"], &beaten["cancel"]), (&json!([]), &json!([])), "{beaten:#}");
+        // Its report was not stored, and the answer says so.
+        assert_eq!(beaten["unsaved"], json!([locked["token"]]), "{beaten:#}");
+        tokio::time::sleep(Duration::from_secs(3)).await;
+    }
+    for job in &free {
+        assert_eq!(tickr.job(id_of(job)).await["progress"]["percent"], 50.0);
+        assert_eq!(tickr.verdicts(id_of(job)).await, ["open"]);
+    }
+    let verdicts: Vec<Value> = held.iter().map(|job| json!({"token": job["token"], "verdict": "succeeded"})).collect();
+    // Verdicts share a write, which waits some seconds for a row that it finds locked for the first time. A client
+    // repeats a call within ten seconds.
+    let began = Instant::now();
+    loop {
+        let body = json!({"verdicts": verdicts});
+        let finished = called_within(Duration::from_secs(8), &worker, at, "finish", body).await;
+        let results = finished["results"].as_array().unwrap();
+        let place = held.iter().position(|job| id_of(job) == ids[0]).unwrap();
+        assert_eq!(results[place], json!({"token": locked["token"], "result": "locked"}), "{finished:#}");
+        if results.iter().filter(|result| result["result"] == "settled").count() == 2 {
+            break;
+        }
+        assert!(began.elapsed() < Duration::from_secs(15), "{finished:#}");
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    sqlx::raw_sql("ROLLBACK").execute(&mut frozen).await.unwrap();
+    for id in &ids[1..] {
+        assert_eq!(tickr.verdicts(*id).await, ["succeeded"]);
+    }
+    // Its lease could not be renewed: either its verdict or the end of its lease came first.
+    let last = worker.finish(at, locked, json!({"verdict": "succeeded"})).await;
+    assert!(["settled", "lease_lost"].contains(&last["result"].as_str().unwrap()), "{last:#}");
+    if last["result"] == "lease_lost" {
+        let again = worker.fetch(at, 1, 20_000, &[]).await;
+        worker.finish(at, &again[0], json!({"verdict": "succeeded"})).await;
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_another_session_locks_delays_no_end_of_a_worker_and_no_job_that_did_not_arrive() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 4).await;
+    let ids = tickr.enqueue_many((0..2).map(|n| json!({"kind": "resize", "payload": n}))).await;
+    // Each request gives back what the one before it got.
+    while worker.fetch(at, 2, 10_000, &[]).await.len() < 2 {}
+    let mut frozen = tickr.mysql().await;
+    sqlx::raw_sql("BEGIN").execute(&mut frozen).await.unwrap();
+    let lock = "SELECT id FROM owed WHERE id = ? FOR UPDATE";
+    sqlx::query(lock).bind(ids[0].uuid()).fetch_one(&mut frozen).await.unwrap();
+    // The next request lists neither of them, so both are given back. One of them can be.
+    let body = json!({"slots": 4, "wait_ms": 3_000, "holding": [], "fetch_id": Uuid::now_v7()});
+    let fetched = tokio::time::timeout(Duration::from_secs(6), worker.call(at, "fetch", body)).await.unwrap();
+    let jobs = fetched.body["jobs"].as_array().unwrap();
+    assert_eq!(jobs.iter().map(id_of).collect::<Vec<_>>(), [ids[1]], "{:#}", fetched.body);
+    // A program has some seconds for its end.
+    let leave = tickr.request(Method::DELETE, &format!("/v1/workers/{}", worker.id));
+    let left = tokio::time::timeout(Duration::from_secs(4), answer(leave)).await.unwrap();
+    assert_eq!(left.status, 204);
+    sqlx::raw_sql("ROLLBACK").execute(&mut frozen).await.unwrap();
+    // Both come back without an attempt used, and no lease has to end.
+    eventually("both wait again", || async {
+        (tickr.count("SELECT COUNT(*) FROM owed WHERE state = 'waiting'").await == 2).then_some(())
+    })
+    .await;
+    let (next, mut done) = (Worker::register(&tickr, 4).await, 0);
+    while done < 2 {
+        for job in next.fetch(at, 4, 10_000, &[]).await {
+            assert_eq!(job["attempt"], 1, "{job:#}");
+            next.finish(at, &job, json!({"verdict": "succeeded"})).await;
+            done += 1;
+        }
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_row_of_a_worker_that_is_gone_delays_no_lost_attempt_of_another() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let gone = Worker::register(&tickr, 1).await;
+    gone.lease_ms(&tickr, 1_000).await;
+    // A claim for a worker locks its row like this.
+    let mut frozen = tickr.mysql().await;
+    sqlx::raw_sql("BEGIN").execute(&mut frozen).await.unwrap();
+    let lock = "SELECT id FROM runners WHERE id = ? LOCK IN SHARE MODE";
+    sqlx::query(lock).bind(&gone.id).fetch_one(&mut frozen).await.unwrap();
+    // Longer than the two leases after which the reaper takes it for gone, and a look of the reaper.
+    tickr
+        .until_count(
+            "SELECT COUNT(*) FROM runners WHERE via = 'http' AND heartbeat_at < UTC_TIMESTAMP(6) - INTERVAL 6 SECOND",
+            1,
+        )
+        .await;
+    let dead = Worker::register(&tickr, 1).await;
+    dead.lease_ms(&tickr, 1_000).await;
+    let id = tickr.enqueue(json!({"kind": "resize", "payload": 1})).await;
+    assert_eq!(dead.fetch(at, 1, 10_000, &[]).await.len(), 1);
+    let fetched = Instant::now();
+    tickr.until_attempts(id, 1).await;
+    assert_eq!(tickr.verdicts(id).await[0], "lost");
+    assert!(fetched.elapsed() < Duration::from_secs(15), "{:?}", fetched.elapsed());
+    sqlx::raw_sql("ROLLBACK").execute(&mut frozen).await.unwrap();
+    let next = Worker::register(&tickr, 1).await;
+    let job = next.fetch(at, 1, 20_000, &[]).await.remove(0);
+    next.finish(at, &job, json!({"verdict": "succeeded"})).await;
+    tickr.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_of_a_limit_that_another_session_locks_holds_up_no_other_key_of_workers() {
     let tickr = started().await;

@@ -10,7 +10,7 @@ use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection, Row};
 use tickr::job::limits::MAX_LOG_BYTES;
 use tickr::job::{
     Actor, AttemptToken, Bounds, Due, Edition, Editions, JobId, JobOptions, Limit, Name, NewJob, OnConflict, OnFailure,
-    Order, Priority, Producer, Rate, RetryPolicy, RunnerId, Scope, SharedBy, State, Verdict,
+    Order, Priority, Producer, Progress, Rate, RetryPolicy, RunnerId, Scope, SharedBy, State, Verdict,
 };
 use tickr::services::Services;
 use tickr::store::{
@@ -69,7 +69,7 @@ impl TestStore {
         until_said(&self.url, &self.name, begins, wanted).await;
     }
 
-    /// Wait until this many sessions of this database wait for a table that another session has locked.
+    /// Wait until this many sessions of this database wait for a table that another session has locked, or none.
     async fn until_waiting_for_tables(&self, wanted: u32) {
         eventually(&format!("{wanted} sessions wait for a table"), || async {
             let sessions = self.mysql().await.fetch_all("SHOW PROCESSLIST").await.unwrap();
@@ -77,7 +77,8 @@ impl TestStore {
                 let text = |name| row.try_get_unchecked::<Option<Vec<u8>>, _>(name).unwrap().unwrap_or_default();
                 text("db") == self.name.as_bytes() && text("State").ends_with(b"metadata lock")
             };
-            (sessions.iter().filter(|row| waits(row)).count() >= wanted as usize).then_some(())
+            let waiting = sessions.iter().filter(|row| waits(row)).count();
+            (if wanted == 0 { waiting == 0 } else { waiting >= wanted as usize }).then_some(())
         })
         .await;
     }
@@ -643,10 +644,9 @@ async fn an_id_that_is_twice_in_a_batch_starts_once_whatever_else_is_in_it() {
     test.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_beat_that_renews_some_pages_counts_for_those() {
-    let test = TestStore::start().await;
-    let jobs: Vec<NewJob> = (0..600).map(|_| job()).collect();
+/// Insert this many jobs and claim them. Return their attempts.
+async fn live_attempts(test: &TestStore, count: usize) -> Vec<LiveAttempt> {
+    let jobs: Vec<NewJob> = (0..count).map(|_| job()).collect();
     let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
     for jobs in jobs.chunks(300) {
         test.store.insert(jobs.to_vec()).await.unwrap();
@@ -659,14 +659,63 @@ async fn a_beat_that_renews_some_pages_counts_for_those() {
         let leased = std::time::Instant::now();
         live.push(LiveAttempt { id: claimed.id, token: claimed.token, progress: None, leased, has_finish_key: false });
     }
-    drop(claimant);
-    // One row of the last page is locked for longer than a heartbeat may take.
-    let last = live.iter().max_by_key(|attempt| (attempt.leased, attempt.id)).unwrap().id;
+    live
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_another_session_locks_keeps_no_other_lease_from_being_renewed() {
+    let test = TestStore::start().await;
+    let mut live = live_attempts(&test, 3).await;
+    for attempt in &mut live {
+        attempt.progress = Some(Progress { percent: 50.0, note: None });
+    }
+    let (id, token) = (live[0].id, live[0].token);
     let mut other = test.mysql().await;
     let mut tx = other.begin().await.unwrap();
-    sqlx::query("SELECT id FROM owed WHERE id = ? FOR UPDATE").bind(last.uuid()).execute(&mut *tx).await.unwrap();
+    sqlx::query("SELECT id FROM owed WHERE id = ? FOR UPDATE").bind(id.uuid()).execute(&mut *tx).await.unwrap();
+    let (runner, lease) = (RunnerId::new_for_host("test"), Duration::from_secs(300));
+    let mut pulse = test.store.heartbeat_connection();
+    // The first heartbeat waits for the row for a second, and the next one does not.
+    for _ in 0..2 {
+        let renewed = std::sync::Mutex::new(Vec::new());
+        let hear = |page: &[LiveAttempt]| renewed.lock().unwrap().extend(page.iter().map(|attempt| attempt.id));
+        let beat = pulse.beat(&runner, lease, &live, &hear);
+        let beat = tokio::time::timeout(Duration::from_secs(4), beat).await.unwrap().unwrap();
+        assert_eq!((beat.lost, beat.locked), (vec![], vec![(id, token)]));
+        let renewed: BTreeSet<JobId> = renewed.into_inner().unwrap().into_iter().collect();
+        assert_eq!(renewed, live[1..].iter().map(|attempt| attempt.id).collect());
+        let left = pulse.write_progress(&live).await.unwrap();
+        assert_eq!(left.iter().map(|attempt| attempt.id).collect::<Vec<_>>(), [id]);
+    }
+    let renewed_rows = "SELECT COUNT(*) FROM owed WHERE lease_until > UTC_TIMESTAMP(6) + INTERVAL 100 SECOND";
+    assert_eq!(test.count(renewed_rows).await, 2);
+    assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE progress IS NOT NULL").await, 2);
+    tx.rollback().await.unwrap();
+    let beat = pulse.beat(&runner, lease, &live, &|_| {}).await.unwrap();
+    assert_eq!((beat.lost, beat.locked), (vec![], vec![]));
+    assert_eq!(test.count(renewed_rows).await, 3);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_beat_that_renews_some_pages_counts_for_those() {
+    let test = TestStore::start().await;
+    let live = live_attempts(&test, 600).await;
+    let last = live.iter().max_by_key(|attempt| (attempt.leased, attempt.id)).unwrap().id;
+    // Before the last page, the table is locked for longer than a heartbeat may take.
+    let other = tokio::sync::Mutex::new(test.mysql().await);
+    let lock_table = async || sqlx::raw_sql("LOCK TABLES owed WRITE").execute(&mut *other.lock().await).await.unwrap();
     let renewed = std::sync::Mutex::new(Vec::new());
-    let hear = |page: &[LiveAttempt]| renewed.lock().unwrap().extend(page.iter().map(|attempt| attempt.id));
+    let hear = |page: &[LiveAttempt]| {
+        let count = {
+            let mut renewed = renewed.lock().unwrap();
+            renewed.extend(page.iter().map(|attempt| attempt.id));
+            renewed.len()
+        };
+        if count == 512 {
+            tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(lock_table()));
+        }
+    };
     let mut pulse = test.store.heartbeat_connection();
     let (runner, lease) = (RunnerId::new_for_host("test"), Duration::from_secs(300));
     let beat = pulse.beat(&runner, lease, &live, &hear);
@@ -675,9 +724,11 @@ async fn a_beat_that_renews_some_pages_counts_for_those() {
     let heard = renewed.lock().unwrap().len();
     assert_eq!(heard, 512);
     assert!(!renewed.lock().unwrap().contains(&last));
+    // The statement that waits for the table gives up within a second.
+    test.until_waiting_for_tables(0).await;
+    sqlx::raw_sql("UNLOCK TABLES").execute(&mut *other.lock().await).await.unwrap();
     let renewed_rows = "SELECT COUNT(*) FROM owed WHERE lease_until > UTC_TIMESTAMP(6) + INTERVAL 100 SECOND";
     assert_eq!(test.count(renewed_rows).await, 512);
-    tx.rollback().await.unwrap();
     test.stop().await;
 }
 

@@ -110,7 +110,7 @@ final class Client implements Enqueuer
      */
     public function closeBatch(string $id): array
     {
-        return $this->post('/v1/batches/' . rawurlencode($id) . '/close', '{}', null)->json();
+        return $this->post('/v1/batches/' . rawurlencode($id) . '/close', '{}', Uuid::v4())->json();
     }
 
     /**
@@ -139,7 +139,8 @@ final class Client implements Enqueuer
      */
     public function cancel(string $id): bool
     {
-        return $this->post('/v1/jobs/' . rawurlencode($id) . '/cancel', '{}', null)->status === 200;
+        // A repeated call with the same key has the same answer. Without one, a cancel that worked would be refused.
+        return $this->post('/v1/jobs/' . rawurlencode($id) . '/cancel', '{}', Uuid::v4())->status === 200;
     }
 
     /**
@@ -230,7 +231,8 @@ final class Client implements Enqueuer
             if ($tried % $this->addresses->count() !== 0) {
                 $wait = 0.0;
             } else {
-                $wait ??= $pause * random_int(75, 125) / 100;
+                // A proxy may ask for no pause at all.
+                $wait = max($wait ?? 0.0, $pause * random_int(75, 125) / 100);
                 $pause = min($pause * 2, 5.0);
             }
             if (Channel::now() + $wait >= $deadline) {

@@ -11,6 +11,8 @@ namespace Tickr;
  */
 final class Outbox
 {
+    private const MAX_PAYLOAD_BYTES = 1 << 20;
+
     private readonly string $table;
 
     /**
@@ -55,10 +57,19 @@ final class Outbox
             $options['execute_at'] = $time->setTimezone(new \DateTimeZone('UTC'))->format('Y-m-d H:i:s.v');
         }
         $id ??= Uuid::v7();
+        // The server would reject such a row after the COMMIT, and there would be no job.
+        if (preg_match('/^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$/Di', $id) !== 1) {
+            throw new \InvalidArgumentException('the id of a job is a UUIDv7');
+        }
+        $payload = Json::payload($job->payload);
+        if (\strlen($payload) > self::MAX_PAYLOAD_BYTES) {
+            $most = self::MAX_PAYLOAD_BYTES;
+            throw new \InvalidArgumentException("a payload has at most $most bytes, this one has " . \strlen($payload));
+        }
         $columns = [
             str_replace('-', '', $id),
             $job->kind,
-            Json::payload($job->payload),
+            $payload,
             $options['queue'] ?? null,
             $options['execute_at'] ?? null,
         ];

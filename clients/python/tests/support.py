@@ -58,6 +58,8 @@ class FakeServer:
         self.workers: list[str] = []
         self.known: set[str] = set()
         self.refuse: Callable[[dict], int] = lambda verdict: 0
+        self.locked: set[str] = set()
+        self.refuse_beat: Callable[[list[dict]], int] = lambda holding: 0
         self.retry_after = "0"
         self.beat_ms = 100
         self.stopped = False
@@ -181,10 +183,16 @@ class FakeServer:
             if op == "fetch":
                 return 200, self.fetch(body)
             if op == "beat":
+                status = self.refuse_beat(body["holding"])
+                if status:
+                    return status, {"title": "Refused", "status": status, "code": "refused", "detail": "too much"}
                 tokens = [held["token"] for held in body["holding"]]
                 cancel = [token for token in tokens if token in self.cancel]
                 lost = [token for token in tokens if token in self.lost]
-                return 200, {"cancel": cancel, "lost": lost, "drain": self.drain}
+                answer = {"cancel": cancel, "lost": lost, "drain": self.drain}
+                reported = [held["token"] for held in body["holding"] if len(held) > 1]
+                unsaved = [token for token in reported if token in self.locked]
+                return 200, {**answer, "unsaved": unsaved} if unsaved else answer
             if op == "finish":
                 return self.finish(body["verdicts"])
             if op == "leave":
@@ -223,6 +231,9 @@ class FakeServer:
                 return status, {"title": "No", "status": status, "code": "invalid_request", "detail": "no"}
         results = []
         for verdict in verdicts:
+            if verdict["token"] in self.locked:
+                results.append({"token": verdict["token"], "result": "locked"})
+                continue
             first = verdict["token"] not in self.verdicts
             if first:
                 self.verdicts[verdict["token"]] = verdict

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import signal
@@ -12,6 +13,7 @@ import uuid
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import tickr
 from tests.support import DEADLINE, FakeServer, eventually
@@ -26,6 +28,7 @@ try:
     django.setup()
     from django.core.checks import run_checks
     from django.core.exceptions import ImproperlyConfigured
+    from django.core.management import call_command
     from django.db import connections, transaction
     from django.test import SimpleTestCase, override_settings
 
@@ -40,6 +43,10 @@ except ImportError as error:
     SimpleTestCase = unittest.TestCase  # type: ignore[assignment,misc]
 
 URL = os.environ.get("TICKR_URL")
+
+OTHER = tickr.App()
+OTHER.kind("other.plain")(lambda payload: payload)
+OTHER.kind("other.mail", queue="other.mails")(lambda payload: payload)
 
 
 def options(**changes: Any) -> Any:
@@ -69,6 +76,13 @@ class Enqueue(SimpleTestCase):
 
     def body(self) -> Any:
         return self.server.of("POST /v1/jobs")[-1].body
+
+    def test_the_worker_serves_the_queues_of_all_kinds_of_an_app(self) -> None:
+        with mock.patch("tickr.django.management.commands.tickr_worker.Worker") as worker:
+            call_command("tickr_worker", "--queues", "mail", "--app", "tests.test_django:OTHER", stdout=io.StringIO())
+        queues = set(worker.call_args.kwargs["queues"])
+        self.assertTrue({"default", "other.mails"} < queues, queues)
+        self.assertEqual(len(queues), 3)
 
     def test_a_task_is_a_job(self) -> None:
         heard = []

@@ -270,6 +270,38 @@ class LostAnswers(WorkerCase):
         between = [call for call in self.server.calls[began:answered] if call.op == "fetch"]
         self.assertTrue(all(token in call.body["holding"] for call in between))
 
+    def test_a_verdict_whose_row_is_locked_is_sent_again_and_holds_up_no_other(self) -> None:
+        self.app.kind("echo")(lambda payload: payload)
+        locked = self.server.add("echo", "locked")
+        self.server.locked.add(locked)
+        self.start()
+        eventually("it was sent", lambda: self.server.of("finish"))
+        self.assertEqual(self.server.verdict(self.server.add("echo", "free"))["result"], "free")
+        tries = lambda: [c for c in self.server.of("finish") if locked in str(c.body)]  # noqa: E731
+        eventually("it was sent again", lambda: len(tries()) > 1)
+        beats = len(self.server.of("beat"))
+        eventually("a beat", lambda: len(self.server.of("beat")) > beats + 1)
+        self.assertEqual([held["token"] for held in self.server.of("beat")[-1].body["holding"]], [locked])
+        self.server.locked.clear()
+        self.assertEqual(self.server.verdict(locked)["result"], "locked")
+
+    def test_a_checkpoint_whose_row_is_locked_goes_with_the_next_beat_and_before_its_verdict(self) -> None:
+        @self.app.kind("step")
+        def step(_: Any, context: tickr.Context) -> None:
+            context.save_checkpoint({"row": 9})
+            raise tickr.Failed("later")
+
+        self.app.kind("echo")(lambda payload: payload)
+        token = self.server.add("step")
+        self.server.locked.add(token)
+        self.start()
+        self.assertEqual(self.server.verdict(self.server.add("echo", "free"))["result"], "free")
+        saves = lambda: [c for c in self.server.of("beat") if "checkpoint" in str(c.body)]  # noqa: E731
+        eventually("it was sent again", lambda: len(saves()) > 1)
+        self.assertFalse(any(token in str(call.body) for call in self.server.of("finish")))
+        self.server.locked.clear()
+        self.assertEqual(self.server.verdict(token)["error"], "later")
+
     def test_random_faults_lose_no_verdict_and_double_no_job(self) -> None:
         seed = int(os.environ.get("TEST_SEED") or random.randrange(10_000))
         dice = random.Random(seed)
@@ -335,6 +367,15 @@ class LostAnswers(WorkerCase):
         self.start()
         self.server.verdict(self.server.add("count", 1))
         self.assertEqual(runs, [1])
+
+    def test_a_kind_may_become_known_long_after_the_start_of_the_program(self) -> None:
+        self.blocking()
+        # The server is away for longer than a declaration takes, and learns of the kind after its first answer.
+        self.server.faults["register"].extend([503] * 5 + [422])
+        began = time.monotonic()
+        self.server.retry_after = "1"
+        self.start()
+        self.assertGreater(time.monotonic() - began, 3.0)
 
     def test_a_worker_whose_kind_is_unknown_says_so(self) -> None:
         self.counting()
@@ -480,6 +521,55 @@ class Beats(WorkerCase):
         self.start()
         eventually("a bare beat", lambda: len(self.server.of("beat")) >= 2)
         self.assertEqual(self.server.of("beat")[1].body, {"holding": [{"token": token}]})
+
+    def test_every_checkpoint_arrives_behind_a_proxy_that_takes_only_small_beats(self) -> None:
+        together = threading.Barrier(3)
+
+        @self.app.kind("save")
+        def save(payload: Any, context: tickr.Context) -> None:
+            together.wait(DEADLINE)
+            context.save_checkpoint({"n": payload, "text": "x" * 40_000})
+            self.go.wait(DEADLINE)
+
+        def checkpoints(holding: list) -> list:
+            return [held["checkpoint"]["n"] for held in holding if "checkpoint" in held]
+
+        self.server.refuse_beat = lambda holding: 413 if len(checkpoints(holding)) > 1 else 0
+        for n in range(3):
+            self.server.add("save", n)
+        self.start(slots=3)
+
+        def beats() -> list:
+            return [holding for call in self.server.of("beat") if checkpoints(holding := call.body["holding"])]
+
+        def arrived() -> set:
+            return {n for holding in beats() if len(checkpoints(holding)) == 1 for n in checkpoints(holding)}
+
+        eventually("each checkpoint", lambda: arrived() == {0, 1, 2})
+        self.assertEqual({len(holding) for holding in beats()}, {3})
+
+    def test_a_report_that_the_server_refuses_takes_no_other_along(self) -> None:
+        together = threading.Barrier(3)
+
+        @self.app.kind("save")
+        def save(payload: Any, context: tickr.Context) -> None:
+            together.wait(DEADLINE)
+            context.save_checkpoint(payload)
+            self.go.wait(DEADLINE)
+
+        def wrong(holding: list) -> bool:
+            return any(held.get("checkpoint") == "wrong" for held in holding)
+
+        self.server.refuse_beat = lambda holding: 422 if wrong(holding) else 0
+        for payload in ("one", "wrong", "two"):
+            self.server.add("save", payload)
+        self.start(slots=3)
+
+        def arrived() -> set:
+            taken = [call.body["holding"] for call in self.server.of("beat") if not wrong(call.body["holding"])]
+            return {held["checkpoint"] for holding in taken for held in holding if "checkpoint" in held}
+
+        eventually("the other checkpoints", lambda: arrived() == {"one", "two"})
 
     def test_a_drained_worker_asks_again_after_a_beat_and_goes_on_when_it_is_resumed(self) -> None:
         self.blocking()

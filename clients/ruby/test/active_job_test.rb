@@ -39,7 +39,11 @@ if defined?(ActiveJob)
   end
 
   class BrokenJob < PlainJob
-    def perform(word) = raise("broken #{word}")
+    def perform(word)
+      raise NotImplementedError, word if word == "unwritten"
+
+      raise "broken #{word}"
+    end
   end
 
   class PersistentJob < PlainJob
@@ -110,11 +114,14 @@ if defined?(ActiveJob)
     end
 
     def test_an_error_that_the_class_does_not_handle_is_a_dead_letter
-      job = BrokenJob.perform_later("x")
+      errors = {"x" => "RuntimeError: broken x", "unwritten" => "NotImplementedError: unwritten"}
+      jobs = errors.to_h { |word, error| [BrokenJob.perform_later(word), error] }
       work
-      result = @client.wait(job.provider_job_id)
-      assert_equal ["failed", "RuntimeError: broken x"], [result.state, result.last_error]
-      assert_equal 1, @client.job(job.provider_job_id)["attempts"].size
+      jobs.each do |job, error|
+        result = @client.wait(job.provider_job_id)
+        assert_equal ["failed", error], [result.state, result.last_error]
+        assert_equal 1, @client.job(job.provider_job_id)["attempts"].size
+      end
     end
 
     def test_a_class_may_leave_its_attempts_to_tickr

@@ -34,6 +34,20 @@ class ClientTest < Minitest::Test
     assert_equal "Bearer #{TOKEN}", requests[0][:headers]["authorization"]
   end
 
+  def test_a_cancel_whose_answer_is_lost_is_repeated_with_its_key
+    first = nil
+    serve do |_, _, _, headers|
+      key = headers["idempotency-key"]
+      next [409, {code: "wrong_state", title: "T", detail: "D", status: 409}] if first && first != key
+
+      lost, first = first.nil?, key
+      lost ? :drop : [200, {id: "j1", state: "cancelled"}]
+    end
+    assert Tickr::Client.new(url: @server.url).cancel("j1")
+    assert_match(/\A[\h-]{36}\z/, first)
+    assert_equal 2, @server.requests.size
+  end
+
   def test_a_refusal_is_a_problem_and_is_not_repeated
     serve do
       [409, {code: "unique_key_taken", title: "T", detail: "D", status: 409, holder: "j7",
@@ -52,6 +66,12 @@ class ClientTest < Minitest::Test
     assert_raises(Tickr::ConnectionFailed) { Tickr::Client.new(url: @server.url, retry_for: 1).enqueue("echo") }
     assert_operator Tickr::Http.now - begun, :<, 2
     assert_operator @server.requests.size, :>, 2
+  end
+
+  def test_an_answer_that_asks_for_no_pause_is_not_repeated_in_a_hurry
+    serve { [503, {code: "stopping", detail: "x"}, {"retry-after" => "0"}] }
+    assert_raises(Tickr::Problem) { Tickr::Client.new(url: @server.url, retry_for: 1).enqueue("echo") }
+    assert_operator @server.requests.size, :<, 10
   end
 
   def test_an_answer_that_never_comes_is_given_up

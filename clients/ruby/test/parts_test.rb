@@ -27,6 +27,19 @@ class PartsTest < Minitest::Test
     assert_equal "üü", Tickr::Text.newest("üüü", 5)
   end
 
+  def test_the_outbox_refuses_what_the_server_would_reject_after_the_commit
+    said = []
+    connection = Object.new
+    connection.define_singleton_method(:quote) { |text| "'#{text}'" }
+    connection.define_singleton_method(:query) { |sql| said << sql }
+    outbox = Tickr::Outbox.new(connection)
+    assert_raises(ArgumentError) { outbox.enqueue("mail", "x" * 1_048_576) }
+    assert_raises(ArgumentError) { outbox.enqueue("mail", {}, id: "019ab2c3-d4e5-4f60-a1b2-c3d4e5f60718") }
+    assert_empty said
+    id = outbox.enqueue("mail", "x" * 1_048_000)
+    assert_includes said.first, id.delete("-")
+  end
+
   def test_ids_sort_in_the_order_in_which_they_were_made
     ids = Array.new(6000) { Tickr::Uuid.v7 }
     assert_equal ids.sort, ids

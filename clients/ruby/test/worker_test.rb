@@ -277,6 +277,64 @@ class WorkerTest < Minitest::Test
     @server.await("/beat") { |all| all.size >= 2 }
   end
 
+  def test_what_a_locked_row_holds_up_is_sent_again_and_holds_up_no_other
+    answer = {cancel: [], lost: [], drain: false}
+    # The rows of t1 and t2 are locked for the first calls that name them.
+    serve(beat_ms: 60_000, fetch: ->(n, _) { n == 1 ? jobs("t1", "t2", "t3") : :hang },
+      beat: lambda { |n, body|
+        reports = body["holding"].any? { |one| one["checkpoint"] }
+        [200, n <= 3 && reports ? answer.merge(unsaved: ["t1"]) : answer]
+      },
+      finish: lambda { |n, body|
+        [200, {results: body["verdicts"].map { |one|
+          locked = n <= 3 && one["token"] == "t2"
+          {token: one["token"], result: locked ? "locked" : "settled"}
+        }}]
+      })
+    work(slots: 3) do |_, context|
+      next "done" unless context.attempt.id == "job-t1"
+
+      context.checkpoint({row: 9})
+      raise "later"
+    end
+    @server.await("/finish") do |all|
+      tokens = all.flat_map { |one| one[:body]["verdicts"].map { |verdict| verdict["token"] } }
+      tokens.include?("t1") && tokens.include?("t3") && tokens.count("t2") > 1
+    end
+    assert_equal 1, verdicts.count { |one| one["token"] == "t1" }
+    assert_operator @server.requests("/beat").count { |one| one[:text].include?("checkpoint") }, :>, 1
+  end
+
+  def test_a_worker_whose_verdicts_are_not_answered_holds_no_more_than_a_request_may_list
+    serve(beat_ms: 100, fetch: ->(n, body) { jobs(*Array.new(body["slots"]) { |one| "t#{n}-#{one}" }) },
+      finish: ->(_, _) { [403, {code: "forbidden", detail: "a proxy"}] })
+    work(slots: 300, grace: 0) { nil }
+    @server.await("/beat") { |all| all.count { |one| one[:body]["holding"].size >= 1_000 } >= 3 }
+    calls = @server.requests("/beat") + @server.requests("/fetch")
+    assert_equal 1_000, calls.map { |one| one[:body]["holding"].size }.max
+  end
+
+  class NoStock < StandardError
+    def message = "no #{@item.name}"
+  end
+
+  def test_a_handler_that_raises_an_unreadable_error_or_ends_its_thread_fails_and_frees_its_slot
+    serve(fetch: ->(n, _) { n <= 4 ? jobs("t#{n}") : :hang })
+    work do |_, context|
+      case context.attempt.id
+      when "job-t1" then raise NoStock
+      when "job-t2" then Thread.exit
+      when "job-t3" then Thread.current.kill
+      else "done"
+      end
+    end
+    @server.await("/finish") { |all| all.any? { |one| one[:text].include?('"t4"') } }
+    told = verdicts.to_h { |one| [one["token"], one.values_at("verdict", "error")] }
+    assert_equal ["failed", "WorkerTest::NoStock: its message cannot be read"], told["t1"]
+    assert_equal [["failed", "the handler ended its thread"]] * 2, told.values_at("t2", "t3")
+    assert_equal "succeeded", told["t4"].first
+  end
+
   def test_many_checkpoints_go_in_several_beats
     tokens = %w[t1 t2 t3 t4 t5 t6]
     serve(beat_ms: 1000, fetch: ->(n, _) { n == 1 ? jobs(*tokens) : :hang }, beat: lambda { |_, body|

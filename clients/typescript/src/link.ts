@@ -13,6 +13,10 @@ const MAX_VERDICTS = 500;
 const BODY_BYTES = 200 * 1_024;
 /** Shortest time between two heartbeats that only bring news of handlers. */
 const NEWS_MS = 500;
+/** Shortest time between two heartbeats with a report that the server could not store, because its row is locked. */
+const UNSAVED_MS = 1_000;
+/** Pauses between two tries of a verdict whose row is locked. */
+const LOCKED_MS = { first: 500, longest: 5_000 };
 /** Longest pause of a heartbeat that failed: meanwhile every lease grows old. */
 const BEAT_PAUSE_MS = 1_000;
 /** Longest wait that a server may ask of a call. */
@@ -50,6 +54,8 @@ interface Pending {
   json: string;
   log: string | undefined;
   verdict: VerdictBody;
+  /** Pause before it is sent again while another session locks the row of its job. */
+  lockedMs?: number;
 }
 
 /** A place to wait for news. */
@@ -96,6 +102,8 @@ export class Link {
   #id = '';
   #beatMs = 20_000;
   #lastBeat = 0;
+  /** Until when a report waits that the server could not store. */
+  #unsavedUntil = 0;
   #drained = false;
   #registering: Promise<void> | undefined;
   #fetching: AbortController | undefined;
@@ -160,7 +168,7 @@ export class Link {
   // Registration.
 
   async #registerFirst(): Promise<boolean> {
-    const end = performance.now() + DECLARED_WITHIN_MS;
+    let end: number | undefined;
     for (let failures = 0; ; failures += 1) {
       const answer = await this.#try(this.#registration(), 10_000, 'register', this.#stopFetching.signal);
       if (this.#stopFetching.signal.aborted) return false;
@@ -170,8 +178,10 @@ export class Link {
       }
       const status = answer?.status ?? 0;
       const isOurs = status >= 400 && status < 500 && !isPassing(status);
-      // A kind that was declared a moment ago may not be known to this process yet.
-      if (isOurs && !(status === 422 && performance.now() < end)) {
+      // A kind that was declared a moment ago may not be known to this process yet. The server may come long after this
+      // program, so the time runs from its first such answer.
+      if (status === 422) end ??= performance.now() + DECLARED_WITHIN_MS;
+      if (isOurs && !(status === 422 && performance.now() < (end ?? 0))) {
         const problem = problemOf(answer as Answer);
         const { code, title, detail, errors } = problem;
         this.#tell({ type: 'refused', status, problem: { code, title, detail, errors } });
@@ -325,7 +335,8 @@ export class Link {
       const since = performance.now() - this.#lastBeat;
       const news = [...this.#held.values()].some((held) => held.version > held.sent);
       const urgent = this.#saves.length > 0;
-      const rest = urgent ? 0 : news ? NEWS_MS - since : this.#beatMs - since;
+      const early = urgent ? 0 : news ? NEWS_MS - since : Infinity;
+      const rest = Math.min(this.#beatMs - since, Math.max(early, this.#unsavedUntil - performance.now()));
       if (failures === 0 && rest > 0) {
         await this.#beatBell.wait(rest);
         continue;
@@ -363,28 +374,38 @@ export class Link {
    */
   async #beat(): Promise<boolean> {
     const news = this.#news();
+    let most = Infinity;
     // A worker that holds nothing beats as well: its own lease is to be renewed.
     do {
       const tokens = [...this.#held.keys()];
       const bare = tokens.map((token) => JSON.stringify({ token }));
-      const part = takeWithin(news, Infinity, BODY_BYTES - Buffer.byteLength(bare.join(',')));
+      const part = takeWithin(news, most, BODY_BYTES - Buffer.byteLength(bare.join(',')));
       const said = new Map(part.map(({ token, json }) => [token, json]));
       const answer = await this.#beatOf(tokens.map((token, place) => said.get(token) ?? (bare[place] as string)));
       if (answer === undefined) return false;
+      if (answer === 'refused' && part.length > 1) {
+        // A proxy may take less than the server, or one of the reports is wrong. Fewer go in one request.
+        most = Math.floor(part.length / 2);
+        news.unshift(...part);
+        continue;
+      }
       if (answer === 'refused') {
         this.#note('error', 'the server refuses a report of a handler: progress and checkpoint are left out');
         if (typeof (await this.#beatOf(bare)) !== 'object') return false;
       }
+      // What could not be stored for a locked row goes with a later heartbeat again.
+      const unsaved = new Set<string>(typeof answer === 'object' ? answer.unsaved : undefined);
+      if (unsaved.size > 0) this.#unsavedUntil = performance.now() + UNSAVED_MS;
       for (const { token, version } of part) {
         const held = this.#held.get(token);
-        if (held !== undefined) held.sent = Math.max(held.sent, version);
+        if (held !== undefined && !unsaved.has(token)) held.sent = Math.max(held.sent, version);
       }
       this.#answerSaves();
     } while (news.length > 0);
     return true;
   }
 
-  async #beatOf(holding: string[]): Promise<object | 'refused' | undefined> {
+  async #beatOf(holding: string[]): Promise<Beaten | 'refused' | undefined> {
     const id = this.#id;
     const body = `{"holding":[${holding.join(',')}]}`;
     const tryMs = Math.min(Math.max(this.#beatMs, 1_000), 5_000);
@@ -401,7 +422,7 @@ export class Link {
     }
     if (answer.status === 400 || answer.status === 413 || answer.status === 422) return 'refused';
     if (answer.status !== 200) return undefined;
-    let told: { cancel?: string[]; lost?: string[]; drain?: boolean };
+    let told: Beaten;
     try {
       told = JSON.parse(answer.text) as typeof told;
     } catch {
@@ -480,9 +501,10 @@ export class Link {
       const results = answer?.status === 200 ? readResults(answer.text, verdicts) : undefined;
       if (results !== undefined) {
         for (const { token, result, state } of results) {
-          if (result !== 'refused') this.#settled(token, result, state);
+          if (result !== 'refused' && result !== 'locked') this.#settled(token, result, state);
         }
         for (const [place, { result, errors }] of results.entries()) {
+          if (result === 'locked') this.#putOff(verdicts[place] as Pending);
           const wrong = (errors ?? []).map(({ field, detail }) => `${field} ${detail}`.trim()).join('; ');
           if (result === 'refused') await this.#mend(verdicts[place] as Pending, wrong);
         }
@@ -495,6 +517,15 @@ export class Link {
       if (answer?.status === 404) await this.#registerAgain(id);
       await this.#pause('finish', failures, answer, this.#gone.signal);
     }
+  }
+
+  /** Send a verdict again later: another session locks the row of its job. The others do not wait for it. */
+  #putOff(pending: Pending): void {
+    const ms = pending.lockedMs ?? LOCKED_MS.first;
+    void pause(ms, this.#gone.signal).then(() => {
+      this.#verdicts.push({ ...pending, lockedMs: Math.min(ms * 2, LOCKED_MS.longest) });
+      this.#verdictsBell.ring();
+    });
   }
 
   /** One wrong or large verdict makes the server refuse all of a request. Find it, and report its attempt as failed. */
@@ -632,6 +663,14 @@ function readFetched(text: string): { tokens: string[]; drain: boolean } | undef
   } catch {
     return undefined;
   }
+}
+
+/** The answer to a heartbeat. */
+interface Beaten {
+  cancel?: string[];
+  lost?: string[];
+  drain?: boolean;
+  unsaved?: string[];
 }
 
 /** The answer to one verdict. */

@@ -22,14 +22,19 @@ export async function execute(handler: Handler<never>, payload: unknown, context
     if (stopped && isTooLate && !(returned instanceof Verdict)) return verdictOfError(stopped, stopped);
     return verdictOfResult(returned);
   } catch (error) {
-    if (
-      error instanceof Error &&
-      !(error instanceof Verdict) &&
-      !(error instanceof StoppedError) &&
-      !context.stopped
-    ) {
-      context.logAt('error', error.stack ?? String(error));
+    try {
+      if (
+        error instanceof Error &&
+        !(error instanceof Verdict) &&
+        !(error instanceof StoppedError) &&
+        !context.stopped
+      ) {
+        context.logAt('error', error.stack ?? String(error));
+      }
+      return verdictOfError(error, context.stopped);
+    } catch {
+      // What a program throws is its own code. Without a verdict the slot of the attempt would never be free again.
+      return { verdict: 'failed', error: 'the handler threw an error that cannot be read' };
     }
-    return verdictOfError(error, context.stopped);
   }
 }

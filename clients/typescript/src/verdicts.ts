@@ -127,8 +127,9 @@ export function verdictOfError(thrown: unknown, stopped: StoppedError | undefine
 }
 
 function messageOf(thrown: unknown): string {
-  if (thrown instanceof Error) return thrown.message === '' ? thrown.name : `${thrown.name}: ${thrown.message}`;
+  // The message of an error of the program may be code that throws.
   try {
+    if (thrown instanceof Error) return thrown.message === '' ? thrown.name : `${thrown.name}: ${thrown.message}`;
     return String(thrown);
   } catch {
     return 'an error without a text';

@@ -39,6 +39,8 @@ export class FakeTickr {
   fate: (call: Call) => Fate = () => undefined;
   cancel = new Set<string>();
   lost = new Set<string>();
+  /** Tokens of attempts whose rows another session locks. */
+  locked = new Set<string>();
   drain = false;
   leaseMs = 10_000;
   beatMs = 100;
@@ -165,10 +167,16 @@ export class FakeTickr {
         if (!this.#workers.has(worker)) return problem(404, 'not_found');
         const tokens: string[] = call.body.holding.map(({ token }: { token: string }) => token);
         const told = (set: Set<string>) => tokens.filter((token) => set.has(token));
-        return { status: 200, body: { cancel: told(this.cancel), lost: told(this.lost), drain: this.drain } };
+        const answer = { cancel: told(this.cancel), lost: told(this.lost), drain: this.drain };
+        const reported = call.body.holding.filter((held: object) => Object.keys(held).length > 1);
+        const unsaved = tokens.filter(
+          (token) => this.locked.has(token) && reported.some((held: { token: string }) => held.token === token),
+        );
+        return { status: 200, body: unsaved.length > 0 ? { ...answer, unsaved } : answer };
       }
       case 'finish': {
         const results = call.body.verdicts.map((verdict: { token: string }) => {
+          if (this.locked.has(verdict.token)) return { token: verdict.token, result: 'locked' };
           if (!this.verdicts.has(verdict.token)) this.verdicts.set(verdict.token, verdict);
           return { token: verdict.token, result: 'settled', state: 'completed' };
         });

@@ -355,6 +355,81 @@ test('every heartbeat lists every token, however large the checkpoints are', asy
   }
 });
 
+test('an error that cannot be read fails its attempt and frees its slot', async () => {
+  start(
+    make({ slots: 1 }).handle<{ how: string }>(KIND, ({ how }) => {
+      const error = new Error('no stock');
+      const unreadable = () => {
+        throw new TypeError('of nothing');
+      };
+      if (how === 'message') throw Object.defineProperty(error, 'message', { get: unreadable });
+      if (how === 'stack') throw Object.defineProperty(error, 'stack', { get: unreadable });
+      return 'done';
+    }),
+  );
+  const errors = { message: 'an error without a text', stack: 'the handler threw an error that cannot be read' };
+  for (const [how, expected] of Object.entries(errors)) {
+    const { verdict, error } = await server.verdictOf(server.add({ kind: KIND, payload: { how } }));
+    assert.deepEqual([verdict, error], ['failed', expected], how);
+  }
+  assert.equal((await server.verdictOf(server.add({ kind: KIND, payload: { how: 'well' } }))).result, 'done');
+});
+
+test('every checkpoint is saved behind a proxy that takes only small heartbeats', async () => {
+  const count = (text: string) => text.split('"checkpoint":').length - 1;
+  server.fate = ({ what, text }) => (what === 'beat' && count(text) > 1 ? problem(413, 'too_large') : undefined);
+  const tokens = [0, 1, 2].map((n) => server.add({ kind: KIND, payload: { n } }));
+  let begun = 0;
+  start(
+    make({ slots: 3 }).handle<{ n: number }>(KIND, async ({ n }, context) => {
+      begun += 1;
+      while (begun < 3) await context.sleep(5);
+      context.saveCheckpoint(`${n}${'x'.repeat(40_000)}`);
+      await context.checkpointSaved();
+      // Now the server has it.
+      const isSaved = ({ text }: { text: string }) => count(text) === 1 && text.includes(`"checkpoint":"${n}x`);
+      return server.of('beat').some(isSaved);
+    }),
+  );
+  for (const token of tokens) assert.equal((await server.verdictOf(token)).result, true);
+});
+
+test('a verdict whose row is locked is sent again and holds up no other', async () => {
+  const locked = server.add({ kind: KIND });
+  server.locked.add(locked);
+  start(make().handle(KIND, () => 'done'));
+  const tries = () => server.of('finish').filter(({ text }) => text.includes(locked));
+  await server.until(() => tries().length > 0, 'it was sent');
+  assert.equal((await server.verdictOf(server.add({ kind: KIND }))).result, 'done');
+  await server.until(() => tries().length > 1, 'it was sent again');
+  const beats = server.of('beat').length;
+  await server.until(() => server.of('beat').length > beats + 1, 'a heartbeat');
+  assert.deepEqual(server.of('beat').at(-1)?.body.holding, [{ token: locked }]);
+  server.locked.clear();
+  assert.equal((await server.verdictOf(locked)).result, 'done');
+});
+
+test('a checkpoint whose row is locked is sent again until it is saved', async () => {
+  const locked = server.add({ kind: KIND });
+  server.locked.add(locked);
+  let isSaved = false;
+  start(
+    make().handle(KIND, async (_, context) => {
+      context.saveCheckpoint({ row: 9 });
+      await context.checkpointSaved();
+      isSaved = true;
+      throw new Error('later');
+    }),
+  );
+  const saves = () => server.of('beat').filter(({ text }) => text.includes('"checkpoint"'));
+  await server.until(() => saves().length > 1, 'it was sent again');
+  assert.ok(!isSaved && !server.of('finish').some(({ text }) => text.includes(locked)));
+  // Not in a hurry: about one each second.
+  assert.ok(saves().length < 10, `${saves().length} heartbeats`);
+  server.locked.clear();
+  assert.equal((await server.verdictOf(locked)).verdict, 'failed');
+});
+
 test('a checkpoint that is too large is an error of the handler', async () => {
   start(make().handle(KIND, (_, context) => context.saveCheckpoint('x'.repeat(70_000))));
   const { error } = await server.verdictOf(server.add({ kind: KIND }));

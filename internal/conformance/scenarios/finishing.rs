@@ -92,3 +92,28 @@ pub(super) fn invalid(stage: &mut Stage) -> Running<'_> {
         expect_verdict(&first, "succeeded")
     })
 }
+
+/// Another session locks the row of a job, so its verdict is not written yet. The program sends it again, and another
+/// one meanwhile.
+pub(super) fn locked(stage: &mut Stage) -> Running<'_> {
+    Box::pin(async move {
+        let locked = stage.job("sleep", serde_json::json!({ "ms": 400 }));
+        let token = stage.delivered(locked).await?;
+        stage.world.change(|state| {
+            if let Some(attempt) = state.attempts.get_mut(&token) {
+                attempt.forced = Some("locked");
+            }
+        });
+        let payload = Json::from(serde_json::json!("beside it"));
+        let echoed = stage.job("echo", payload.clone());
+        expect_result(&stage.settled(echoed).await?, &payload)?;
+        let again = stage.settled(locked).await?;
+        expect_verdict(&again, "succeeded")?;
+        let first = stage.world.read(|state| state.attempts.get(&token).and_then(|attempt| attempt.refused.clone()));
+        match first {
+            Some(first) if first.same(&again) => Ok(()),
+            Some(first) => broken(format!("{} and then {}", first.brief(), again.brief()), "the same verdict again"),
+            None => broken("no verdict that was locked", "a verdict of the sleep"),
+        }
+    })
+}

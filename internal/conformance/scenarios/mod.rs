@@ -59,6 +59,7 @@ const AGAIN: &str = "When the answer does not come, send the same body with the 
 const AFTER_ERRORS: &str = "After any other failure try again with growing pauses, at most five seconds apart.";
 const RETRY_AFTER: &str = "after 429 and 503 wait for `Retry-After` seconds, or try another process";
 const REPEATED: &str = "A registration that gets no answer, 429 or a 5xx is repeated with growing pauses";
+const DECLARED: &str = "Until a process has heard of a new declaration, for up to two seconds, it answers 422";
 const REGISTER_AGAIN: &str = "`POST /v1/workers` when the program starts, and again whenever a call answers 404";
 const ONE_REQUEST: &str = "A worker has one request at a time.";
 const NEW_ID: &str = "a UUID: new for each request, the same when the request is repeated";
@@ -82,6 +83,8 @@ const FINISH_RESULTS: &str = "`lease_lost` (the attempt had ended otherwise, and
                               has this token)";
 const FINISH_INVALID: &str = "Its attempt still waits for a verdict: the client finishes it as `failed`, with an error that \
                               says so.";
+const FINISH_LOCKED: &str = "The attempt still waits for it, stays in `holding`, and the client sends the verdict again, \
+                             with growing pauses.";
 const ANY_PROCESS: &str = "a worker may go through a load balancer, or through a list of addresses";
 const STOP: &str = "On SIGTERM a worker fetches nothing more, finishes what it can, also jobs of an answer that was on its way, \
                     gives back the rest as `released`, and sends `DELETE /v1/workers/{id}`.";
@@ -101,6 +104,14 @@ pub(crate) const ALL: &[Scenario] = &[
             Fault::new(Call::Register, 1, Action::Status(503, Some(1))),
             Fault::new(Call::Register, 1, Action::Status(500, None)),
             Fault::new(Call::Register, 1, Action::CutBefore),
+        ],
+        ..Setup::default()
+    }),
+    // The server comes long after the program, and hears of the kinds after its first answer.
+    Scenario::new("register-422", DECLARED, requests::traffic).with(|| Setup {
+        faults: vec![
+            Fault::new(Call::Register, 6, Action::Status(503, Some(3))),
+            Fault::new(Call::Register, 1, Action::Status(422, None)),
         ],
         ..Setup::default()
     }),
@@ -154,6 +165,7 @@ pub(crate) const ALL: &[Scenario] = &[
     Scenario::new("finish-large", BODY_LIMIT, finishing::large).with(|| Setup { slots: 8, ..Setup::default() }),
     Scenario::new("finish-refused", FINISH_RESULTS, finishing::refused),
     Scenario::new("finish-invalid", FINISH_INVALID, finishing::invalid),
+    Scenario::new("finish-locked", FINISH_LOCKED, finishing::locked),
     Scenario::new("enqueue", ENQUEUE, enqueueing::once),
     Scenario::new("enqueue-repeated", ENQUEUE, enqueueing::repeated),
     Scenario::new("dead-address", ANY_PROCESS, addresses::dead).with(|| Setup { dead: Some(0), ..Setup::default() }),

@@ -1,38 +1,29 @@
-//! Leases: the heartbeat of the holder renews them, and the reaper ends attempts whose lease has lapsed.
+//! Leases: the heartbeat of a runner renews them, and the reaper ends attempts whose lease has lapsed.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sqlx::Row;
-use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
 use crate::attempts::claim_batches::{LapseRule, Lapsed, deferred_among};
+use crate::attempts::renewal::{Caution, HeartbeatAnswer, look, progress_text, renew, write_progress};
 use crate::attempts::settle::{decide, write_moves};
 use crate::attempts::settlement::{Again, CheckpointUse, Settled, Settlement};
 use crate::rows::order::{OrderedJobs, lock_free_keys_of, lock_keys_of};
-use crate::rows::owed::{Owed, lock_free, lock_held};
+use crate::rows::owed::{Owed, SKIP_LOCKED, lock_free, lock_held};
 use crate::runners::{LiveAttempt, job_ids};
 use crate::sql::batches::{MAX_ROWS, bind_padded, padded_len, placeholders, statement};
 use crate::sql::clock::{Reading, read_clock};
-use crate::sql::connection::{DbFuture, DedicatedConnection, on_pool, transact};
+use crate::sql::connection::{DedicatedConnection, on_pool, transact};
 use crate::sql::error::corrupt;
-use crate::sql::script::{Script, Value};
+use crate::sql::script::Script;
 use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{
-    AttemptToken, Editions, JobId, JobOptions, Name, Progress, RetryPolicy, RunnerId, State, Timestamp, Verdict,
+    AttemptToken, Editions, JobId, JobOptions, Name, RetryPolicy, RunnerId, State, Timestamp, Verdict,
 };
-
-/// The store's answer to a heartbeat.
-#[derive(Clone, Debug, Default)]
-pub struct HeartbeatAnswer {
-    /// Attempts that this runner does not hold any more. Their handlers must stop.
-    pub lost: Vec<(JobId, AttemptToken)>,
-    /// Attempts for which a cancel was requested.
-    pub cancel_requested: Vec<(JobId, AttemptToken)>,
-}
 
 /// The row of a runner, as the runner reports it about itself.
 #[derive(Clone, Debug)]
@@ -63,6 +54,7 @@ pub struct RunnerRow {
 pub struct HeartbeatConnection {
     link: DedicatedConnection,
     clock: Arc<crate::sql::clock::StoreClock>,
+    caution: Arc<Caution>,
     /// The jobs that the runner's workers execute, as they were last written to MySQL.
     told: Option<Vec<u8>>,
 }
@@ -127,11 +119,9 @@ impl Store {
     /// Return a connection for one heartbeat. It is opened at its first use.
     #[must_use]
     pub fn heartbeat_connection(&self) -> HeartbeatConnection {
-        HeartbeatConnection {
-            link: DedicatedConnection::new(self.shared.options.clone()),
-            clock: self.shared.clock.clone(),
-            told: None,
-        }
+        let mut link = DedicatedConnection::new(self.shared.options.clone());
+        link.hurry(true);
+        HeartbeatConnection { link, clock: self.shared.clock.clone(), caution: Arc::default(), told: None }
     }
 
     /// Read the clock and the runners that have not stopped.
@@ -215,17 +205,23 @@ impl Store {
         .await
     }
 
-    /// Mark a silent runner as stopped, if it has sent no heartbeat since it was read and has no open claim. The caller
-    /// waits until the runner has been silent for two leases. One lease would be too short: the lease of a job that it
-    /// claimed after its last heartbeat ends later than that.
+    /// Mark a silent runner as stopped, if it has sent no heartbeat since it was read and has no open claim, and no other
+    /// session locks its row. The caller waits until the runner has been silent for two leases. One lease would be too
+    /// short: the lease of a job that it claimed after its last heartbeat ends later than that.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn mark_runner_gone(&self, runner: &RunnerBeat) -> Result<(), StoreError> {
         let runner = runner.clone();
-        on_pool(&self.shared.pools.loops, "mark a silent runner as gone", move |conn, _| {
+        transact(&self.shared.pools.loops, "mark a silent runner as gone", move |conn, _| {
             let runner = runner.clone();
             Box::pin(async move {
+                // A claim for a remote worker locks the row of the worker, in a process that may have frozen. The reaper
+                // does not wait for that, and comes back.
+                let lock = statement(format!("SELECT id FROM runners WHERE id = ? FOR UPDATE{SKIP_LOCKED}"));
+                if lock.bind(runner.id.as_str()).fetch_optional(&mut *conn).await?.is_none() {
+                    return Ok(());
+                }
                 sqlx::query(
                     "UPDATE runners SET stopped_at = UTC_TIMESTAMP(6) WHERE id = ? AND stopped_at IS NULL \
                      AND heartbeat_at = ? AND NOT EXISTS (SELECT 1 FROM claim_batches b WHERE b.runner = ?)",
@@ -338,13 +334,42 @@ impl Store {
         ids: Vec<JobId>,
         why: &'static str,
     ) -> Result<Vec<Reaped>, StoreError> {
+        self.give_back_with(token, ids, why, true).await
+    }
+
+    /// Do what [`give_back`](Self::give_back) does, without the rows that another session locks at this moment.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn give_back_free(
+        &self,
+        token: AttemptToken,
+        ids: Vec<JobId>,
+        why: &'static str,
+    ) -> Result<Vec<Reaped>, StoreError> {
+        self.give_back_with(token, ids, why, false).await
+    }
+
+    async fn give_back_with(
+        &self,
+        token: AttemptToken,
+        ids: Vec<JobId>,
+        why: &'static str,
+        waits: bool,
+    ) -> Result<Vec<Reaped>, StoreError> {
         let (shared, ids) = (self.shared.clone(), Arc::<[JobId]>::from(ids));
         let given = transact(&self.shared.pools.loops, "give attempts back", move |conn, _| {
             let (shared, ids) = (shared.clone(), Arc::clone(&ids));
             Box::pin(async move {
                 let uuids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect();
-                let ordered = lock_keys_of(conn, &uuids).await?;
-                let held = lock_held(conn, ids.iter().copied()).await?;
+                let (ordered, held) = if waits {
+                    let ordered = lock_keys_of(conn, &uuids).await?;
+                    (ordered, lock_held(conn, ids.iter().copied()).await?)
+                } else {
+                    let (ordered, locked) = lock_free_keys_of(conn, &uuids).await?;
+                    let free = ids.iter().copied().filter(|id| !locked.contains(&id.uuid()));
+                    (ordered, lock_free(conn, free).await?)
+                };
                 let ours = held.iter().filter(|(_, owed)| owed.token == token);
                 let unstarted: Vec<Settlement> =
                     ours.map(|(id, owed)| ending(*id, owed, Verdict::Interrupted, why, Again::Now)).collect();
@@ -515,7 +540,8 @@ impl HeartbeatConnection {
     /// if they have changed.
     ///
     /// Leases are renewed in pages, those renewed longest ago first. `renewed` is called after each page, so that the
-    /// renewals of earlier pages count even if a later page fails or takes too long.
+    /// renewals of earlier pages count even if a later page fails or takes too long. A row that another session locks
+    /// keeps no other lease from being renewed.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -566,10 +592,16 @@ impl HeartbeatConnection {
         for page in oldest_first.chunks_mut(MAX_ROWS) {
             page.sort_unstable_by_key(|attempt| attempt.id);
             let page = Arc::new(page.to_vec());
-            let answer = self.link.run("renew leases", |conn, _| renew(conn, page.clone(), Some(lease))).await?;
-            renewed(&page);
+            let caution = &self.caution;
+            let answer = self
+                .link
+                .run("renew leases", |conn, _| renew(conn, Arc::clone(&page), lease, Arc::clone(caution)))
+                .await?;
+            let is_renewed = |attempt: &&LiveAttempt| !answer.locked.contains(&(attempt.id, attempt.token));
+            renewed(&page.iter().filter(is_renewed).cloned().collect::<Vec<_>>());
             beat.lost.extend(answer.lost);
             beat.cancel_requested.extend(answer.cancel_requested);
+            beat.locked.extend(answer.locked);
         }
         Ok(beat)
     }
@@ -582,50 +614,44 @@ impl HeartbeatConnection {
         let mut beat = HeartbeatAnswer::default();
         for page in live.chunks(MAX_ROWS) {
             let page = Arc::new(page.to_vec());
-            let answer = self.link.run("look for cancels", |conn, _| renew(conn, page.clone(), None)).await?;
+            let answer = self.link.run("look for cancels", |conn, _| look(conn, page.clone())).await?;
             beat.lost.extend(answer.lost);
             beat.cancel_requested.extend(answer.cancel_requested);
         }
         Ok(beat)
     }
 
-    /// Write the progress of live attempts in one transaction. This is not part of a heartbeat, because a lease must
-    /// not depend on it.
+    /// Write the progress of live attempts. This is not part of a heartbeat, because a lease must not depend on it.
+    /// Returns those whose progress was not written, because another session locks their rows or they have ended.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn write_progress(&mut self, live: &[LiveAttempt]) -> Result<(), StoreError> {
+    pub async fn write_progress(&mut self, live: &[LiveAttempt]) -> Result<Vec<LiveAttempt>, StoreError> {
         let said: Vec<(Uuid, Uuid, String)> = live
             .iter()
             .filter_map(|attempt| Some((attempt, attempt.progress.as_ref()?)))
             .map(|(attempt, progress)| (attempt.id.uuid(), attempt.token.uuid(), progress_text(progress)))
             .collect();
         if said.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let said = Arc::new(said);
-        self.link
+        let left = self
+            .link
             .run("write progress", |conn, _| {
-                let said = said.clone();
-                Box::pin(async move {
-                    let mut tx = conn.begin().await?;
-                    for (id, token, text) in said.iter() {
-                        sqlx::query("UPDATE owed SET progress = ? WHERE id = ? AND token = ?")
-                            .bind(text)
-                            .bind(id)
-                            .bind(token)
-                            .execute(&mut *tx)
-                            .await?;
-                    }
-                    tx.commit().await
-                })
+                let said = Arc::clone(&said);
+                Box::pin(async move { write_progress(conn, &said).await })
             })
-            .await
+            .await?;
+        let is_left = |attempt: &&LiveAttempt| attempt.progress.is_some() && left.contains(&attempt.id.uuid());
+        Ok(live.iter().filter(is_left).cloned().collect())
     }
 
-    /// Close the connection without waiting for the statement that runs on it.
+    /// Close the connection without waiting for the statement that runs on it. That statement may have waited for a
+    /// locked row for longer than the caller could, so the next renewals leave such rows out.
     pub fn disconnect(&mut self) {
         self.link.disconnect();
+        self.caution.begin();
     }
 
     /// Mark this runner as stopped. Its attempts are settled by now.
@@ -649,81 +675,4 @@ impl HeartbeatConnection {
             })
             .await
     }
-}
-
-/// Return the progress as JSON for its column of 255 characters. Only a note with many escaped characters is too long
-/// for it; such a note is left out.
-pub(super) fn progress_text(progress: &Progress) -> String {
-    let text = serde_json::to_string(progress).unwrap_or_default();
-    if text.len() <= 255 {
-        return text;
-    }
-    serde_json::to_string(&Progress { percent: progress.percent, note: None }).unwrap_or_default()
-}
-
-/// The end of a lease that is renewed now.
-const RENEWED: &str = "UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND";
-
-/// Renew one page of leases: update the rows, then read back which attempts this runner still holds.
-pub(super) fn renew<'c>(
-    conn: &'c mut Session<'_>,
-    page: Arc<Vec<LiveAttempt>>,
-    lease: Option<Duration>,
-) -> DbFuture<'c, HeartbeatAnswer> {
-    Box::pin(async move {
-        let ids: Vec<Uuid> = page.iter().map(|attempt| attempt.id.uuid()).collect();
-        // Attempts that were claimed in one batch share a token, so this list is short.
-        let mut tokens: Vec<Uuid> = page.iter().map(|attempt| attempt.token.uuid()).collect();
-        tokens.sort_unstable();
-        tokens.dedup();
-        // One request for up to 64 attempts, so that a heartbeat does not take many round trips.
-        let mut script = Script::about(ids.len(), 0);
-        let (list, of_ids) = script.list(&ids);
-        if let Some(lease) = lease {
-            // The reports of another system may have given an attempt a longer lease. The others keep the lease that the
-            // clock of MySQL gives now, also after that clock was set back.
-            for (has_finish_key, until) in
-                [(false, RENEWED.to_owned()), (true, format!("GREATEST(lease_until, {RENEWED})"))]
-            {
-                let meant = page.iter().filter(|attempt| attempt.has_finish_key == has_finish_key);
-                let meant: Vec<Uuid> = meant.map(|attempt| attempt.id.uuid()).collect();
-                if meant.is_empty() {
-                    continue;
-                }
-                let ((of_meant, meant), (of_tokens, tokens)) = (script.list(&meant), script.list(&tokens));
-                let mut values = vec![Value::from(i64::try_from(lease.as_micros()).unwrap_or(i64::MAX))];
-                values.extend(meant.into_iter().chain(tokens));
-                let renew = format!(
-                    "UPDATE owed FORCE INDEX (PRIMARY) SET lease_until = {until} WHERE id IN {of_meant} \
-                     AND state = 'executing' AND token IN {of_tokens}",
-                );
-                script.push(renew, values);
-            }
-        }
-        let held = format!(
-            "SELECT id, token, cancel_requested_at IS NOT NULL AS cancel_requested FROM owed FORCE INDEX (PRIMARY) \
-             WHERE id IN {list}"
-        );
-        script.push(held, of_ids);
-        let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|done| done.rows).collect();
-        let mut held: std::collections::BTreeMap<JobId, (Uuid, bool)> = std::collections::BTreeMap::new();
-        for row in &found {
-            held.insert(
-                JobId::from_uuid(row.try_get("id")?),
-                (row.try_get("token")?, row.try_get("cancel_requested")?),
-            );
-        }
-        let mut beat = HeartbeatAnswer::default();
-        for attempt in page.iter() {
-            match held.get(&attempt.id) {
-                Some((token, cancel)) if *token == attempt.token.uuid() => {
-                    if *cancel {
-                        beat.cancel_requested.push((attempt.id, attempt.token));
-                    }
-                }
-                _ => beat.lost.push((attempt.id, attempt.token)),
-            }
-        }
-        Ok(beat)
-    })
 }

@@ -17,13 +17,13 @@ use uuid::Uuid;
 
 use crate::attempts::claim::{Claim, ClaimRequest, Claimed, Claims, RemoteClaim, read_step};
 use crate::attempts::claim_batches::OpenClaims;
-use crate::attempts::lease::{progress_text, renew};
 use crate::attempts::permits::{MayJudge, PermitGrant, PermitRequest, open_attempts, take};
+use crate::attempts::renewal::{Caution, progress_text, renew, write_progress};
 use crate::rows::limits::{LimitKey, key_in};
-use crate::rows::owed::{DueJob, SUSPECT_FROM};
+use crate::rows::owed::{DueJob, SKIP_LOCKED, SUSPECT_FROM};
 use crate::runners::{LiveAttempt, job_ids};
 use crate::sql::batch::Batch;
-use crate::sql::batches::{MAX_ROWS, in_list};
+use crate::sql::batches::{MAX_ROWS, in_list, statement};
 use crate::sql::clock::Reading;
 use crate::sql::cluster::{Locked, lock_in_cluster};
 use crate::sql::connection::{PriorRun, on_pool, transact};
@@ -157,6 +157,8 @@ pub struct WorkerBeat {
     pub lost: Vec<(JobId, AttemptToken)>,
     /// Attempts that a client asked to stop.
     pub cancel_requested: Vec<(JobId, AttemptToken)>,
+    /// Attempts whose progress was not written, because another session locks their rows.
+    pub unsaved: Vec<(JobId, AttemptToken)>,
     /// A reading of MySQL's clock, by which these attempts have run for longer than they may.
     pub reading: Option<Reading>,
     /// Attempts that have run for longer than they may.
@@ -430,8 +432,9 @@ impl Store {
         .await
     }
 
-    /// Record the heartbeat of a worker: renew its lease and those of the attempts that it holds. `timeouts` has the time
-    /// limits of kinds. Returns nothing if the worker is not registered, or not any more.
+    /// Record the heartbeat of a worker: renew its lease and those of the attempts that it holds. `timeouts` has the
+    /// time limits of kinds. Rows that another session locks are left out, so that they hold up no other lease. Returns
+    /// nothing if the worker is not registered, or not any more.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -441,10 +444,11 @@ impl Store {
         held: Vec<HeldAttempt>,
         timeouts: Arc<HashMap<Name, Duration>>,
     ) -> Result<Option<WorkerBeat>, StoreError> {
-        let held = Arc::new(held);
+        let (held, caution) = (Arc::new(held), Arc::clone(&self.shared.caution));
         on_pool(&self.shared.pools.beats, "write the heartbeat of a worker", move |conn, _| {
             let (worker, held, timeouts) = (worker.clone(), Arc::clone(&held), Arc::clone(&timeouts));
-            Box::pin(async move { beat(conn, &worker, &held, &timeouts).await })
+            let caution = Arc::clone(&caution);
+            Box::pin(async move { beat(conn, &worker, &held, &timeouts, &caution).await })
         })
         .await
     }
@@ -777,6 +781,7 @@ async fn beat(
     worker: &RunnerId,
     held: &[HeldAttempt],
     timeouts: &HashMap<Name, Duration>,
+    caution: &Arc<Caution>,
 ) -> Result<Option<WorkerBeat>, sqlx::Error> {
     let sql = "SELECT lease_ms, drained_at IS NOT NULL AS drained, UTC_TIMESTAMP(6) AS moment FROM runners \
                WHERE id = ? AND via = 'http' AND stopped_at IS NULL";
@@ -794,35 +799,36 @@ async fn beat(
     };
     let mut attempts: Vec<LiveAttempt> = held.iter().map(live).collect();
     attempts.sort_unstable_by_key(|attempt| attempt.id);
-    let sql = "UPDATE runners SET heartbeat_at = UTC_TIMESTAMP(6), busy = LEAST(?, slots), slot_jobs = ? \
-               WHERE id = ? AND stopped_at IS NULL";
-    sqlx::query(sql)
-        .bind(u32::try_from(held.len()).unwrap_or(u32::MAX))
-        .bind(job_ids(&attempts))
-        .bind(worker.as_str())
-        .execute(&mut *conn)
-        .await?;
+    // Before everything that may fail: each of the attempts depends on it.
     for page in attempts.chunks(MAX_ROWS) {
-        let answer = renew(conn, Arc::new(page.to_vec()), Some(lease)).await?;
+        let answer = renew(conn, Arc::new(page.to_vec()), lease, Arc::clone(caution)).await?;
         found.lost.extend(answer.lost);
         found.cancel_requested.extend(answer.cancel_requested);
-    }
-    for held in held {
-        if let Some(progress) = &held.progress {
-            let query = sqlx::query("UPDATE owed SET progress = ? WHERE id = ? AND token = ?");
-            query
-                .bind(progress_text(progress))
-                .bind(held.id.uuid())
-                .bind(held.token.uuid())
-                .execute(&mut *conn)
-                .await?;
+        if !answer.locked.is_empty() {
+            let jobs = answer.locked.len();
+            tracing::warn!(%worker, jobs, "another session locks the rows of attempts: their leases are not renewed");
         }
     }
+    renew_worker(conn, worker, held.len(), &job_ids(&attempts), caution).await?;
+    let said = held.iter().filter_map(|held| {
+        let text = progress_text(held.progress.as_ref()?);
+        Some((held.id.uuid(), held.token.uuid(), text))
+    });
+    let left = write_progress(conn, &said.collect::<Vec<_>>()).await?;
+    let unsaved = held.iter().filter(|held| held.progress.is_some() && left.contains(&held.id.uuid()));
+    let unsaved = unsaved.map(|held| (held.id, held.token)).filter(|attempt| !found.lost.contains(attempt));
+    found.unsaved = unsaved.collect();
     let listed: HashSet<(JobId, AttemptToken)> = held.iter().map(|held| (held.id, held.token)).collect();
     found.reading = Some(reading);
     found.overdue = overdue(conn, &listed, timeouts, reading.moment).await?;
     let late = UNDELIVERED_AFTER.min(lease / 2);
-    let (open, _) = open_of(conn, worker, None).await?;
+    let open = match open_of(conn, worker, None).await {
+        Ok((open, _)) => open,
+        // Another session locks a batch that is over, such as a request for jobs in a process that froze. A later
+        // heartbeat looks again.
+        Err(error) if is_locked_elsewhere(&error) => Vec::new(),
+        Err(error) => return Err(error),
+    };
     // Heartbeats are a third of a lease apart, so one that does not list an attempt that has arrived may be late.
     let is_late = |open: &&OpenAttempt| {
         if open.has_arrived(lease) { open.silent(lease) >= lease / 2 } else { open.age >= late }
@@ -830,6 +836,36 @@ async fn beat(
     let unlisted = open.iter().filter(is_late).filter(|open| !listed.contains(&(open.id, open.token)));
     found.undelivered = by_token(unlisted);
     Ok(Some(found))
+}
+
+/// Renew the lease of a worker, unless another session locks its row: a claim for the worker does that, in a process that
+/// may have frozen. The leases of its attempts do not depend on the row.
+async fn renew_worker(
+    conn: &mut Session<'_>,
+    worker: &RunnerId,
+    holds: usize,
+    jobs: &[u8],
+    caution: &Caution,
+) -> Result<(), sqlx::Error> {
+    if !caution.holds() {
+        match write_worker(conn, worker, holds, jobs).await {
+            Err(error) if is_locked_elsewhere(&error) => caution.begin(),
+            done => return done,
+        }
+    }
+    let mut tx = conn.begin().await?;
+    let lock = statement(format!("SELECT id FROM runners WHERE id = ? FOR UPDATE{SKIP_LOCKED}"));
+    if lock.bind(worker.as_str()).fetch_optional(&mut *tx).await?.is_some() {
+        write_worker(&mut tx, worker, holds, jobs).await?;
+    }
+    tx.commit().await
+}
+
+async fn write_worker(conn: &mut Session<'_>, worker: &RunnerId, holds: usize, jobs: &[u8]) -> Result<(), sqlx::Error> {
+    let sql = "UPDATE runners SET heartbeat_at = UTC_TIMESTAMP(6), busy = LEAST(?, slots), slot_jobs = ? \
+               WHERE id = ? AND stopped_at IS NULL";
+    let query = sqlx::query(sql).bind(u32::try_from(holds).unwrap_or(u32::MAX)).bind(jobs).bind(worker.as_str());
+    query.execute(conn).await.map(drop)
 }
 
 /// Return those of these attempts that have run for longer than they may. `now` is the reading of the clock by which

@@ -3,7 +3,7 @@
 //! Every statement names its index or its order. On a small table, MySQL and MariaDB both prefer a full scan for an IN
 //! list. Two scans for disjoint rows can deadlock, two index lookups cannot.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use sqlx::Row;
@@ -56,6 +56,26 @@ pub(crate) async fn lock_free(
     ids: impl Iterator<Item = JobId>,
 ) -> Result<BTreeMap<JobId, Owed>, sqlx::Error> {
     lock(conn, ids, SKIP_LOCKED).await
+}
+
+/// Lock the rows of those of these jobs, at most [`MAX_ROWS`], of which an attempt is executed, without the rows that
+/// another session locks at this moment. Return their ids.
+pub(crate) async fn lock_free_executing(
+    conn: &mut Session<'_>,
+    mut ids: Vec<Uuid>,
+) -> Result<HashSet<Uuid>, sqlx::Error> {
+    ids.sort_unstable();
+    ids.dedup();
+    let mut free = HashSet::new();
+    if ids.is_empty() {
+        return Ok(free);
+    }
+    let sql = "SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE id IN";
+    let tail = format!(" AND state = 'executing' ORDER BY id FOR UPDATE{SKIP_LOCKED}");
+    for row in in_list(sql, &ids, &tail).fetch_all(conn).await? {
+        free.insert(row.try_get("id")?);
+    }
+    Ok(free)
 }
 
 /// Return those of these jobs that [`lock_free`] did not lock although they are unfinished: another session locks them.

@@ -70,7 +70,7 @@ const SESSION: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
      sql_mode = 'STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
      innodb_lock_wait_timeout = 5, lock_wait_timeout = 10 /*M!100300 , idle_transaction_timeout = 15 */; \
      SELECT CAST(@@max_allowed_packet AS SIGNED); SHOW VARIABLES LIKE 'wsrep_on'";
-/// Lock waits of a hurried connection (1 s), and of every other connection (5 s and 10 s).
+/// Lock waits of a hurried connection (1 s), and of every other connection (5 s and 10 s). MySQL takes no shorter one.
 const HURRIED: &str = "SET SESSION innodb_lock_wait_timeout = 1, lock_wait_timeout = 1";
 const UNHURRIED: &str = "SET SESSION innodb_lock_wait_timeout = 5, lock_wait_timeout = 10";
 
@@ -373,12 +373,14 @@ struct OpenedPool {
     /// The turn of that server.
     turn: u64,
     connections: MySqlPool,
+    /// Each connection waits for a lock for one second only.
+    hurried: bool,
     /// Pools of servers that were left, while work on their connections goes on.
     left: Vec<MySqlPool>,
 }
 
 impl OpenedPool {
-    fn new(target: &Target, size: u32) -> Self {
+    fn new(target: &Target, size: u32, hurried: bool) -> Self {
         let limits = Arc::clone(&target.server);
         let turn = target.turn();
         let connections = MySqlPoolOptions::new()
@@ -390,17 +392,28 @@ impl OpenedPool {
             .test_before_acquire(true)
             .after_connect(move |conn, _| {
                 let limits = Arc::clone(&limits);
-                Box::pin(async move { prepare_session(conn, &limits).await })
+                Box::pin(async move {
+                    prepare_session(conn, &limits).await?;
+                    if hurried {
+                        sqlx::raw_sql(HURRIED).execute(conn).await?;
+                    }
+                    Ok(())
+                })
             })
             .connect_lazy_with(target.options(turn));
-        Self { turn, connections, left: Vec::new() }
+        Self { turn, connections, hurried, left: Vec::new() }
     }
 }
 
 impl Pool {
     /// Build a pool. No connection is opened before it is needed.
     pub(crate) fn new(target: &Target, size: u32) -> Self {
-        Self { opened: Arc::new(RwLock::new(OpenedPool::new(target, size))), target: target.clone() }
+        Self { opened: Arc::new(RwLock::new(OpenedPool::new(target, size, false))), target: target.clone() }
+    }
+
+    /// Build a pool whose connections wait for a lock for one second only.
+    pub(crate) fn hurried(target: &Target, size: u32) -> Self {
+        Self { opened: Arc::new(RwLock::new(OpenedPool::new(target, size, true))), target: target.clone() }
     }
 
     /// Return the driver's own pool.
@@ -419,7 +432,8 @@ impl Pool {
         let mut opened = self.opened.write().unwrap_or_else(PoisonError::into_inner);
         if opened.turn != self.target.turn() && !opened.connections.is_closed() {
             let size = opened.connections.options().get_max_connections();
-            let mut replaced = std::mem::replace(&mut *opened, OpenedPool::new(&self.target, size));
+            let opened_there = OpenedPool::new(&self.target, size, opened.hurried);
+            let mut replaced = std::mem::replace(&mut *opened, opened_there);
             replaced.left.retain(|pool| pool.size() > 0);
             replaced.left.push(replaced.connections.clone());
             opened.left = replaced.left;

@@ -37,7 +37,7 @@ pub(crate) struct Pools {
     /// else.
     pub(crate) workers: Pool,
     /// For the heartbeats of remote workers, and for the loop that serves their requests. Claims that wait for a lock
-    /// delay neither.
+    /// delay neither, and statements on these connections wait for one for a second only.
     pub(crate) beats: Pool,
     /// The turns of changes by clients that may wait for the same row.
     pub(crate) turns: Arc<Turns>,
@@ -120,7 +120,7 @@ impl Pools {
             reports: pool(FOR_REPORTS),
             sources: pool(FOR_SOURCES),
             workers: pool(FOR_WORKERS),
-            beats: pool(FOR_BEATS),
+            beats: Pool::hurried(target, FOR_BEATS),
             turns: Arc::new(Turns::new(steering)),
             purges: sizes.purges() as usize,
         }

@@ -26,6 +26,8 @@ final class Engine
 {
     private const MAX_FETCH = 500;
     private const MAX_VERDICTS = 500;
+    /** Most attempts that a request may list. */
+    private const MAX_HOLDING = 1_000;
     /** Bytes of verdicts or reports in one call; the usual `body_limit` is 256 KiB. */
     private const CALL_BYTES = 200_000;
     private const LOG_BYTES = 16_384;
@@ -55,7 +57,8 @@ final class Engine
     private string $finishedAs = '';
     private float $beatSeconds = 20.0;
     private float $registerAt = 0.0;
-    private float $registerUntil = 0.0;
+    /** Until when a refused first registration is repeated, from its first refusal on. */
+    private ?float $registerUntil = null;
     private float $nextFetch = 0.0;
     private float $nextBeat = 0.0;
     private float $lastBeat = 0.0;
@@ -146,7 +149,6 @@ final class Engine
      */
     public function run(): int
     {
-        $this->registerUntil = Channel::now() + self::REFUSED_SECONDS;
         while (true) {
             if ($this->stops > 1) {
                 foreach ($this->slots as $slot) {
@@ -300,13 +302,16 @@ final class Engine
         }
     }
 
+    /** Most jobs that the next request may ask for. */
     private function free(): int
     {
+        // A slot is free when its handler has ended. While verdicts are not answered, their attempts stay listed.
+        $room = self::MAX_HOLDING - \count($this->listed());
         if ($this->spawn !== null) {
             $busy = \count(array_filter($this->slots, static fn (Slot $slot) => $slot->held !== null));
-            return $this->settings->slots - $busy - \count($this->ready);
+            return min($room, $this->settings->slots - $busy - \count($this->ready));
         }
-        return \count($this->takers()) - \count($this->ready);
+        return min($room, \count($this->takers()) - \count($this->ready));
     }
 
     /** @return list<Slot> the processes that wait for a job */
@@ -447,6 +452,7 @@ final class Engine
         }
         if (!$response->isSuccess()) {
             $problem = Problem::of($response);
+            $this->registerUntil ??= $now + self::REFUSED_SECONDS;
             if ($this->formerWorker === '' && $now >= $this->registerUntil) {
                 throw $problem;
             }
@@ -593,7 +599,14 @@ final class Engine
         } else {
             $this->reportMost = PHP_INT_MAX;
         }
+        $answer = json_decode($response->body, true);
+        // What the server could not store for a locked row goes with a later beat again.
+        $unsaved = array_flip($answer['unsaved'] ?? []);
         foreach ($reported as [$held, $progress, $checkpoint]) {
+            if (isset($unsaved[$held->token])) {
+                $this->lastBeat = $now + self::REPORT_SECONDS;
+                continue;
+            }
             if ($held->progress === $progress) {
                 $held->progress = null;
             }
@@ -601,7 +614,6 @@ final class Engine
                 $held->checkpoint = null;
             }
         }
-        $answer = json_decode($response->body, true);
         foreach ($answer['lost'] ?? [] as $token) {
             $held = $this->held[$token] ?? null;
             if ($held !== null && $held->verdict === null) {
@@ -687,6 +699,13 @@ final class Engine
                     $this->mend($this->held[$token], implode('; ', $wrong));
                     continue;
                 }
+                if ($result['result'] === 'locked' && isset($this->held[$token])) {
+                    // Another session locks the row of the job. The other verdicts do not wait for it.
+                    $held = $this->held[$token];
+                    $held->notBefore = Channel::now() + $held->pause;
+                    $held->pause = min($held->pause * 2, self::LONGEST_PAUSE);
+                    continue;
+                }
                 if ($result['result'] !== 'settled') {
                     ($this->log)('a verdict came too late: ' . $result['result']);
                 }
@@ -720,9 +739,13 @@ final class Engine
         }
         $texts = [];
         $bytes = 0;
+        $now = Channel::now();
         foreach ($this->held as $held) {
             // The next attempt begins with the checkpoint, so that goes first.
             if ($held->verdict === null || ($held->checkpoint !== null && $this->worker !== null)) {
+                continue;
+            }
+            if ($now < $held->notBefore) {
                 continue;
             }
             $text = Json::object($held->verdict);
@@ -837,6 +860,7 @@ final class Engine
         foreach ($this->held as $held) {
             $runs = $held->verdict === null && $held->cancelled === null;
             $due = min($due, $held->killAt, $runs ? $held->deadline : INF);
+            $now < $held->notBefore && $due = min($due, $held->notBefore);
             if ($held->hasReport() && $this->worker !== null && $this->beat->isIdle()) {
                 $due = min($due, $this->lastBeat + self::REPORT_SECONDS);
             }

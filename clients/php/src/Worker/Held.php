@@ -27,6 +27,9 @@ final class Held
     /** @var array<string, string>|null the members of the verdict, as JSON texts */
     public ?array $verdict = null;
     public bool $sending = false;
+    /** Until when the verdict waits, because another session locked the row of the job; and the next such pause. */
+    public float $notBefore = 0.0;
+    public float $pause = 0.5;
 
     /**
      * @param array<string, string> $job the members of the job, as JSON texts

@@ -153,7 +153,8 @@ final class Repeating
             $this->next = 0.0;
             return;
         }
-        $this->next = Channel::now() + ($after ?? $this->pause * random_int(75, 125) / 100);
+        // A proxy may ask for no pause at all.
+        $this->next = Channel::now() + max($after ?? 0.0, $this->pause * random_int(75, 125) / 100);
         $this->pause = min($this->pause * 2, self::LONGEST_PAUSE * 0.8);
     }
 }

@@ -40,6 +40,19 @@ final class ClientTest extends TestCase
         self::assertSame('/v1/jobs', $requests[0]['path']);
     }
 
+    public function testACancelWhoseAnswerIsLostIsRepeatedWithItsKey(): void
+    {
+        $server = new TestServer(static function () {
+            static $calls = 0;
+            return ++$calls === 1 ? 'drop' : [200, ['id' => 'j1', 'state' => 'cancelled']];
+        });
+        self::assertTrue((new Client($server->url))->cancel('j1'));
+        $keys = array_map(static fn ($one) => $one['headers']['idempotency-key'] ?? null, $server->requests());
+        self::assertCount(2, $keys);
+        self::assertNotNull($keys[0]);
+        self::assertSame($keys[0], $keys[1]);
+    }
+
     public function testARefusalIsAProblemAndIsNotRepeated(): void
     {
         $document = [
@@ -71,6 +84,18 @@ final class ClientTest extends TestCase
             self::assertLessThan(2.0, microtime(true) - $begun);
         }
         self::assertGreaterThan(2, \count($server->requests()));
+    }
+
+    public function testAnAnswerThatAsksForNoPauseIsNotRepeatedInAHurry(): void
+    {
+        $busy = [503, ['code' => 'stopping', 'detail' => 'x'], ['Retry-After' => '0']];
+        $server = new TestServer(static fn () => $busy);
+        try {
+            (new Client($server->url, retryFor: 1.0))->enqueue('echo');
+            self::fail('a problem was expected');
+        } catch (Problem) {
+            self::assertLessThan(10, \count($server->requests()));
+        }
     }
 
     public function testAnAnswerThatNeverComesIsGivenUp(): void

@@ -12,6 +12,7 @@ use Tickr\Http\Addresses;
 use Tickr\Json;
 use Tickr\Kind;
 use Tickr\NewJob;
+use Tickr\Outbox;
 use Tickr\RawJson;
 use Tickr\Snoozed;
 use Tickr\Testing\FakeClient;
@@ -30,6 +31,24 @@ final class Mail
 
 final class PartsTest extends TestCase
 {
+    public function testTheOutboxRefusesWhatTheServerWouldRejectAfterTheCommit(): void
+    {
+        $pdo = $this->createMock(\PDO::class);
+        $pdo->expects(self::never())->method('prepare');
+        $outbox = new Outbox($pdo);
+        $wrong = [
+            static fn () => $outbox->enqueue('mail', str_repeat('x', 1 << 20)),
+            static fn () => $outbox->enqueue('mail', [], id: '019ab2c3-d4e5-4f60-a1b2-c3d4e5f60718'),
+        ];
+        foreach ($wrong as $enqueue) {
+            try {
+                $enqueue();
+                self::fail('an exception was expected');
+            } catch (\InvalidArgumentException) {
+            }
+        }
+    }
+
     public function testJsonIsCutIntoItsMembersWithoutBeingRead(): void
     {
         $text = ' { "a" : 123456789012345678901234567890 , "b\"}" : {"x": "]},\\"", "y": [1, [2]] }'

@@ -339,6 +339,60 @@ final class WorkerTest extends TestCase
         self::assertGreaterThan(1, \count($server->await('/beat', static fn ($all) => \count($all) >= 2, 3.0)));
     }
 
+    public function testWhatALockedRowHoldsUpIsSentAgainAndHoldsUpNoOther(): void
+    {
+        $answer = ['cancel' => [], 'lost' => [], 'drain' => false];
+        $server = $this->server([
+            'fetch' => static fn (int $n) => $n === 1
+                ? [200, ['jobs' => array_map(self::job(...), ['t1', 't2', 't3']), 'drain' => false]] : 'hang',
+            // The rows of t1 and t2 are locked for the first three calls that name them.
+            'beat' => static fn (int $n, $body) => [200, $n <= 3 && isset($body['holding'][0]['checkpoint'])
+                ? $answer + ['unsaved' => ['t1']] : $answer],
+            'finish' => static fn (int $n, $body) => [200, ['results' => array_map(
+                static fn (array $one) => ['token' => $one['token']] + ($n <= 3 && $one['token'] === 't2'
+                    ? ['result' => 'locked'] : ['result' => 'settled', 'state' => 'completed']),
+                $body['verdicts'],
+            )]],
+        ], beatMs: 60_000);
+        $this->worker($server, static function ($payload, Context $context): string {
+            if ($context->attempt->id === 'job-t1') {
+                $context->checkpoint(['row' => 9]);
+                throw new \DomainException('later');
+            }
+            return 'done';
+        }, slots: 3);
+        $tokens = static fn (array $all) => array_merge(...array_map(
+            static fn ($one) => array_column($one['body']['verdicts'], 'token'),
+            $all,
+        ));
+        $finishes = $server->await('/finish', static fn ($all) => \in_array('t1', $tokens($all), true)
+            && \count(array_keys($tokens($all), 't2', true)) > 1);
+        self::assertContains('t3', $tokens($finishes));
+        self::assertCount(1, array_keys($tokens($finishes), 't1', true));
+        $saves = array_filter($server->requests('/beat'), static fn ($one) => str_contains($one['text'], 'checkpoint'));
+        self::assertGreaterThan(1, \count($saves));
+    }
+
+    public function testAWorkerWhoseVerdictsAreNotAnsweredHoldsNoMoreThanARequestMayList(): void
+    {
+        $server = $this->server([
+            'fetch' => static fn (int $n, $body) => [200, ['jobs' => array_map(
+                static fn (int $one) => self::job("t$n-$one"),
+                range(1, $body['slots']),
+            ), 'drain' => false]],
+            'finish' => static fn () => [403, ['code' => 'forbidden', 'detail' => 'a proxy']],
+        ], beatMs: 100);
+        $this->worker($server, static fn () => null, slots: 40);
+        $isFull = static fn ($one) => \count($one['body']['holding']) >= 1_000;
+        $full = static fn (array $all) => array_filter($all, $isFull);
+        $server->await('/beat', static fn ($all) => \count($full($all)) >= 3, 60.0);
+        $listed = array_map(
+            static fn ($one) => \count($one['body']['holding']),
+            [...$server->requests('/beat'), ...$server->requests('/fetch')],
+        );
+        self::assertSame(1_000, max($listed));
+    }
+
     public function testManyCheckpointsGoInSeveralBeats(): void
     {
         $tokens = ['t1', 't2', 't3', 't4', 't5', 't6'];

@@ -86,7 +86,7 @@ def wrong_fields(errors: Iterable[Mapping[str, Any]]) -> str:
 class End:
     """A verdict on its way to the server."""
 
-    __slots__ = ("delay_ms", "error", "log", "result", "token", "verdict")
+    __slots__ = ("delay_ms", "error", "log", "pause", "result", "token", "verdict")
 
     def __init__(
         self,
@@ -105,6 +105,7 @@ class End:
         self.error = None if error is None else text_of(error)
         self.delay_ms = delay_ms
         self.log = log
+        self.pause = 0.5
 
     def body(self) -> bytes:
         """Return the verdict as JSON."""
@@ -138,6 +139,7 @@ class Attempt:
         self.followers: List[Attempt] = []
         self.sent_progress = 0
         self.sent_checkpoint = 0
+        self.unsaved = False
 
     @property
     def has_news(self) -> bool:
@@ -336,6 +338,7 @@ class Engine:
         self._occupied = 0
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._ends: Deque[End] = deque()
+        self._put_off: List[Tuple[float, End]] = []
         self._sending = 0
         self._stopping = False
         self._leaving = False
@@ -343,6 +346,7 @@ class Engine:
         self._stop_asked = False
         self._drained = False
         self._beat_now = False
+        self._report_most = MAX_HOLDING
         self._registering = threading.Lock()
         self._beating = threading.Lock()
         self._fetch_abort: Optional[Abort] = None
@@ -408,8 +412,9 @@ class Engine:
             if settings.version is not None:
                 fields["version"] = settings.version[:64]
             body, key, pause = _json.encode(fields), {"idempotency-key": str(uuid4())}, Pause(len(self.transport.urls))
-            # A process learns within two seconds that a kind was declared at another one.
-            patience = time.monotonic() + (3.0 if first else 0.0)
+            # A process learns within two seconds that a kind was declared at another one. The server may come long
+            # after this program, so the time runs from its first such answer.
+            patience: Optional[float] = None
             while not self._closing and not (first and self._stop_asked):
                 at_least = 0.0
                 try:
@@ -421,7 +426,9 @@ class Engine:
                         return
                     failure: Exception = answer.error()
                     at_least = answer.retry_after
-                    undeclared = answer.status == 422 and time.monotonic() < patience
+                    if patience is None and answer.status == 422:
+                        patience = time.monotonic() + 3.0
+                    undeclared = answer.status == 422 and patience is not None and time.monotonic() < patience
                     # 429 and every 5xx say that this address cannot now, not that the worker is wrong.
                     passing = answer.status in REPEATED_STATUSES or answer.status >= 500
                     if first and not passing and not undeclared:
@@ -660,32 +667,25 @@ class Engine:
     def _beat(self) -> bool:
         """Send one beat. True if it was answered, or refused in a way that a repetition does not mend."""
         with self._beating:
-            with self._changed:
-                self._beat_now = False
-                known = self.worker_id
-                attempts = [self._held[token] for token in self._held]
-            reports = [(attempt, *attempt.context._reports()) for attempt in attempts]
-            parts, size, sent = [], 0, []
-            for attempt, progress, percent, note, checkpoint, content in reports:
-                fields: Dict[str, Any] = {"token": attempt.token}
-                raw = {}
-                # A note alone would set the percent to 0, so both go out together.
-                if progress > attempt.sent_progress and attempt.end is None:
-                    fields["percent"] = percent
-                    if note is not None:
-                        fields["note"] = note
-                if checkpoint > attempt.sent_checkpoint and content is not None:
-                    if size + len(content) > MAX_BODY_BYTES // 2 and size:
-                        checkpoint = attempt.sent_checkpoint  # it goes with the next beat, which follows at once
-                        self._beat_now = True
-                    else:
-                        raw["checkpoint"], size = content, size + len(content)
-                parts.append(_json.joined(fields, raw))
-                sent.append((attempt, progress, checkpoint))
-            body = b'{"holding":[' + b",".join(parts) + b"]}"
-            timeout = min(10.0, max(1.0, self.beat_ms / 1000))
+            while True:
+                with self._changed:
+                    self._beat_now = False
+                    known = self.worker_id
+                    attempts = [self._held[token] for token in self._held]
+                parts, sent, count, others_wait = self._reports(attempts)
+                body = b'{"holding":[' + b",".join(parts) + b"]}"
+                timeout = min(10.0, max(1.0, self.beat_ms / 1000))
+                try:
+                    answer = self.transport.call("POST", self._path(known, "beat"), body, timeout=timeout)
+                except ConnectionFailed as error:
+                    log.warning("a beat is repeated: %s", error)
+                    return False
+                if answer.status not in (400, 413, 422) or count < 2:
+                    break
+                # A proxy may take less than the server, or one of the reports is wrong. Fewer go in one beat.
+                log.warning("a beat with %d reports is sent in parts: %s", count, answer.error())
+                self._report_most = count // 2
             try:
-                answer = self.transport.call("POST", self._path(known, "beat"), body, timeout=timeout)
                 if answer.status in (400, 413, 422):
                     # What a handler reported is not taken. The lease is worth more than the report.
                     log.error("the server refuses a report of a handler: %s", answer.error())
@@ -699,16 +699,54 @@ class Engine:
                     self._refused("a beat", answer)
                     return False
                 found = _json.decode(answer.body)
-                cancel, lost = list(found["cancel"]), list(found["lost"])
+                cancel, lost, unsaved = list(found["cancel"]), list(found["lost"]), set(found.get("unsaved", ()))
             except (ConnectionFailed, ValueError, KeyError, TypeError) as error:
                 log.warning("a beat is repeated: %s", error)
                 return False
             with self._changed:
                 for attempt, progress, checkpoint in sent:
+                    # What the server could not store for a locked row goes with the next beat again.
+                    attempt.unsaved = attempt.token in unsaved
+                    if attempt.unsaved:
+                        continue
                     attempt.sent_progress = max(attempt.sent_progress, progress)
                     attempt.sent_checkpoint = max(attempt.sent_checkpoint, checkpoint)
+                if others_wait:
+                    self._beat_now = True
+                else:
+                    self._report_most = MAX_HOLDING
         self._beaten(cancel, lost)
         return True
+
+    def _reports(self, attempts: Sequence[Attempt]) -> Tuple[List[bytes], List[Tuple[Attempt, int, int]], int, bool]:
+        """Return the entries of a beat, what they report, how many reports these are, and whether others must wait for
+        the next beat."""
+        parts: List[bytes] = []
+        sent: List[Tuple[Attempt, int, int]] = []
+        size, count, others_wait = 0, 0, False
+        for attempt in attempts:
+            progress, percent, note, checkpoint, content = attempt.context._reports()
+            fields: Dict[str, Any] = {"token": attempt.token}
+            raw: Dict[str, bytes] = {}
+            has_progress = progress > attempt.sent_progress and attempt.end is None
+            news = content if checkpoint > attempt.sent_checkpoint else None
+            if news is not None and size and size + len(news) > MAX_BODY_BYTES // 2:
+                checkpoint, news, others_wait = attempt.sent_checkpoint, None, True
+            if (has_progress or news is not None) and count >= self._report_most:
+                progress, checkpoint = attempt.sent_progress, attempt.sent_checkpoint
+                has_progress, news, others_wait = False, None, True
+            # A note alone would set the percent to 0, so both go out together.
+            if has_progress:
+                fields["percent"] = percent
+                if note is not None:
+                    fields["note"] = note
+            if news is not None:
+                raw["checkpoint"], size = news, size + len(news)
+            if has_progress or news is not None:
+                count += 1
+            parts.append(_json.joined(fields, raw))
+            sent.append((attempt, progress, checkpoint))
+        return parts, sent, count, others_wait
 
     def _beaten(self, cancel: Sequence[str], lost: Sequence[str]) -> None:
         stops: List[Tuple[Attempt, Type[AttemptStopped]]] = []
@@ -734,7 +772,11 @@ class Engine:
         pause = Pause(len(self.transport.urls))
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or self._ends)
+                while True:
+                    until = self._until_put_off()
+                    if self._closing or self._ends:
+                        break
+                    self._changed.wait(until)
                 if self._closing and not self._ends:
                     return
                 batch = self._next_batch()
@@ -743,7 +785,8 @@ class Engine:
             with self._changed:
                 self._sending = 0
                 if not done:
-                    self._ends.extendleft(reversed(batch))
+                    put_off = [end for _, end in self._put_off]
+                    self._ends.extendleft(end for end in reversed(batch) if end not in put_off)
                 self._changed.notify_all()
             if done:
                 pause.reset()
@@ -751,6 +794,20 @@ class Engine:
                 return
             else:
                 self._sleep(pause.next(self._finish_pause))
+
+    def _until_put_off(self) -> Optional[float]:
+        """Take back the verdicts whose pause is over. Return the seconds until the next one is, or nothing."""
+        now = time.monotonic()
+        self._ends.extend(end for at, end in self._put_off if at <= now)
+        self._put_off = [(at, end) for at, end in self._put_off if at > now]
+        if self._ends:
+            return 0.0
+        return min((at - now for at, _ in self._put_off), default=None)
+
+    def _put_off_end(self, end: End) -> None:
+        """Send a verdict again later: another session locks the row of its job. The caller has the lock."""
+        self._put_off.append((time.monotonic() + end.pause, end))
+        end.pause = min(end.pause * 2, MAX_PAUSE)
 
     _finish_pause = 0.0
 
@@ -773,8 +830,13 @@ class Engine:
             held = [self._held.get(end.token) for end in batch]
             waits = any(it is not None and end.another_follows and it.has_news for end, it in zip(batch, held))
         # The next attempt may start as soon as the verdict is written, so the checkpoint must be there before it.
-        if waits and not self._flush_checkpoints(batch):
-            return False
+        if waits:
+            if not self._flush_checkpoints(batch):
+                return False
+            with self._changed:
+                batch = [end for end in batch if not self._is_held_up(end)]
+            if not batch:
+                return True
         body = b'{"verdicts":[' + b",".join(end.body() for end in batch) + b"]}"
         try:
             answer = self.transport.call("POST", self._path(known, "finish"), body, timeout=15.0)
@@ -783,7 +845,11 @@ class Engine:
                 results = {str(it["token"]): str(it["result"]) for it in told}
                 errors = {str(it["token"]): it.get("errors", ()) for it in told}
                 refused = [end for end in batch if results.get(end.token) == "refused"]
-                self._answered([end for end in batch if end not in refused], results)
+                locked = [end for end in batch if results.get(end.token) == "locked"]
+                self._answered([end for end in batch if end not in refused and end not in locked], results)
+                with self._changed:
+                    for end in locked:
+                        self._put_off_end(end)
                 mended = [self._mend(end, "was refused: " + wrong_fields(errors[end.token])) for end in refused]
                 return all(mended)
         except (ConnectionFailed, ValueError, KeyError, TypeError) as error:
@@ -812,8 +878,16 @@ class Engine:
                 return False
             with self._changed:
                 held = [self._held.get(end.token) for end in batch]
-                if not any(it is not None and it.has_news for it in held):
+                if not any(it is not None and it.has_news and not it.unsaved for it in held):
                     return True
+
+    def _is_held_up(self, end: End) -> bool:
+        """Put a verdict off whose checkpoint the server could not store yet. The caller has the lock."""
+        attempt = self._held.get(end.token)
+        if attempt is None or not (end.another_follows and attempt.has_news):
+            return False
+        self._put_off_end(end)
+        return True
 
     def _mend(self, end: End, reason: str) -> bool:
         """Replace a verdict that the server refuses by one that says so."""
@@ -892,7 +966,7 @@ class Engine:
                     self._conclude(one, End(one.token, "released"))
             self._running.clear()
             until = time.monotonic() + LEAVE_TIME
-            self._changed.wait_for(lambda: not self._ends and not self._sending, LEAVE_TIME)
+            self._changed.wait_for(lambda: not (self._ends or self._put_off or self._sending), LEAVE_TIME)
             self._closing = True
             self._changed.notify_all()
         self._handlers.close()

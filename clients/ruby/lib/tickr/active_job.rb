@@ -60,8 +60,9 @@ module Tickr
         nil
       rescue Ending, Cancelled
         raise
-      rescue StandardError => e
-        text = "#{e.class}: #{e.message}"
+      rescue StandardError, ScriptError => e
+        # Also an error of loading and a method that is not implemented: no attempt of this program mends them.
+        text = "#{e.class}: #{Handling.text_of(e)}"
         raise retried?(payload) ? Failed.new(text) : Rejected.new(text)
       ensure
         Thread.current[:tickr_active_job_context] = nil

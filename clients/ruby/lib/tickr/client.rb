@@ -82,7 +82,7 @@ module Tickr
     # Close a batch: it ends with its last job.
     #
     # @return [Hash] the batch
-    def close_batch(id) = post("/v1/batches/#{escape(id)}/close", "{}").json
+    def close_batch(id) = post("/v1/batches/#{escape(id)}/close", "{}", SecureRandom.uuid).json
 
     # @return [Hash, nil] the job with its attempts, as `GET /v1/jobs/{id}` shows it; nil when there is none
     def job(id)
@@ -95,7 +95,10 @@ module Tickr
     #
     # @return [Boolean] true when it never starts again; false when its handler was asked to stop
     # @raise [Problem] with the code `wrong_state` when the job has ended, and `not_found` when there is none
-    def cancel(id) = post("/v1/jobs/#{escape(id)}/cancel", "{}").status == 200
+    def cancel(id)
+      # A repeated call with the same key has the same answer. Without one, a cancel that worked would be refused.
+      post("/v1/jobs/#{escape(id)}/cancel", "{}", SecureRandom.uuid).status == 200
+    end
 
     # Wait for the end of a job.
     #
@@ -158,7 +161,7 @@ module Tickr
 
     private
 
-    def post(path, json, key = nil) = call("POST", path, json, idempotency_key: key)
+    def post(path, json, key) = call("POST", path, json, idempotency_key: key)
 
     def escape(part) = CGI.escape(part.to_s).gsub("+", "%20")
 
@@ -182,7 +185,8 @@ module Tickr
         if tried % @addresses.count != 0
           wait = 0
         else
-          wait ||= pause * rand(0.75..1.25)
+          # A proxy may ask for no pause at all.
+          wait = [wait || 0.0, pause * rand(0.75..1.25)].max
           pause = [pause * 2, 5.0].min
         end
         raise failure if Http.now + wait >= deadline

@@ -39,12 +39,20 @@ module Tickr
       end
       {verdict: "succeeded", result: text}
     rescue Cancelled => e
-      {verdict: "failed", error: e.message, cancelled: true}
+      {verdict: "failed", error: text_of(e), cancelled: true}
     rescue Ending => e
-      {verdict: e.verdict, error: e.message, delay_ms: e.delay_ms}
+      {verdict: e.verdict, error: text_of(e), delay_ms: e.delay_ms}
     rescue Exception => e # rubocop:disable Lint/RescueException
       # Also exit and errors of loading end a handler, and its attempt must say so.
-      {verdict: "failed", error: "#{e.class}: #{e.message}"}
+      {verdict: "failed", error: "#{e.class}: #{text_of(e)}"}
+    end
+
+    # A message is code of the program. One that raises must not leave the attempt without a verdict: its slot would
+    # never be free again.
+    def text_of(error)
+      error.message.to_s
+    rescue Exception # rubocop:disable Lint/RescueException
+      "its message cannot be read"
     end
   end
 end

@@ -5,6 +5,10 @@ module Tickr
   #
   # The table `tickr_outbox` stands in the database of the connection, or in another one of the same server.
   class Outbox
+    MAX_PAYLOAD_BYTES = 1 << 20
+    UUID_V7 = /\A\h{8}-\h{4}-7\h{3}-[89ab]\h{3}-\h{12}\z/i
+    private_constant :MAX_PAYLOAD_BYTES, :UUID_V7
+
     # @param connection [Object] a Mysql2::Client, a Trilogy, or a connection of Active Record
     # @param table [String] name of the table, perhaps with its database: `tickr.tickr_outbox`
     # @raise [ArgumentError] when this is no name of a table
@@ -22,6 +26,7 @@ module Tickr
     #   answered
     # @param options [Hash] see NewJob; `delay_ms` counts by the clock of this machine
     # @return [String] the id that the job will have
+    # @raise [ArgumentError] when an option, the payload or the id is wrong
     def enqueue(kind, payload = {}, id: nil, **options)
       job = NewJob.of(kind, payload, **options)
       options = job.options.dup
@@ -31,8 +36,15 @@ module Tickr
       delay = options.delete(:delay_ms)
       due = Time.now + delay / 1000.0 if delay
       id ||= Uuid.v7
+      # The server would reject such a row after the COMMIT, and there would be no job.
+      raise ArgumentError, "the id of a job is a UUIDv7" unless id.match?(UUID_V7)
+
+      text = Json.encode(job.payload.nil? ? {} : job.payload)
+      if text.bytesize > MAX_PAYLOAD_BYTES
+        raise ArgumentError, "a payload has at most #{MAX_PAYLOAD_BYTES} bytes, this one has #{text.bytesize}"
+      end
       insert(
-        id.delete("-"), job.kind, Json.encode(job.payload.nil? ? {} : job.payload), queue,
+        id.delete("-"), job.kind, text, queue,
         due&.getutc&.strftime("%Y-%m-%d %H:%M:%S.%L"), options.empty? ? nil : Json.encode(options)
       )
       id

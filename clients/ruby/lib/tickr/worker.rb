@@ -15,6 +15,8 @@ module Tickr
   class Worker
     MAX_FETCH = 500
     MAX_VERDICTS = 500
+    # Most attempts that a request may list.
+    MAX_HOLDING = 1_000
     # Bytes of verdicts or reports in one call; the usual `body_limit` is 256 KiB.
     CALL_BYTES = 200_000
     LOG_BYTES = 16_384
@@ -32,12 +34,12 @@ module Tickr
     REFUSES_WORKER = ->(status) { status != 408 && status != 429 && status < 500 }
     # Any other answer says nothing about the call. An operator may mend a proxy, or the rights of the API key.
     REFUSES = ->(status) { [400, 404, 413, 422].include?(status) }
-    private_constant :MAX_FETCH, :MAX_VERDICTS, :CALL_BYTES, :LOG_BYTES, :SEEN_TOKENS, :REPORT_SECONDS, :LAST_SECONDS,
-      :FLUSH_SECONDS, :REFUSED_SECONDS, :LONGEST_PAUSE, :REFUSES_WORKER, :REFUSES
+    private_constant :MAX_FETCH, :MAX_VERDICTS, :MAX_HOLDING, :CALL_BYTES, :LOG_BYTES, :SEEN_TOKENS, :REPORT_SECONDS,
+      :LAST_SECONDS, :FLUSH_SECONDS, :REFUSED_SECONDS, :LONGEST_PAUSE, :REFUSES_WORKER, :REFUSES
 
     # An attempt of which the verdict is not answered yet, or a lost one whose handler has not ended.
     Held = Struct.new(:token, :job, :context, :deadline, :thread, :progress, :checkpoint, :log, :verdict, :cancelled,
-      :lost, keyword_init: true) do
+      :lost, :not_before, :pause, keyword_init: true) do
       def running? = verdict.nil?
 
       # A lost attempt keeps its slot until its handler ends, but the worker does not hold it any more.
@@ -121,7 +123,7 @@ module Tickr
       @wake, @waker = IO.pipe
       former = signals ? %w[TERM INT].to_h { |name| [name, trap(name) { signalled }] } : {}
       @fetch, @beat, @finish, @other = Array.new(4) { @client.connection }
-      register(Http.now + REFUSED_SECONDS) unless stopping?
+      register(first: true) unless stopping?
       threads = [method(:fetch_loop), method(:beat_loop), method(:finish_loop)].map { |body| loop_in_thread(body) }
       supervise until over?
       @lock.synchronize do
@@ -261,7 +263,8 @@ module Tickr
         log("#{what} failed and is repeated: #{why}") if failures == 1 || (failures % 20).zero?
         next unless (failures % @client.addresses.count).zero?
 
-        pause(after || pause * rand(0.75..1.25), &give_up)
+        # A proxy may ask for no pause at all.
+        pause([after || 0.0, pause * rand(0.75..1.25)].max, &give_up)
         pause = [pause * 2, LONGEST_PAUSE].min
       end
       nil
@@ -293,16 +296,16 @@ module Tickr
 
     # The id of the worker, after a registration if there is none. Nil when the worker stops.
     def worker_id
-      @registering.synchronize { @id || (register(nil) unless stopping?) }
+      @registering.synchronize { @id || (register unless stopping?) }
     end
 
-    def register(refused_at)
+    def register(first: false)
       body = {
         name: @name, kinds: @handlers.keys, queues: @queues, slots: @slots, lease_ms: (@lease * 1000).round,
         host: Socket.gethostname[0, 255], pid: Process.pid, version: @version
       }.compact
       sent = request("/v1/workers", body, 10)
-      id = beat_ms = nil
+      id = beat_ms = refused_at = nil
       until stopping?
         response = perform("the registration", @other, sent, -> { stopping? }, REFUSES_WORKER) do |answer|
           reading { id, beat_ms = answer.json.fetch("id").to_str, Float(answer.json.fetch("beat_ms")) }
@@ -321,6 +324,8 @@ module Tickr
           return @id
         end
         problem = Problem.of(response)
+        # The server may come long after this program, so the time runs from its first refusal.
+        refused_at ||= Http.now + REFUSED_SECONDS if first
         raise problem if refused_at && Http.now >= refused_at
 
         log("the server refused the registration: #{problem.message}")
@@ -342,6 +347,10 @@ module Tickr
 
     def free = @slots - @held.count { |_, held| held.running? }
 
+    # Most jobs that the next request may ask for. A slot is free when its handler has ended. While verdicts are not
+    # answered, their attempts stay listed.
+    def room = [free, MAX_HOLDING - listed.size, MAX_FETCH].min
+
     # The attempts that requests list.
     def listed = @held.select { |_, held| held.listed? }
 
@@ -354,7 +363,7 @@ module Tickr
         @changed.wait([@next_fetch - Http.now, 0.5].min.clamp(0.001, 0.5)) until give_up.call || fetch_now?
         return if give_up.call
 
-        [listed.keys, [free, MAX_FETCH].min]
+        [listed.keys, room]
       end
       body = {slots: slots, wait_ms: (@wait * 1000).round, holding: holding, fetch_id: SecureRandom.uuid}
       jobs = drain = nil
@@ -386,7 +395,7 @@ module Tickr
       @fetching = nil
     end
 
-    def fetch_now? = free.positive? && Http.now >= @next_fetch
+    def fetch_now? = room.positive? && Http.now >= @next_fetch
 
     def take(job)
       token = JSON.parse(job.fetch("token"))
@@ -413,8 +422,11 @@ module Tickr
         handler = @handlers.fetch(held.job.kind) do
           ->(_) { raise Failed, "this worker has no handler of the kind #{held.job.kind}" }
         end
-        ended(held, Handling.outcome(handler, held.context))
+        outcome = Handling.outcome(handler, held.context)
       ensure
+        # Also a handler that ends its thread needs a verdict, or its slot would never be free again. At the end of the
+        # grace the worker ends threads itself.
+        ended(held, outcome || {verdict: @grace_over ? "released" : "failed", error: "the handler ended its thread"})
         wake
         @lock.synchronize { @changed.broadcast }
       end
@@ -500,10 +512,14 @@ module Tickr
           return beat_again(response.status.to_s)
         end
         lost, cancelled = reading { %w[lost cancel].map { |name| response.json.fetch(name).to_ary } }
+        # What the server could not store for a locked row goes with a later beat again.
+        unsaved = Array(response.json["unsaved"])
       rescue ConnectionFailed => e
         return beat_again(e.message)
       end
-      heed(reported, more, lost, cancelled)
+      saved, left = reported.partition { |held, *| !unsaved.include?(held.token) }
+      heed(saved, more, lost, cancelled)
+      @lock.synchronize { @last_beat = Http.now + REPORT_SECONDS } if left.any?
     end
 
     # The reports and the attempts of a beat, and whether further reports must follow it. Every attempt is in it.
@@ -607,6 +623,8 @@ module Tickr
               mend(@held[result["token"]], wrong.join("; "))
               next
             end
+            next put_off(@held[result["token"]]) if result["result"] == "locked" && @held[result["token"]]
+
             log("a verdict came too late: #{result["result"]}") unless result["result"] == "settled"
             @held.delete(result["token"])
           end
@@ -630,13 +648,19 @@ module Tickr
       bytes = 0
       @held.each_value.with_object([]) do |held, batch|
         # The next attempt begins with the checkpoint, so that goes first.
-        next if held.running? || (held.checkpoint && @id)
+        next if held.running? || (held.checkpoint && @id) || (held.not_before && Http.now < held.not_before)
 
         bytes += Json.encode(held.verdict).bytesize + 1
         break batch if batch.any? && (bytes > CALL_BYTES || batch.size >= @finish_most)
 
         batch << held
       end
+    end
+
+    # Send a verdict again later: another session locks the row of its job. The others do not wait for it.
+    def put_off(held)
+      held.pause = [(held.pause || 0.25) * 2, LONGEST_PAUSE].min
+      held.not_before = Http.now + held.pause
     end
 
     # The server refused a call with verdicts. Send each one alone, and make a failure of one that is refused alone.

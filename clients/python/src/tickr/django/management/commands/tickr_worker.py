@@ -39,7 +39,8 @@ class Command(BaseCommand):
             for path in options["app"]:
                 other: App = worker.import_app(path)
                 app.include(other)
-                queues += [kind.defaults["queue"] for kind in other if "queue" in kind.defaults]
+                # A job of a kind without a queue goes to the queue "default" of tickr.
+                queues += [kind.defaults.get("queue", "default") for kind in other]
             if options["declare"]:
                 app.declare(backend.client)
             kinds = ", ".join(kind.name for kind in app)
