@@ -396,12 +396,8 @@ impl Broker {
         if !beat.undelivered.is_empty() {
             self.give_back_undelivered(&worker, beat.undelivered).await;
         }
-        let mut beaten = WorkerBeaten {
-            cancel: beat.cancel_requested.into_iter().collect(),
-            lost,
-            unsaved,
-            drained: beat.drained,
-        };
+        let mut beaten =
+            WorkerBeaten { cancel: beat.cancel_requested.into_iter().collect(), lost, unsaved, drained: beat.drained };
         let trust = self.polls.limits.judge(beat.reading.as_ref());
         let until = Instant::now() + ENDING_PATIENCE;
         for overdue in beat.overdue {

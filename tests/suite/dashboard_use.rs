@@ -1340,7 +1340,7 @@ async fn rejected_rows_and_operations_keep_their_places_under_the_mouse_and_are_
         let kinds: Vec<String> = rows.iter().map(|n| format!("kind-{n}")).collect();
         let rows =
             "[...document.querySelectorAll('main tr[data-row]')].map((row) => /kind-\\d/.exec(row.innerText)[0])";
-        format!("{rows}.join() === '{}'", kinds.join())
+        format!("{rows}.join() === '{}'", kinds.join(","))
     };
     let again = "document.dispatchEvent(new Event('visibilitychange')) || null";
     let top = "document.querySelector('main tr[data-row]').getBoundingClientRect().y";

@@ -217,8 +217,7 @@ async fn a_tick_that_one_version_cannot_fire_is_left_to_the_other_while_it_lives
     let newer = tickr.another_with(brief, new()).await;
     // The first runner leads the ticks.
     let put = async |app: &tickr::app::App, name: &str, kind: &str, payload: Value| {
-        let schedule =
-            json!({"cron": "* * * * * *", "kind": kind, "payload": payload, "misfire": "all", "misfire_grace_ms": 60_000});
+        let schedule = json!({"cron": "* * * * * *", "kind": kind, "payload": payload, "misfire": "all", "misfire_grace_ms": 60_000});
         let put = answer(http().put(format!("http://{}/v1/schedules/{name}", app.addr())).json(&schedule)).await;
         assert_eq!(put.status, 201, "{:#}", put.body);
     };

@@ -20,8 +20,9 @@ use uuid::Uuid;
 
 use crate::attempts::breakers::EndedCall;
 use crate::attempts::claim_batches::MARGIN;
-use crate::attempts::lease::{Reaped, end, ending, own_policies, progress_text};
+use crate::attempts::lease::{Reaped, end, ending, own_policies};
 use crate::attempts::limited::SlotsOfJob;
+use crate::attempts::renewal::progress_text;
 use crate::attempts::settlement::Again;
 use crate::rows::attempt_logs::{AttemptLogRow, write_log};
 use crate::rows::checkpoints::{mark_checkpoints, write_checkpoints};

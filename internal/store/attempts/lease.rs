@@ -21,9 +21,7 @@ use crate::sql::error::corrupt;
 use crate::sql::script::Script;
 use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
-use tickr_job::{
-    AttemptToken, Editions, JobId, JobOptions, Name, RetryPolicy, RunnerId, State, Timestamp, Verdict,
-};
+use tickr_job::{AttemptToken, Editions, JobId, JobOptions, Name, RetryPolicy, RunnerId, State, Timestamp, Verdict};
 
 /// The row of a runner, as the runner reports it about itself.
 #[derive(Clone, Debug)]
