@@ -31,7 +31,7 @@ pub(crate) use app::{Answer, TestApp, answer, draft};
 pub(crate) use calls::{call, make_api_key};
 pub(crate) use gate::{broken, gated};
 pub(crate) use owed::{Owed, default_queue};
-pub(crate) use proxy::Proxy;
+pub(crate) use proxy::{Halt, Proxy};
 pub(crate) use pulse::Pulse;
 pub(crate) use relay::{Condition, Relay};
 pub(crate) use runner::Runner;
