@@ -466,8 +466,8 @@ async fn runners_killed_at_any_moment_neither_lose_nor_double_an_end() {
     kill_runners(6).await;
 }
 
-/// The request that writes the end of a job of [`small_batch`] and, with it, the change of its batch. The COMMIT is in the
-/// same request, or some requests later.
+/// The request that writes the end of a job of [`small_batch`] and, with it, the change of its batch. The COMMIT is in
+/// the same request, or some requests later.
 const SETTLE: &str = "INSERT INTO attempts";
 
 /// Kill runners at each step of the last ten ends of batches, this many times: before the request that writes an end
@@ -497,9 +497,8 @@ async fn kill_runners_at_each_step(kills: usize) {
         proxy.forget_connections();
         proxy.let_in();
         let id = batch["id"].as_str().unwrap().replace('-', "");
-        let left =
-            format!("SELECT COUNT(*) FROM batch_jobs b JOIN owed o ON o.id = b.job_id WHERE b.batch_id = UNHEX('{id}')");
-        let left = usize::try_from(tickr.count(left).await).unwrap();
+        let left = "SELECT COUNT(*) FROM batch_jobs b JOIN owed o ON o.id = b.job_id WHERE b.batch_id = UNHEX";
+        let left = usize::try_from(tickr.count(format!("{left}('{id}')")).await).unwrap();
         // The end at which everything halted is written or not.
         if left + nth == 11 || left + nth == 12 {
             met.insert(nth);

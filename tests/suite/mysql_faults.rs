@@ -463,8 +463,8 @@ async fn results_outlive_a_password_that_is_changed_while_they_come() {
     tickr.stop().await;
 }
 
-/// Errors with which servers and proxies refuse a connection: a wrong password, a host that may not connect, a host that
-/// is blocked after errors, a database that is not there, and a proxy without a backend.
+/// Errors with which servers and proxies refuse a connection: a wrong password, a host that may not connect, a host
+/// that is blocked after errors, a database that is not there, and a proxy without a backend.
 const CONNECTION_ERRORS: [u16; 5] = [1045, 1130, 1129, 1049, 9002];
 
 #[tokio::test(flavor = "multi_thread")]

@@ -150,8 +150,8 @@ impl Proxy {
         self.cut_commit_of(text);
     }
 
-    /// Halt at the `nth` request from now on whose statement begins with this text: the requests of all connections wait
-    /// from then on, until [`let_in`](Self::let_in).
+    /// Halt at the `nth` request from now on whose statement begins with this text: the requests of all connections
+    /// wait from then on, until [`let_in`](Self::let_in).
     pub(crate) fn halt_at(&self, text: &'static str, nth: usize, moment: Halt) {
         self.shared.halted.store(false, Ordering::SeqCst);
         *self.shared.halt.lock().unwrap() = Some((text, nth, moment));
@@ -256,8 +256,8 @@ async fn serve(listener: TcpListener, upstream: Upstream, shared: Arc<Shared>) {
     }
 }
 
-/// Answer a new connection with an error in place of the greeting, as a server does that accepts none from this host, and
-/// wait until the client has hung up. An end that came first could take the answer away.
+/// Answer a new connection with an error in place of the greeting, as a server does that accepts none from this host,
+/// and wait until the client has hung up. An end that came first could take the answer away.
 async fn turn_away(mut client: TcpStream, error: u16) {
     // Before the first words of the client no state of the protocol is known, so the error has none.
     let text = format!("the proxy says {error}");
