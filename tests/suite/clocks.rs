@@ -72,8 +72,8 @@ fn wave() -> Vec<Value> {
         fail["delay_ms"] = json!(step * 400);
         jobs.push(fail);
     }
-    // Some expire a millisecond after their due time, some while they may just start, and some long after. The last ones
-    // name the moment, which by the clock of the wrong runner has passed or is hours ahead.
+    // Some expire a millisecond after their due time, some while they may just start, and some long after. The last
+    // ones name the moment, which by the clock of the wrong runner has passed or is hours ahead.
     for step in 0_u64..40 {
         let delay_ms = step * 100;
         let expires_in_ms = delay_ms + [1, 5, 25, 2_000][usize::try_from(step % 4).unwrap()];
