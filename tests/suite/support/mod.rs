@@ -11,6 +11,7 @@ pub(crate) mod documents;
 mod gate;
 pub(crate) mod halted;
 pub(crate) mod limits;
+pub(crate) mod off_machine;
 mod owed;
 pub(crate) mod program;
 mod proxy;
