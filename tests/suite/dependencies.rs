@@ -201,7 +201,8 @@ async fn random_graphs_run_in_order_on_two_runners_while_redis_is_flushed() {
     let other = tickr.another_with(|config| config.workers = 16, Registry::new()).await;
     let mut all: Vec<JobId> = Vec::new();
     for round in 0..10 {
-        all.extend(tickr.enqueue_many(layer(round, 60, &all)).await);
+        let jobs = layer(round, 60, &all);
+        all.extend(tickr.enqueue_many(jobs).await);
         tickr.flush_redis().await;
     }
     tickr.until_idle().await;
@@ -226,7 +227,8 @@ async fn random_graphs_of_ten_thousand_jobs_run_in_order_under_kills_and_lost_an
     let mut runners = [Runner::start(&tickr, &env), Runner::start(&tickr, &env)];
     let mut all: Vec<JobId> = Vec::new();
     for round in 0..100_u64 {
-        all.extend(tickr.enqueue_many(layer(round, 100, &all)).await);
+        let jobs = layer(round, 100, &all);
+        all.extend(tickr.enqueue_many(jobs).await);
         proxy.cut_after("COMMIT");
         if round % 5 == 4 {
             let doomed = &mut runners[usize::try_from(round / 5 % 2).unwrap()];

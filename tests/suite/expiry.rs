@@ -17,13 +17,11 @@ use crate::support::limits::set_and_wait;
 use crate::support::{EventStream, TestApp, gated};
 
 /// Attempts that started at the expiry of their job or later. The line of an expired job is no attempt.
-pub(crate) const LATE: &str =
-    "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.expired IS NULL AND \
+pub(crate) const LATE: &str = "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.expired IS NULL AND \
      a.started_at >= CAST(REPLACE(REPLACE(JSON_VALUE(j.options, '$.expires_at'), 'T', ' '), 'Z', '') AS DATETIME(6))";
 
 /// Jobs that ended as expired before their expiry.
-pub(crate) const TOO_SOON: &str =
-    "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.expired AND \
+pub(crate) const TOO_SOON: &str = "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.expired AND \
      a.finished_at < CAST(REPLACE(REPLACE(JSON_VALUE(j.options, '$.expires_at'), 'T', ' '), 'Z', '') AS DATETIME(6))";
 
 /// A job that counts its starts.

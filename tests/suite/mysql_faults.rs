@@ -477,27 +477,25 @@ async fn results_outlive_each_error_with_which_connections_are_refused() {
     };
     let runner = behind.another_with(through, Registry::new()).await;
     let mut own = behind.mysql().await;
-    let id: u64 = sqlx::query_scalar("SELECT CONNECTION_ID()").fetch_one(&mut own).await.unwrap();
+    let own_id: u64 = sqlx::query_scalar("SELECT CONNECTION_ID()").fetch_one(&mut own).await.unwrap();
     let mut done = 0;
     for error in CONNECTION_ERRORS {
-        let sleep = json!({"kind": "sleep", "payload": {"ms": 1_000}});
+        let sleep = json!({"kind": "sleep", "payload": {"ms": 1_500}});
         let running = behind.enqueue_many((0..4).map(|_| sleep.clone())).await;
         behind.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 4).await;
         let refused = proxy.refused_connections();
         proxy.refuse_connections(error);
         let began = Instant::now();
         for row in own.fetch_all("SHOW PROCESSLIST").await.unwrap() {
-            if number(&row) != id && row.try_get::<String, _>("Command").unwrap() != "Daemon" {
+            if number(&row) != own_id && row.try_get::<String, _>("Command").unwrap() != "Daemon" {
                 let _ = own.execute(AssertSqlSafe(format!("KILL {}", number(&row)))).await;
             }
         }
-        eventually("the runner is turned away", || async {
-            (proxy.refused_connections() > refused + 2).then_some(())
-        })
-        .await;
+        eventually("the runner is turned away", || async { (proxy.refused_connections() > refused + 2).then_some(()) })
+            .await;
         assert_out(&post(&runner, "/v1/jobs", &json!({"kind": "noop"})).await);
         // The jobs end meanwhile.
-        tokio::time::sleep_until(began + Duration::from_millis(1_400)).await;
+        tokio::time::sleep_until(began + Duration::from_millis(1_900)).await;
         assert!(behind.count("SELECT COUNT(*) FROM attempts").await < done + 4, "{error}: a result came through");
         proxy.let_in();
         for id in &running {

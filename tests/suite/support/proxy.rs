@@ -390,6 +390,25 @@ fn is_about(statement: &[u8], text: &str) -> bool {
     statement.starts_with(text.as_bytes()) || text == "COMMIT" && statement.ends_with(b";COMMIT")
 }
 
+/// Let all requests wait from now on if this one is where everything halts, and return the moment. `at_commit` tells of
+/// its connection that the next COMMIT is that place.
+fn halts(at_commit: &mut bool, statement: &[u8], shared: &Shared) -> Option<Halt> {
+    let mut halt = shared.halt.lock().unwrap();
+    let here = match *halt {
+        Some((text, nth, moment)) if is_about(statement, text) => {
+            *halt = (nth > 1).then_some((text, nth - 1, moment));
+            halt.is_none().then_some(moment)
+        }
+        _ => None,
+    };
+    *at_commit |= here == Some(Halt::AfterCommit);
+    let moment = if *at_commit { is_about(statement, "COMMIT").then_some(Halt::AfterCommit) } else { here }?;
+    *at_commit = false;
+    shared.holds.send_replace(true);
+    shared.halted.store(true, Ordering::SeqCst);
+    Some(moment)
+}
+
 impl Line {
     /// Decide what happens to a command of the client.
     fn ask(&mut self, packet: &[u8], shared: &Shared) -> Treatment {
@@ -415,8 +434,12 @@ impl Line {
                 self.lose_commit = true;
             }
         }
-        if let Some(treatment) = self.halt(statement, shared) {
-            return treatment;
+        if let Some(moment) = halts(&mut self.halt_commit, statement, shared) {
+            if moment == Halt::Before {
+                return Treatment::Swallowed;
+            }
+            self.lose = true;
+            return Treatment::AnswerLost;
         }
         if self.lose_commit && is_about(statement, "COMMIT") {
             self.lose_commit = false;
@@ -436,37 +459,6 @@ impl Line {
             }
             _ => Treatment::Passed,
         }
-    }
-
-    /// Let all requests wait from now on if this one is where everything halts. Return what happens to it.
-    fn halt(&mut self, statement: &[u8], shared: &Shared) -> Option<Treatment> {
-        let mut halt = shared.halt.lock().unwrap();
-        let here = match *halt {
-            Some((text, nth, moment)) if is_about(statement, text) => {
-                *halt = (nth > 1).then_some((text, nth - 1, moment));
-                halt.is_none().then_some(moment)
-            }
-            _ => None,
-        };
-        if here == Some(Halt::AfterCommit) {
-            self.halt_commit = true;
-        }
-        let moment = if self.halt_commit {
-            if !is_about(statement, "COMMIT") {
-                return None;
-            }
-            Halt::AfterCommit
-        } else {
-            here?
-        };
-        self.halt_commit = false;
-        shared.holds.send_replace(true);
-        shared.halted.store(true, Ordering::SeqCst);
-        if moment == Halt::Before {
-            return Some(Treatment::Swallowed);
-        }
-        self.lose = true;
-        Some(Treatment::AnswerLost)
     }
 
     /// Drop the next answer, and begin what was ordered for that moment.
