@@ -37,7 +37,7 @@ test-fast: deps cargo ## Run the unit tests and the tests without outages, brows
 
 test-long: deps clocks contract browser drivers cargo ## Run the tests that take a machine for minutes, by module: make test-long ARGS=callbacks::
 	@[ -n '$(ARGS)' ] || { echo 'name the tests, such as ARGS=callbacks::; CONTRIBUTING.md lists them' >&2; exit 1; }
-	cargo test --test suite -- --ignored --nocapture --test-threads 1 $(ARGS)
+	TICKR_TEST_FULL=1 cargo test --test suite -- --ignored --nocapture --test-threads 1 $(ARGS)
 
 test-mysql: deps clocks contract browser drivers cargo ## Run every test against a private MySQL server, fetched once
 	@mysqld=$$(sh $(INSTALL) --mysql) && export TICKR_MYSQLD=$$mysqld && $(if $(ARGS),cargo test $(ARGS),sh tests/all.sh)

@@ -675,6 +675,18 @@ proptest::proptest! {
 }
 
 #[test]
+fn a_callback_may_take_a_day_and_no_longer() {
+    let load = |value: &str| Config::load(&Flags::default(), env(&[("TICKR_CALLBACK_TIMEOUT", value)]), None);
+    for (value, seconds) in [("1s", 1), ("24h", 86_400)] {
+        let loaded = load(value).unwrap();
+        assert_eq!(loaded.config.callback_timeout, std::time::Duration::from_secs(seconds), "{value}");
+    }
+    for value in ["999ms", "86401s", "25h"] {
+        assert_eq!(at_fault(load(value)), ["callback_timeout"], "{value}");
+    }
+}
+
+#[test]
 fn a_variable_that_other_programs_know_is_asked_after_our_own() {
     let load = |vars: &[(&str, &str)]| Config::load(&Flags::default(), env(vars), None);
     let otel = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318");

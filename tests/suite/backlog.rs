@@ -246,6 +246,17 @@ async fn a_lost_entry_of_a_long_list_comes_back_beside_more_short_lists_than_a_p
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_redis_twenty_thousand_queue_names_in_front_delay_no_job() {
+    without_redis_queue_names_in_front(if is_full() { 20_000 } else { 5_000 }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "makes twenty thousand queues"]
+async fn without_redis_all_of_twenty_thousand_queue_names_in_front_delay_no_job() {
+    without_redis_queue_names_in_front(20_000).await;
+}
+
+/// Start jobs without Redis behind this many jobs of as many queues that the runner does not serve.
+async fn without_redis_queue_names_in_front(others: u32) {
     let served: Vec<String> = (0..200).map(|n| format!("tenant-{n}")).collect();
     let names = move |config: &mut Config| {
         config.workers = 8;
@@ -256,7 +267,6 @@ async fn without_redis_twenty_thousand_queue_names_in_front_delay_no_job() {
     tickr.services().redis().kill9().unwrap();
     until_health(&tickr, Health::Degraded).await;
     // The runner serves none of these queues, whose jobs were due first.
-    let others = if is_full() { 20_000 } else { 5_000 };
     Owed { queue: "CONCAT('other-', n)", ..Owed::overdue(others) }.insert_waiting(&tickr, 1).await;
     let broker = tickr.app.broker();
     let (mut ticks, mut jobs) = (tokio::time::interval(SPACING), 0);
@@ -304,10 +314,20 @@ async fn lateness(tickr: &TestApp, of: &str) -> (i64, i64) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_list_comes_back_within_the_bound_beside_twenty_thousand_queue_names() {
+    lost_lists_come_back_beside(if is_full() { 20_000 } else { 4_000 }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "makes twenty thousand queues"]
+async fn a_lost_list_comes_back_within_the_bound_beside_all_of_twenty_thousand_queue_names() {
+    lost_lists_come_back_beside(20_000).await;
+}
+
+/// Lose ready lists, and then the whole index, beside this many queues.
+async fn lost_lists_come_back_beside(queues: u32) {
     let served: Vec<String> = (0..200).map(|n| format!("tenant-{n}")).collect();
     let served: Vec<&str> = std::iter::once("default").chain(served.iter().map(String::as_str)).collect();
     let (tickr, sleeper) = start_busy(&served).await;
-    let queues = if is_full() { 20_000 } else { 4_000 };
     Owed { queue: "CONCAT('tenant-', n)", ..Owed::overdue(queues) }.insert_waiting(&tickr, 1).await;
     let (normal, tenant) = (line("default", 5), line("tenant-150", 5));
     let jobs = enqueue_a_minute_ago(&tickr, &normal, json!({"kind": "noop"})).await;
@@ -386,6 +406,18 @@ async fn a_runner_that_starts_later_feeds_the_queues_that_no_other_served() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_redis_a_limited_and_a_paused_backlog_in_front_delay_no_other_queue() {
+    let (limited, paused) = if is_full() { (300_000, 100_000) } else { (60_000, 20_000) };
+    without_redis_backlogs_in_front(limited, paused).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "makes two million jobs"]
+async fn without_redis_a_million_limited_and_a_million_paused_jobs_delay_no_other_queue() {
+    without_redis_backlogs_in_front(1_000_000, 1_000_000).await;
+}
+
+/// Start jobs without Redis behind overdue jobs of a queue at its limit and of a paused one.
+async fn without_redis_backlogs_in_front(limited: u32, paused: u32) {
     let names = |config: &mut Config| {
         config.workers = 8;
         config.queues = ["default", "narrow", "mail"].map(str::to_owned).to_vec();
@@ -396,7 +428,6 @@ async fn without_redis_a_limited_and_a_paused_backlog_in_front_delay_no_other_qu
     pause(&tickr, "mail").await;
     tickr.services().redis().kill9().unwrap();
     until_health(&tickr, Health::Degraded).await;
-    let (limited, paused) = if is_full() { (300_000, 100_000) } else { (60_000, 20_000) };
     Owed { queue: "'narrow'", ..Owed::overdue(limited) }.insert(&tickr, 1).await;
     Owed { queue: "'mail'", ..Owed::overdue(paused) }.insert_waiting(&tickr, 2).await;
     let broker = tickr.app.broker();

@@ -14,7 +14,7 @@ use tickr::store::Retention;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::limits::set_and_wait;
-use crate::support::{Owed, Proxy, Runner, TestApp, broken, eventually, gated};
+use crate::support::{Halt, Owed, Proxy, Pulse, Runner, TestApp, broken, eventually, gated};
 
 async fn create(tickr: &TestApp, body: Value) -> Value {
     let made = tickr.post("/v1/batches", body).await;
@@ -466,10 +466,139 @@ async fn runners_killed_at_any_moment_neither_lose_nor_double_an_end() {
     kill_runners(6).await;
 }
 
+/// The request that writes the end of a job of [`small_batch`] and, with it, the change of its batch. The COMMIT is in
+/// the same request, or some requests later.
+const SETTLE: &str = "INSERT INTO attempts";
+
+/// Kill runners at each step of the last ten ends of batches, this many times: before the request that writes an end
+/// arrives, before its answer, and before the answer to its COMMIT.
+async fn kill_runners_at_each_step(kills: usize) {
+    let tickr = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
+    let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
+    let url = proxy.url();
+    // With one worker, each job has an end of its own.
+    let env = [("TICKR_MYSQL_URL", url.as_str()), ("TICKR_WORKERS", "1"), ("TICKR_LEASE", "2s")];
+    let mut batches = Vec::new();
+    let mut met = BTreeSet::new();
+    for kill in 0..kills {
+        let mut runner = Runner::start(&tickr, &env);
+        runner.base().await;
+        // The batches before have ended. A job that is lost again and again would fail as the cause.
+        tickr.until_count(LEFT, 0).await;
+        tickr.until_count("SELECT COUNT(*) FROM owed", 0).await;
+        // The second to the eleventh end of eleven.
+        let nth = 2 + kill * 3 % 10;
+        let moment = [Halt::Before, Halt::After, Halt::AfterCommit][kill % 3];
+        proxy.halt_at(SETTLE, nth, moment);
+        let batch = small_batch(&tickr).await;
+        eventually("everything halts at an end", || async { proxy.has_halted().then_some(()) }).await;
+        runner.kill9();
+        // What the killed runner has sent and what has not arrived is lost with it.
+        proxy.forget_connections();
+        proxy.let_in();
+        let id = batch["id"].as_str().unwrap().replace('-', "");
+        let left = "SELECT COUNT(*) FROM batch_jobs b JOIN owed o ON o.id = b.job_id WHERE b.batch_id = UNHEX";
+        let left = usize::try_from(tickr.count(format!("{left}('{id}')")).await).unwrap();
+        // The end at which everything halted is written or not.
+        if left + nth == 11 || left + nth == 12 {
+            met.insert(nth);
+        }
+        // The next runner need not wait for the end of the lease.
+        tickr
+            .sql(format!(
+                "UPDATE runners SET heartbeat_at = heartbeat_at - INTERVAL 1 MINUTE WHERE pid = {}; \
+                 UPDATE owed SET lease_until = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND WHERE state = 'executing'",
+                runner.pid()
+            ))
+            .await;
+        batches.push(batch);
+    }
+    println!("{kills} runners were killed, at the ends {met:?} of eleven");
+    // A runner that got an end of another batch in between met a step that was not meant.
+    assert!(met.len() * 5 >= kills.min(10) * 4, "{kills} kills, but only at the ends {met:?}");
+    let runner = Runner::start(&tickr, &env[1..]);
+    assert_each_told_once(&tickr, &batches).await;
+    drop(runner);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn runners_killed_at_steps_of_the_last_ends_neither_lose_nor_double_a_callback() {
+    kill_runners_at_each_step(5).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "kills a thousand runners, which takes about an hour"]
+async fn a_thousand_runners_killed_at_each_step_of_the_last_ends_neither_lose_nor_double_a_callback() {
+    kill_runners_at_each_step(1_000).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "kills a thousand runners, which takes about half an hour"]
 async fn a_thousand_killed_runners_neither_lose_nor_double_an_end() {
     kill_runners(1_000).await;
+}
+
+/// Return the number of the next change of counts, by making one that changes nothing.
+async fn next_change(tickr: &TestApp, batch: &Value) -> u64 {
+    let change = "INSERT INTO batch_changes (batch_id, total, completed, failed, cancelled) VALUES (?, 0, 0, 0, 0)";
+    let id: BatchId = serde_json::from_value(batch["id"].clone()).unwrap();
+    sqlx::query(change).bind(id.uuid()).execute(&mut tickr.mysql().await).await.unwrap().last_insert_id()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_ends_of_one_commit_change_the_counts_of_their_batch_once() {
+    const JOBS: u64 = 128;
+    let open = CancellationToken::new();
+    let tickr = TestApp::start_with(|config| config.workers = 128, gated(&open)).await;
+    let jobs: Vec<Value> = (0..JOBS).map(|_| json!({"kind": "gate", "payload": {}})).collect();
+    let batch = create(&tickr, with(callbacks(), json!({"jobs": jobs, "close": true}))).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 128).await;
+    let before = next_change(&tickr, &batch).await;
+    // All of them end now, and a commit writes many ends.
+    open.cancel();
+    let ended = until(&tickr, &batch, "succeeded").await;
+    assert_eq!(ended["completed"], JOBS);
+    let changes = next_change(&tickr, &batch).await - before - 1;
+    println!("{changes} changes of counts for {JOBS} ends");
+    assert!((1..=JOBS / 4).contains(&changes), "{changes} changes for {JOBS} ends");
+    tickr.until_count("SELECT COUNT(*) FROM batch_changes", 0).await;
+    tickr.until_idle().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn callbacks_of_a_large_batch_start_once_and_within_a_second_of_its_last_end() {
+    let workers = |config: &mut Config| config.workers = 32;
+    let tickr = TestApp::start_with(workers, Registry::new()).await;
+    let one = tickr.another_with(workers, Registry::new()).await;
+    let others = [one, tickr.another_with(workers, Registry::new()).await];
+    let pulse = Pulse::start(&tickr).await;
+    let began = tokio::time::Instant::now();
+    let batch = create(&tickr, callbacks()).await;
+    let job = json!({"kind": "noop", "payload": {}, "batch": batch["id"]});
+    tickr.enqueue_many(std::iter::repeat_n(job, 3_000)).await;
+    act(&tickr, &batch, "close").await;
+    tickr.until_idle().await;
+    let ended = until(&tickr, &batch, "succeeded").await;
+    assert_eq!((&ended["total"], &ended["completed"]), (&json!(3_000), &json!(3_000)), "{ended:#}");
+    for event in ["on_success", "on_complete"] {
+        tickr.until(job_of(&batch, event), State::Completed).await;
+    }
+    tickr.assert_each_ran_once(3_002).await;
+    let runners = tickr.count("SELECT COUNT(DISTINCT runner) FROM attempts").await;
+    assert!(runners > 1, "one runner did everything");
+    let late = "SELECT CAST(MAX(TIMESTAMPDIFF(MICROSECOND, (SELECT MAX(m.finished_at) FROM batch_jobs b \
+                JOIN attempts m ON m.job_id = b.job_id), a.started_at)) DIV 1000 AS SIGNED) \
+                FROM jobs j JOIN attempts a ON a.job_id = j.id WHERE j.options LIKE '%callback_of%'";
+    let late_ms = tickr.count(late).await;
+    println!("the callbacks started {late_ms} ms after the last end");
+    assert!(late_ms >= 0, "a callback started before the last end");
+    pulse.assert_prompt(late_ms, began);
+    for other in others {
+        other.stop(CancellationToken::new()).await;
+    }
+    tickr.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

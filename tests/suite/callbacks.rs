@@ -26,8 +26,9 @@ use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
 use crate::support::documents::document;
+use crate::support::off_machine::call_to_another_machine;
 use crate::support::program::{Program, command, outcome, tickr as binary};
-use crate::support::{Runner, TestApp, eventually, http};
+use crate::support::{Runner, TestApp, answer, eventually, http};
 
 /// A receiver that counts the connections it accepts. The first part of the path is the status of its answer.
 struct Counting {
@@ -213,6 +214,30 @@ async fn a_refused_target_names_the_setting_and_what_the_setting_names_is_reache
         assert_eq!(answer.status, 422, "{url}: {:#}", answer.body);
         assert!(answer.body.to_string().contains("adding exactly that address to callback_allow"), "{:#}", answer.body);
     }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_test_that_would_call_another_machine_is_stopped_before_it_sends() {
+    let job = |url: &str| json!({"kind": "http", "payload": {"url": url}});
+    let others = ["http://10.0.0.7/", "http://169.254.169.254/x", "https://Example.COM:8443/", "http://[fd00:ec2::1]/"];
+    for url in others {
+        let mut later = job(url);
+        let elsewhere = call_to_another_machine(&later);
+        assert_eq!(elsewhere.as_deref(), Some(url));
+        for body in [json!({"jobs": [{"kind": "noop"}, later]}), json!({"on_success": later})] {
+            assert_eq!(call_to_another_machine(&body).as_deref(), Some(url), "{body:#}");
+        }
+        later["delay_ms"] = json!(3_600_000);
+        assert_eq!(call_to_another_machine(&later), None, "{url} is not called during the test");
+    }
+    for url in ["http://127.0.0.1:1/", "http://[::ffff:127.0.0.1]/", "http://0.0.0.0/", "http://a.example/", "ftp:x"] {
+        assert_eq!(call_to_another_machine(&job(url)), None, "{url}");
+    }
+    let tickr = TestApp::start().await;
+    let request = tickr.request(reqwest::Method::POST, "/v1/jobs").json(&job("http://10.0.0.7/"));
+    assert!(tokio::spawn(answer(request)).await.unwrap_err().is_panic());
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 0);
     tickr.stop().await;
 }
 

@@ -13,7 +13,7 @@ use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::program::{Program, command, example, outcome, tickr};
-use crate::support::{DEADLINE, EventStream, TestApp, answer, eventually, http, lasting_addr};
+use crate::support::{DEADLINE, EventStream, TestApp, answer, broken, eventually, http, lasting_addr};
 
 /// Make the command `tickr …`, to run in a folder of the test.
 fn run(dir: &Path, args: &[&str]) -> Command {
@@ -736,6 +736,124 @@ async fn a_value_that_a_flag_cannot_have_is_wrong_usage_before_any_request() {
         let (code, out, err) = outcome(run(dir.path(), &[args, more, &nowhere].concat())).await;
         assert_eq!((code, out.as_str()), (2, ""), "{args:?} {more:?}: {err}");
     }
+}
+
+/// Return what a command prints as JSON.
+async fn json_of(app: &TestApp, args: &[&str]) -> Value {
+    serde_json::from_str(&ok(client(app, args)).await).unwrap()
+}
+
+/// Return whether a line of a text has these words and no others.
+fn has_line(text: &str, words: &[&str]) -> bool {
+    text.lines().any(|line| line.split_whitespace().eq(words.iter().copied()))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn batches_are_made_filled_closed_cancelled_and_retried() {
+    let mended = CancellationToken::new();
+    let app = TestApp::start_with(|_| {}, broken(&mended)).await;
+    let noop = r#"{"kind": "noop", "payload": {}}"#;
+    let create = ["batches", "create", "invoices", "--on-complete", noop, "--on-failure", noop];
+    let id = ok(client(&app, &create)).await.trim().to_owned();
+    let waits = ok(client(&app, &["enqueue", "noop", "--batch", &id, "--delay-ms", "3600000"])).await;
+    let waits = waits.split(' ').next().unwrap().parse().unwrap();
+    let nested = json_of(&app, &["batches", "create", "--parent", &id, "--json"]).await;
+    let nested = nested["id"].as_str().unwrap().to_owned();
+
+    let listed = ok(client(&app, &["batches", "list", "--unfinished"])).await;
+    for part in [id.as_str(), nested.as_str(), "invoices", "open"] {
+        assert!(listed.contains(part), "{part} is not in:\n{listed}");
+    }
+    let listed = json_of(&app, &["batches", "list", "--parent", &id, "--json"]).await;
+    let ids: Vec<&Value> = listed["data"].as_array().unwrap().iter().map(|batch| &batch["id"]).collect();
+    assert_eq!(ids, [&json!(nested)], "{listed:#}");
+    let shown = ok(client(&app, &["batches", "show", &id])).await;
+    for line in [["name", "invoices"], ["state", "open"], ["total", "2"], ["pending", "2"], ["failed", "0"]] {
+        assert!(has_line(&shown, &line), "{line:?} is not in:\n{shown}");
+    }
+    assert!(shown.contains("on_complete  noop job ") && !shown.contains("closed_at"), "{shown}");
+    let same = json_of(&app, &["batches", "show", &id, "--json"]).await;
+    assert_eq!(same, app.get(&format!("/v1/batches/{id}")).await.body);
+
+    let closed = ok(client(&app, &["batches", "close", &nested])).await;
+    assert!(closed.contains("closed_at"), "{closed}");
+    let closed = json_of(&app, &["batches", "close", &id, "--json"]).await;
+    assert!(closed["closed_at"].is_string() && closed["state"] == "running", "{closed:#}");
+    let cancelled = ok(client(&app, &["batches", "cancel", &id])).await;
+    assert!(cancelled.contains("cancelled_at"), "{cancelled}");
+    app.until(waits, State::Cancelled).await;
+    eventually("the batch is cancelled", async || {
+        let shown = json_of(&app, &["batches", "show", &id, "--json"]).await;
+        (shown["state"] == "cancelled").then_some(())
+    })
+    .await;
+    let missing = "0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a";
+    let add = format!("--batch={id}");
+    for args in [["batches", "cancel", id.as_str()], ["batches", "show", missing], ["enqueue", "noop", add.as_str()]] {
+        let (code, out, err) = outcome(client(&app, &args)).await;
+        assert_eq!((code, out.as_str()), (1, ""), "{args:?}: {err}");
+        assert!(!err.is_empty(), "{args:?}");
+    }
+
+    let id = ok(client(&app, &["batches", "create"])).await.trim().to_owned();
+    ok(client(&app, &["enqueue", "broken", "--batch", &id, "--max-attempts", "1"])).await;
+    ok(client(&app, &["batches", "close", &id])).await;
+    let until = async |state: &str| {
+        eventually(&format!("the batch is {state}"), async || {
+            let shown = ok(client(&app, &["batches", "show", &id])).await;
+            has_line(&shown, &["state", state]).then_some(())
+        })
+        .await;
+    };
+    until("failed").await;
+    mended.cancel();
+    let retries = ok(client(&app, &["batches", "retry", &id])).await;
+    let operation = app.get("/v1/operations").await.body["data"][0]["id"].as_str().unwrap().to_owned();
+    assert_eq!(retries, format!("the operation {operation} retries the failed jobs\n"));
+    until("succeeded").await;
+    let again = json_of(&app, &["batches", "retry", &id, "--json"]).await;
+    assert_eq!((&again["action"], &again["filter"]["batch"]), (&json!("retry"), &json!(id)), "{again:#}");
+    app.until_idle().await;
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rejected_rows_of_the_outbox_are_listed_replayed_and_discarded() {
+    let app = TestApp::start().await;
+    let schema = ok(run(app.dir.path(), &["outbox", "schema"])).await;
+    assert!(schema.starts_with("CREATE TABLE tickr_outbox"), "{schema}");
+    let rows = [uuid::Uuid::now_v7(), uuid::Uuid::now_v7()];
+    for row in rows {
+        let id = row.simple();
+        app.sql(format!("INSERT INTO tickr_outbox (id, kind, payload) VALUES (UNHEX('{id}'), 'noop', '{{')")).await;
+    }
+    ok(client(&app, &["outbox", "nudge"])).await;
+    app.until_count("SELECT COUNT(*) FROM outbox_rejected", 2).await;
+    let ids = rows.map(|row| row.to_string());
+    let shown = ok(client(&app, &["outbox", "show"])).await;
+    assert!(has_line(&shown, &["waiting", "0"]) && has_line(&shown, &["rejected", "2"]), "{shown}");
+    let state = json_of(&app, &["outbox", "show", "--json"]).await;
+    assert_eq!((&state["waiting"], &state["rejected"]), (&json!(0), &json!(2)), "{state:#}");
+    let listed = ok(client(&app, &["outbox", "rejected"])).await;
+    for part in [ids[0].as_str(), &ids[1], "noop", "the payload is not JSON"] {
+        assert!(listed.contains(part), "{part} is not in:\n{listed}");
+    }
+    let listed = json_of(&app, &["outbox", "rejected", "--json"]).await;
+    assert_eq!(listed["data"].as_array().unwrap().len(), 2, "{listed:#}");
+
+    app.sql(format!("UPDATE outbox_rejected SET payload = '{{}}' WHERE id = UNHEX('{}')", rows[0].simple())).await;
+    let said = ok(client(&app, &["outbox", "replay", &ids[0]])).await;
+    assert_eq!(said, "the row is in the outbox again\n");
+    app.until_count("SELECT COUNT(*) FROM tickr_outbox", 0).await;
+    app.until(ids[0].parse().unwrap(), State::Completed).await;
+    assert_eq!(ok(client(&app, &["outbox", "discard", &ids[1]])).await, "the row is gone\n");
+    assert_eq!(app.count("SELECT COUNT(*) FROM outbox_rejected").await, 0);
+    for verb in ["replay", "discard"] {
+        let (code, out, err) = outcome(client(&app, &["outbox", verb, &ids[1]])).await;
+        assert_eq!((code, out.as_str()), (1, ""), "{verb}: {err}");
+        assert!(!err.is_empty(), "{verb}");
+    }
+    app.stop().await;
 }
 
 /// Start `tickr …` against this server, as a program that keeps running.

@@ -1,5 +1,6 @@
 //! Clocks (G7): the clock of MySQL decides what is due. A runner whose own clock is hours off, and jumps while it
-//! works, starts no job early, leaves no due job waiting, loses no lease, and gives no job a wrong place in a line.
+//! works, starts no job early and none at its expiry or later, leaves no due job waiting, loses no lease, and gives no
+//! job a wrong place in a line.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -14,6 +15,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
+use crate::expiry::{LATE, TOO_SOON};
 use crate::support::clock::{Clock, faketime};
 use crate::support::{DEADLINE, Runner, TestApp, answer, eventually, eventually_seen, halted, http};
 
@@ -70,6 +72,15 @@ fn wave() -> Vec<Value> {
         let mut fail = fail.clone();
         fail["delay_ms"] = json!(step * 400);
         jobs.push(fail);
+    }
+    // Some expire a millisecond after their due time, some while they may just start, and some long after. The last
+    // ones name the moment, which by the clock of the wrong runner has passed or is hours ahead.
+    for step in 0_u64..40 {
+        let delay_ms = step * 100;
+        let expires_in_ms = delay_ms + [1, 5, 25, 2_000][usize::try_from(step % 4).unwrap()];
+        jobs.push(json!({"kind": "noop", "payload": {}, "delay_ms": delay_ms, "expires_in_ms": expires_in_ms}));
+        let expires_at = now + TimeDelta::minutes(5);
+        jobs.push(json!({"kind": "noop", "payload": {}, "delay_ms": delay_ms, "expires_at": expires_at}));
     }
     // They take longer than a lease, and stay within a time limit that a jump of the clock would exceed.
     jobs.extend((0..24).map(|_| json!({"kind": "sleep", "payload": {"ms": 6_000}, "timeout_ms": 60_000})));
@@ -163,11 +174,21 @@ async fn a_runner_two_hours_off_and_stepped_starts_nothing_early_and_leaves_noth
     assert_eq!(started, line, "jobs of an order key start in the order in which they were accepted");
     let early = "SELECT COUNT(*) FROM attempts WHERE started_at < execute_at";
     assert_eq!(tickr.count(early).await, 0, "never early");
-    let latest = "SELECT CAST(MAX(TIMESTAMPDIFF(MICROSECOND, execute_at, started_at)) AS SIGNED) FROM attempts";
+    assert_eq!(tickr.count(LATE).await, 0, "none starts at its expiry or later");
+    assert_eq!(tickr.count(TOO_SOON).await, 0, "none ends before its expiry");
+    let expired = tickr.count("SELECT COUNT(*) FROM attempts WHERE expired").await;
+    println!("{expired} jobs expired");
+    // Each of the nine waves had ten jobs that could start for one millisecond, and forty that expire in minutes.
+    let in_minutes = "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.expired AND \
+                      TIMESTAMPDIFF(SECOND, j.created_at, a.finished_at) > 100";
+    assert_eq!(tickr.count(in_minutes).await, 0, "a job that has minutes starts");
+    assert!(expired >= 10, "{expired} jobs expired");
+    let latest = "SELECT CAST(MAX(TIMESTAMPDIFF(MICROSECOND, execute_at, started_at)) AS SIGNED) FROM attempts \
+                  WHERE expired IS NULL";
     let latest = Duration::from_micros(tickr.count(latest).await.try_into().unwrap());
     println!("with a clock two hours off and jumping the latest start was late by {latest:?}");
     assert!(latest < Duration::from_secs(6), "a due job waited for {latest:?}");
-    let ended = "SELECT COUNT(*) FROM attempts WHERE verdict NOT IN ('succeeded', 'failed')";
+    let ended = "SELECT COUNT(*) FROM attempts WHERE verdict NOT IN ('succeeded', 'failed') AND expired IS NULL";
     assert_eq!(tickr.count(ended).await, 0, "no lease was lost and no time limit hit");
     tickr.assert_sound().await;
     drop((turned, others));

@@ -1,16 +1,17 @@
 //! Jobs that wait for other jobs, their parents.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use sqlx::{Executor, MySqlConnection};
+use tickr::config::Config;
 use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
 use tickr::store::Retention;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{TestApp, broken, eventually, gated};
+use crate::support::{Proxy, Runner, TestApp, broken, eventually, gated};
 
 /// Children that started before one of their parents ended.
 const INVERSIONS: &str = "SELECT COUNT(*) FROM job_parents p JOIN attempts c ON c.job_id = p.child_id AND c.runner <> '' \
@@ -171,31 +172,37 @@ async fn a_chain_in_one_request_runs_in_its_order() {
     tickr.stop().await;
 }
 
+/// Make a layer of jobs with up to three parents each. They name each other by position, and those of earlier layers,
+/// some of which have ended by then, by id.
+fn layer(round: u64, jobs: u64, earlier: &[JobId]) -> Vec<Value> {
+    let mut layer = Vec::new();
+    for n in 0..jobs {
+        let mut parents: BTreeSet<String> = BTreeSet::new();
+        let mut places: BTreeSet<u64> = BTreeSet::new();
+        for draw in 0..3_u64 {
+            let pick = (round * 7_919 + n * 104_729 + draw * 1_299_709) % 1_000_003;
+            if n > 0 && pick % 3 == 0 {
+                places.insert(pick % n);
+            } else if !earlier.is_empty() {
+                parents.insert(earlier[usize::try_from(pick).unwrap() % earlier.len()].to_string());
+            }
+        }
+        let mut named: Vec<Value> = parents.into_iter().map(Value::from).collect();
+        named.extend(places.into_iter().map(Value::from));
+        let (kind, payload) = if n % 9 == 0 { ("fail", json!({"times": 1})) } else { ("noop", json!({})) };
+        layer.push(json!({"kind": kind, "payload": payload, "after": named, "retry": {"delays_ms": [20]}}));
+    }
+    layer
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn random_graphs_run_in_order_on_two_runners_while_redis_is_flushed() {
     let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 16).await;
     let other = tickr.another_with(|config| config.workers = 16, Registry::new()).await;
     let mut all: Vec<JobId> = Vec::new();
-    // Layers in one request name each other by position, and earlier layers by id, some of which have ended by then.
-    for round in 0..10_u64 {
-        let mut layer = Vec::new();
-        for n in 0..60_u64 {
-            let mut parents: BTreeSet<String> = BTreeSet::new();
-            let mut places = Vec::new();
-            for draw in 0..3_u64 {
-                let pick = (round * 7_919 + n * 104_729 + draw * 1_299_709) % 1_000;
-                if n > 0 && pick % 3 == 0 {
-                    places.push(json!(pick % n));
-                } else if !all.is_empty() {
-                    parents.insert(all[usize::try_from(pick).unwrap() % all.len()].to_string());
-                }
-            }
-            let mut named: Vec<Value> = parents.into_iter().map(Value::from).collect();
-            named.extend(places);
-            let (kind, payload) = if n % 9 == 0 { ("fail", json!({"times": 1})) } else { ("noop", json!({})) };
-            layer.push(json!({"kind": kind, "payload": payload, "after": named, "retry": {"delays_ms": [20]}}));
-        }
-        all.extend(tickr.enqueue_many(layer).await);
+    for round in 0..10 {
+        let jobs = layer(round, 60, &all);
+        all.extend(tickr.enqueue_many(jobs).await);
         tickr.flush_redis().await;
     }
     tickr.until_idle().await;
@@ -204,6 +211,52 @@ async fn random_graphs_run_in_order_on_two_runners_while_redis_is_flushed() {
     assert_eq!(tickr.count(INVERSIONS).await, 0);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM parent_ends").await, 0);
     other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "runs ten thousand jobs under kills, which takes minutes"]
+async fn random_graphs_of_ten_thousand_jobs_run_in_order_under_kills_and_lost_answers() {
+    let tickr = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
+    let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
+    let url = Config::for_tests(&proxy.url(), "redis://unused").mysql_url;
+    let served =
+        |config: &mut Config| (config.mysql_url, config.queues, config.workers) = (url, vec!["default".into()], 16);
+    let through = tickr.another_with(served, Registry::new()).await;
+    let env = [("TICKR_WORKERS", "16"), ("TICKR_LEASE", "2s")];
+    let mut runners = [Runner::start(&tickr, &env), Runner::start(&tickr, &env)];
+    let mut all: Vec<JobId> = Vec::new();
+    for round in 0..100_u64 {
+        let jobs = layer(round, 100, &all);
+        all.extend(tickr.enqueue_many(jobs).await);
+        proxy.cut_after("COMMIT");
+        if round % 5 == 4 {
+            let doomed = &mut runners[usize::try_from(round / 5 % 2).unwrap()];
+            doomed.base().await;
+            doomed.kill9();
+            *doomed = Runner::start(&tickr, &env);
+        }
+    }
+    proxy.pass();
+    let (mut left, mut moved) = (i64::MAX, Instant::now());
+    while left > 0 {
+        let now = tickr.count("SELECT COUNT(*) FROM owed").await;
+        if now < left {
+            (left, moved) = (now, Instant::now());
+        }
+        assert!(moved.elapsed() < Duration::from_secs(60), "{left} jobs do not end");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    let lost = tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'lost'").await;
+    let edges = tickr.count("SELECT COUNT(*) FROM job_parents").await;
+    println!("10,000 jobs with {edges} parents, {} answers lost, 20 kills, {lost} attempts lost", proxy.cuts());
+    let ended = "SELECT COUNT(DISTINCT job_id) FROM attempts WHERE end_state = 'completed'";
+    assert_eq!(tickr.count(ended).await, 10_000);
+    assert!(edges > 20_000 && proxy.cuts() >= 50, "{edges} edges, {} answers lost", proxy.cuts());
+    assert_eq!(tickr.count(INVERSIONS).await, 0);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM parent_ends").await, 0);
+    through.stop(CancellationToken::new()).await;
+    drop(runners);
     tickr.stop().await;
 }
 

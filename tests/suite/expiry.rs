@@ -17,9 +17,12 @@ use crate::support::limits::set_and_wait;
 use crate::support::{EventStream, TestApp, gated};
 
 /// Attempts that started at the expiry of their job or later. The line of an expired job is no attempt.
-const LATE: &str = "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.expired IS NULL AND \
-                    a.started_at >= CAST(REPLACE(REPLACE(JSON_VALUE(j.options, '$.expires_at'), 'T', ' '), 'Z', '') \
-                    AS DATETIME(6))";
+pub(crate) const LATE: &str = "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.expired IS NULL AND \
+     a.started_at >= CAST(REPLACE(REPLACE(JSON_VALUE(j.options, '$.expires_at'), 'T', ' '), 'Z', '') AS DATETIME(6))";
+
+/// Jobs that ended as expired before their expiry.
+pub(crate) const TOO_SOON: &str = "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.expired AND \
+     a.finished_at < CAST(REPLACE(REPLACE(JSON_VALUE(j.options, '$.expires_at'), 'T', ' '), 'Z', '') AS DATETIME(6))";
 
 /// A job that counts its starts.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
@@ -160,6 +163,7 @@ async fn no_attempt_starts_at_the_expiry_or_later_on_any_runner() {
     let expired = tickr.count("SELECT COUNT(*) FROM attempts WHERE expired").await;
     assert!(completed >= 200 && expired > 0, "{completed} completed, {expired} expired");
     assert_eq!(tickr.count(LATE).await, 0);
+    assert_eq!(tickr.count(TOO_SOON).await, 0);
     other.stop(CancellationToken::new()).await;
     tickr.stop().await;
 }

@@ -299,9 +299,19 @@ async fn of_any_number_of_queues_two_hundred_have_a_history_and_the_rest_share_o
 /// The bound of a chart. It is generous, for an unoptimised build on a busy machine.
 const QUICK: Duration = Duration::from_secs(1);
 
-/// The cost of a chart with ten runners of twenty queues each, which have samples in every slot that is kept.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chart_is_read_quickly_from_full_tables() {
+    read_charts_quickly().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "has the whole size with TICKR_TEST_FULL, which `make test-long` sets"]
+async fn a_chart_is_read_quickly_from_tables_of_the_whole_retention() {
+    read_charts_quickly().await;
+}
+
+/// The cost of a chart with ten runners of twenty queues each, which have samples in every slot that is kept.
+async fn read_charts_quickly() {
     let tickr = TestApp::start_with(bystander, Registry::new()).await;
     let (runners, queues) = (10, 20);
     let tally = lateness((0..60).map(|n| 1 + n * n * 7));

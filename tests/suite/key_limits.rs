@@ -1143,6 +1143,16 @@ async fn a_limit_by_key_holds_after_mysql_stood_still() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_redis_and_behind_a_backlog_limited_jobs_start_within_their_limit() {
+    limited_jobs_behind_a_backlog().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "has the whole size with TICKR_TEST_FULL, which `make test-long` sets"]
+async fn without_redis_and_behind_the_whole_backlog_limited_jobs_start_within_their_limit() {
+    limited_jobs_behind_a_backlog().await;
+}
+
+async fn limited_jobs_behind_a_backlog() {
     let ends = Arc::new(Semaphore::new(0));
     let calls = Calls { ends: Some(Arc::clone(&ends)), ..Calls::default() };
     let tickr = TestApp::start_alone(|_| {}, |config| config.queues = vec!["other".to_owned()]).await;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use reqwest::Method;
 use serde_json::{Value, json};
+use sqlx::Executor;
 use tickr::config::Config;
 use tickr::handlers::Registry;
 use tickr::job::State;
@@ -16,7 +17,7 @@ use yaml_rust2::{Yaml, YamlLoader};
 
 use crate::support::limits::set_and_wait;
 use crate::support::program::example;
-use crate::support::{Runner, TestApp, call, contract, eventually, http};
+use crate::support::{Runner, TestApp, call, contract, eventually, eventually_seen, http};
 
 /// Metrics that appear only after events that this file does not cause.
 const RARE: &[&str] = &[
@@ -387,6 +388,63 @@ async fn held_jobs_are_counted_by_queue_and_reason() {
         tickr.post(&format!("/v1/jobs/{job}/cancel"), json!({})).await;
     }
     say([0, 0, 0, 0], 0).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn batches_blocked_jobs_and_rows_of_the_outbox_are_counted() {
+    let tickr = idle().await;
+    // This process has the metrics of other tests as well.
+    let runner = Runner::start(&tickr, &[("TICKR_QUEUES", "default")]);
+    let base = runner.base().await;
+    let later = json!({"kind": "noop", "delay_ms": 3_600_000});
+    for body in [json!({}), json!({}), json!({"jobs": [later], "close": true}), json!({"close": true})] {
+        let made = tickr.post("/v1/batches", body).await;
+        assert_eq!(made.status, 201, "{:#}", made.body);
+    }
+    tickr.until_count("SELECT COUNT(*) FROM batches WHERE completed_at IS NULL", 3).await;
+    let parent = tickr.enqueue(later).await;
+    tickr.enqueue_many((0..4).map(|_| json!({"kind": "noop", "after": [parent.to_string()]}))).await;
+
+    // Another runner leads and does not look, so this one moves the rows when it is nudged.
+    let row = |options: &str, age_s: u32| {
+        let id = uuid::Uuid::now_v7().simple();
+        format!("(UNHEX('{id}'), 'noop', '{{}}', {options}, UTC_TIMESTAMP(6) - INTERVAL {age_s} SECOND)")
+    };
+    let rows: Vec<String> = (0..5).map(|_| row("NULL", 0)).collect();
+    tickr
+        .sql(format!(
+            "INSERT INTO outbox_leader VALUES (1, 'ghost/1-00000000', UTC_TIMESTAMP(6) + INTERVAL 1 HOUR) \
+             ON DUPLICATE KEY UPDATE runner = VALUES(runner), lease_until = VALUES(lease_until); \
+             INSERT INTO tickr_outbox (id, kind, payload, options, created_at) VALUES {}",
+            rows.join(",")
+        ))
+        .await;
+    assert_eq!(call(&base, Method::POST, "/v1/outbox/nudge", "", None).await.status, 204);
+    tickr.until_count("SELECT COUNT(*) FROM tickr_outbox", 0).await;
+    // A row stays while another session has its unique key.
+    let holder = json!({"kind": "noop", "unique_key": "a", "delay_ms": 3_600_000});
+    tickr.enqueue(holder).await;
+    let mut session = tickr.mysql().await;
+    session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await.unwrap();
+    session.execute("BEGIN").await.unwrap();
+    assert!(session.fetch_optional("SELECT * FROM unique_keys FOR UPDATE").await.unwrap().is_some());
+    let stays = row("'{\"unique_key\":\"a\"}'", 1_000);
+    tickr.sql(format!("INSERT INTO tickr_outbox (id, kind, payload, options, created_at) VALUES {stays}")).await;
+    eventually_seen("the page counts them", || async {
+        let page = scrape(&base).await;
+        let sum = |name| page.sum(name, &[]);
+        let counts = [sum("tickr_batches_unfinished"), sum("tickr_blocked_jobs"), sum("tickr_outbox_moved_total")];
+        let oldest = sum("tickr_outbox_oldest_seconds");
+        if counts == [3.0, 4.0, 5.0] && (1_000.0..1_100.0).contains(&oldest) {
+            Ok(())
+        } else {
+            Err(format!("{counts:?}, the oldest row waits for {oldest} s"))
+        }
+    })
+    .await;
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.until_count("SELECT COUNT(*) FROM tickr_outbox", 0).await;
     tickr.stop().await;
 }
 

@@ -463,6 +463,16 @@ async fn fill(mysql: &mut MySqlConnection) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn writes_go_on_while_a_migration_changes_large_tables() {
+    write_while_a_migration_changes_large_tables().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "has the whole size with TICKR_TEST_FULL, which `make test-long` sets"]
+async fn writes_go_on_while_a_migration_changes_tables_of_the_whole_size() {
+    write_while_a_migration_changes_large_tables().await;
+}
+
+async fn write_while_a_migration_changes_large_tables() {
     // The server is set to copy each table that is altered, and lets writes wait meanwhile.
     let flag = match std::env::var_os("TICKR_MYSQLD") {
         Some(path) if !path.is_empty() => "--old-alter-table=1",

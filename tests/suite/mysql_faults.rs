@@ -508,6 +508,52 @@ async fn results_outlive_a_password_that_is_changed_while_they_come() {
     tickr.stop().await;
 }
 
+/// Errors with which servers and proxies refuse a connection: a wrong password, a host that may not connect, a host
+/// that is blocked after errors, a database that is not there, and a proxy without a backend.
+const CONNECTION_ERRORS: [u16; 5] = [1045, 1130, 1129, 1049, 9002];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn results_outlive_each_error_with_which_connections_are_refused() {
+    let behind = TestApp::start_alone(|_| {}, bystander).await;
+    let proxy = Proxy::start(behind.config.mysql_url().unwrap().expose()).await;
+    let through = |config: &mut Config| {
+        config.mysql_url = Some(ServerUrl::mysql(&proxy.url()).unwrap());
+        (config.workers, config.queues, config.lease) = (4, vec!["default".into()], Duration::from_secs(30));
+    };
+    let runner = behind.another_with(through, Registry::new()).await;
+    let mut own = behind.mysql().await;
+    let own_id: u64 = sqlx::query_scalar("SELECT CONNECTION_ID()").fetch_one(&mut own).await.unwrap();
+    let mut done = 0;
+    for error in CONNECTION_ERRORS {
+        let sleep = json!({"kind": "sleep", "payload": {"ms": 1_500}});
+        let running = behind.enqueue_many((0..4).map(|_| sleep.clone())).await;
+        behind.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 4).await;
+        let refused = proxy.refused_connections();
+        proxy.refuse_connections(error);
+        let began = Instant::now();
+        for row in own.fetch_all("SHOW PROCESSLIST").await.unwrap() {
+            if number(&row) != own_id && row.try_get::<String, _>("Command").unwrap() != "Daemon" {
+                let _ = own.execute(AssertSqlSafe(format!("KILL {}", number(&row)))).await;
+            }
+        }
+        eventually("the runner is turned away", || async { (proxy.refused_connections() > refused + 2).then_some(()) })
+            .await;
+        assert_out(&post(&runner, "/v1/jobs", &json!({"kind": "noop"})).await);
+        // The jobs end meanwhile.
+        tokio::time::sleep_until(began + Duration::from_millis(1_900)).await;
+        assert!(behind.count("SELECT COUNT(*) FROM attempts").await < done + 4, "{error}: a result came through");
+        proxy.let_in();
+        for id in &running {
+            behind.until(*id, State::Completed).await;
+            assert_eq!(behind.verdicts(*id).await, ["succeeded"], "{error}: {id}");
+        }
+        done += 4;
+    }
+    behind.assert_each_ran_once(done).await;
+    runner.stop(CancellationToken::new()).await;
+    behind.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn results_outlive_a_right_that_is_taken_away_while_they_come() {
     let tickr = TestApp::start_alone(|_| {}, bystander).await;

@@ -14,7 +14,7 @@ use tickr::job::{JobId, State};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::support::{Proxy, TestApp, call, database, drop_database, eventually, gated, make_api_key};
+use crate::support::{Proxy, Pulse, TestApp, call, database, drop_database, eventually, gated, make_api_key};
 
 /// Insert a row as an application does.
 async fn insert(conn: &mut MySqlConnection, id: Uuid, kind: &str, payload: &str) {
@@ -335,22 +335,59 @@ async fn a_row_that_mysql_refuses_as_a_job_is_rejected_and_holds_up_no_other() {
     tickr.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_transaction_that_stays_open_delays_no_other_row() {
+/// Longest time from a row to the end of its job beside a transaction that stays open.
+const BESIDE_OPEN: Duration = Duration::from_secs(2);
+
+/// Insert a row again and again, twenty times at least, while the transaction of another program stays open for this
+/// long. After each of them, this many rows become jobs at once: MySQL cannot purge them while the transaction reads.
+async fn insert_beside_an_open_transaction(lasts: Duration, every: Duration, burst: usize) {
     let tickr = TestApp::start().await;
     let (mut slow, mut quick) = (tickr.mysql().await, tickr.mysql().await);
+    // The runner leads from here on.
+    let before = Uuid::now_v7();
+    insert(&mut quick, before, "noop", "{}").await;
+    until(&tickr, JobId::from_uuid(before), State::Completed).await;
+    let pulse = Pulse::start(&tickr).await;
     let first = Uuid::now_v7();
-    slow.execute("BEGIN").await.unwrap();
+    slow.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT").await.unwrap();
     insert(&mut slow, first, "noop", "{}").await;
-    for _ in 0..20 {
-        let id = Uuid::now_v7();
+    let (began, mut rows, mut slowest) = (tokio::time::Instant::now(), 0, Duration::ZERO);
+    while rows < 20 || began.elapsed() < lasts {
+        let (id, inserted) = (Uuid::now_v7(), tokio::time::Instant::now());
         insert(&mut quick, id, "noop", "{}").await;
         until(&tickr, JobId::from_uuid(id), State::Completed).await;
+        let took = pulse.time_since(inserted);
+        assert!(took < BESIDE_OPEN, "row {rows} took {took:?} beside stalls of the machine");
+        slowest = slowest.max(took);
+        if burst > 0 {
+            let mut tx = quick.begin().await.unwrap();
+            for _ in 0..burst {
+                insert(&mut tx, Uuid::now_v7(), "noop", "{}").await;
+            }
+            tx.commit().await.unwrap();
+            tickr.until_count(WAITING, 0).await;
+        }
+        tokio::time::sleep_until(inserted + every).await;
+        rows += 1;
     }
+    println!("{rows} rows in {:?} beside an open transaction, {slowest:?} for the slowest", began.elapsed());
     assert_eq!(tickr.get(&format!("/v1/jobs/{first}")).await.status, 404);
     slow.execute("COMMIT").await.unwrap();
     until(&tickr, JobId::from_uuid(first), State::Completed).await;
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(2 + rows * (1 + burst as i64)).await;
     tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_that_stays_open_delays_no_other_row() {
+    insert_beside_an_open_transaction(Duration::ZERO, Duration::ZERO, 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "keeps a transaction open for eleven minutes"]
+async fn a_transaction_that_stays_open_for_ten_minutes_delays_no_other_row() {
+    insert_beside_an_open_transaction(Duration::from_secs(660), Duration::from_secs(20), 500).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -714,6 +751,9 @@ async fn a_row_that_names_itself_as_a_parent_is_rejected() {
     tickr.stop().await;
 }
 
+/// Time from a COMMIT to the start of its job when the caller nudges.
+const NUDGED_WITHIN_MS: i64 = 50;
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_nudge_starts_jobs_within_milliseconds_and_needs_the_right_key() {
     let tickr = TestApp::start().await;
@@ -725,8 +765,9 @@ async fn a_nudge_starts_jobs_within_milliseconds_and_needs_the_right_key() {
     )
     .await
     .unwrap();
-    let mut late = Vec::new();
-    for _ in 0..20 {
+    let mut late: Vec<i64> = Vec::new();
+    // On a busy machine most of them start later. The best one shows what the nudge itself takes.
+    while late.len() < 20 || (late.len() < 100 && late.iter().all(|ms| *ms > NUDGED_WITHIN_MS)) {
         let id = Uuid::now_v7();
         insert(&mut app, id, "noop", "{}").await;
         let committed = chrono::Utc::now();
@@ -736,8 +777,9 @@ async fn a_nudge_starts_jobs_within_milliseconds_and_needs_the_right_key() {
         late.push((started - committed).num_milliseconds());
     }
     late.sort_unstable();
-    println!("started {} ms (median), {} ms (p90) after the COMMIT", late[10], late[18]);
-    assert!(late[10] < 1_000, "{late:?}");
+    let (best, median, p90) = (late[0], late[late.len() / 2], late[late.len() * 9 / 10]);
+    println!("started {best} ms (best), {median} ms (median), {p90} ms (p90) after the COMMIT");
+    assert!(best <= NUDGED_WITHIN_MS && median < 1_000, "{late:?}");
     let url = tickr.url("");
     let admin = make_api_key(&url, "", "ops", json!({"scope": "admin"})).await;
     let shop = make_api_key(&url, &admin, "shop", json!({"scope": "enqueue"})).await;
@@ -818,6 +860,31 @@ async fn a_client_in_rust_enqueues_in_a_transaction_of_the_caller() {
     beside.close().await;
     tickr.stop().await;
     drop_database(&mysql, &name).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_no_caller_announces_starts_within_the_bound_of_recovery() {
+    let mut own = Registry::new();
+    own.register(|_: Paid, _: Context| async { Ok(().into()) });
+    let tickr = TestApp::start_with(|_| {}, own).await;
+    let (client, mut app, pulse) = (tickr.app.client(), tickr.mysql().await, Pulse::start(&tickr).await);
+    // At first another runner leads, whose lease lasts and which does not look. Then its lease is over.
+    let lease = [(true, "UTC_TIMESTAMP(6) + INTERVAL 1 HOUR"), (false, "'1970-01-01'")];
+    for (leader_is_silent, lease_until) in lease {
+        let ghost = format!(
+            "INSERT INTO outbox_leader VALUES (1, 'ghost/1-00000000', {lease_until}) \
+             ON DUPLICATE KEY UPDATE runner = VALUES(runner), lease_until = VALUES(lease_until)"
+        );
+        tickr.sql(ghost).await;
+        let mut tx = app.begin().await.unwrap();
+        let id = client.enqueue_in(&mut tx, &Paid { order: 1 }).await.unwrap();
+        let commits = tokio::time::Instant::now();
+        tx.commit().await.unwrap();
+        until(&tickr, id, State::Completed).await;
+        let what = format!("a job that is not announced, leader silent: {leader_is_silent}");
+        pulse.assert_within(Duration::from_secs(6), commits, &what);
+    }
+    tickr.stop().await;
 }
 
 /// Return the ids of jobs with the order key `o`, in the order of their places.

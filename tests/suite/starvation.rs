@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::program::{command, outcome, tickr as program};
-use crate::support::{Answer, Proxy, Runner, TestApp, answer, call, eventually, http};
+use crate::support::{Answer, DEADLINE, Proxy, Runner, TestApp, answer, call, eventually, http};
 
 /// A token of the configuration, which allows every call.
 const TOKEN: &str = "operator-token-of-this-test-0123456789";
@@ -191,10 +191,14 @@ async fn a_flood_of_heavy_reads_stops_nothing_and_its_key_ends_at_once() {
         seen.lock().unwrap().keys().any(|(_, status)| *status == 429).then_some(())
     })
     .await;
-    let killed = kill(&tickr, &mut runner).await;
     // Alone they take some milliseconds, but other tests may keep both cores busy for seconds. When the flood had all
     // connections, the calls failed or took longer than this.
     let soon = Duration::from_secs(5);
+    let mut probes = JoinSet::new();
+    for base in &bases {
+        probes.spawn(probe(base.clone(), over.clone(), DEADLINE));
+    }
+    let killed = kill(&tickr, &mut runner).await;
     let path = format!("/v1/jobs/{job}");
     let mut fastest = [Duration::MAX; 4];
     for n in 0..4 {
@@ -242,6 +246,10 @@ async fn a_flood_of_heavy_reads_stops_nothing_and_its_key_ends_at_once() {
     while let Some(one) = flood.join_next().await {
         one.unwrap();
     }
+    // Each probe was answered with 200.
+    let probes: Vec<Duration> = probes.join_all().await.into_iter().flat_map(Took::into_values).flatten().collect();
+    println!("{} probes, {:?} at most", probes.len(), probes.iter().max());
+    assert!(probes.len() >= 20, "only {} probes", probes.len());
     let seen = seen.lock().unwrap().clone();
     println!("{seen:#?}, lost attempts ended after {last:?}");
     assert!(seen.keys().all(|(_, status)| [200, 401, 429].contains(status)), "{seen:?}");
@@ -267,11 +275,11 @@ fn assert_prompt(took: Took) {
     }
 }
 
-/// Probe this runner until the flood is over. Each probe must be answered.
-async fn probe(base: String, over: CancellationToken) -> Took {
+/// Probe this runner until the flood is over. Each probe must be answered with 200, within the limit.
+async fn probe(base: String, over: CancellationToken, limit: Duration) -> Took {
     let (client, url, mut took) = (http(), format!("{base}/readyz"), Vec::new());
     while !over.is_cancelled() {
-        took.push(promptly("/readyz", 200, WORST, answer(client.get(&url))).await);
+        took.push(promptly("/readyz", 200, limit, answer(client.get(&url))).await);
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     Took::from([("/readyz", took)])
@@ -377,7 +385,7 @@ async fn a_hundred_callers_over_a_hundred_thousand_jobs_stop_no_probe_and_no_end
     }
     let mut others = JoinSet::new();
     for base in &bases {
-        others.spawn(probe(base.clone(), over.clone()));
+        others.spawn(probe(base.clone(), over.clone(), WORST));
     }
     others.spawn(operate(bases.clone(), over.clone()));
     eventually("the seats are taken", || async { seen.lock().unwrap().contains_key(&429).then_some(()) }).await;

@@ -319,6 +319,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn an_error_is_final_only_if_it_is_known_to_be_about_the_row() {
+        let all = |numbers: &[u16], wanted: Fault| {
+            for number in numbers {
+                assert_eq!(fault_of(*number), wanted, "{number}");
+            }
+        };
+        // Refused connections: passwords, hosts, databases, accounts, and the room for connections.
+        all(&[1044, 1045, 1130, 1129, 1049, 1698, 1251, 1040, 1203, 1226], Fault::Reconnect);
+        // Proxies and clusters without a server, a lost quorum, full disks, read-only servers, and unknown numbers.
+        all(&[9001, 9002, 1105, 3100, 1047, 1026, 1598, 1021, 1114, 1290, 1836, 0, u16::MAX], Fault::Reconnect);
+        all(&[1213, 1205, 3572, 1020], Fault::Again);
+        all(&[1062], Fault::Duplicate);
+        all(&[1406, 1264, 1366, 1048, 1153, 3140, 3819, 4025, 1452], Fault::Unfit);
+        all(&[1064, 1146, 1054, 1142, 1143], Fault::Refused);
+    }
+
+    #[test]
     fn an_error_of_the_driver_is_the_source_of_the_stores_error() {
         let broken = sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into());
         let error = StoreError::from_driver("read a job", &broken);

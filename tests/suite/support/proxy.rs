@@ -33,6 +33,12 @@ struct Shared {
     wanted: Mutex<Option<(&'static str, Treatment, usize)>>,
     /// The answers to so many COMMITs behind such a statement are lost.
     commit_of: Mutex<Option<(&'static str, usize)>>,
+    /// Everything halts at a request with this text, after so many of them.
+    halt: Mutex<Option<(&'static str, usize, Halt)>>,
+    halted: AtomicBool,
+    /// New connections are refused with this error.
+    refuse_connections: Mutex<Option<u16>>,
+    refused_connections: AtomicUsize,
     cuts: AtomicUsize,
     requests: AtomicUsize,
     /// Number of times that all connections were forgotten.
@@ -43,6 +49,17 @@ struct Shared {
     /// Whether requests are to wait after the next lost answer.
     hold_after: AtomicBool,
     holds: watch::Sender<bool>,
+}
+
+/// The moment of a request at which everything halts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Halt {
+    /// It does not arrive.
+    Before,
+    /// It arrives, and the answer is lost.
+    After,
+    /// The COMMIT behind it arrives, and the answer to that is lost. It may be in the same request.
+    AfterCommit,
 }
 
 /// What happens to a request.
@@ -133,8 +150,31 @@ impl Proxy {
         self.cut_commit_of(text);
     }
 
+    /// Halt at the `nth` request from now on whose statement begins with this text: the requests of all connections
+    /// wait from then on, until [`let_in`](Self::let_in).
+    pub(crate) fn halt_at(&self, text: &'static str, nth: usize, moment: Halt) {
+        self.shared.halted.store(false, Ordering::SeqCst);
+        *self.shared.halt.lock().unwrap() = Some((text, nth, moment));
+    }
+
+    /// Return whether the moment of [`halt_at`](Self::halt_at) has come.
+    pub(crate) fn has_halted(&self) -> bool {
+        self.shared.halted.load(Ordering::SeqCst)
+    }
+
+    /// Answer new connections with this server error, until [`let_in`](Self::let_in).
+    pub(crate) fn refuse_connections(&self, error: u16) {
+        *self.shared.refuse_connections.lock().unwrap() = Some(error);
+    }
+
+    /// Return the number of connections that were answered with an error.
+    pub(crate) fn refused_connections(&self) -> usize {
+        self.shared.refused_connections.load(Ordering::SeqCst)
+    }
+
     /// Accept new connections and pass requests on again.
     pub(crate) fn let_in(&self) {
+        *self.shared.refuse_connections.lock().unwrap() = None;
         self.shared.refuses.store(false, Ordering::SeqCst);
         self.shared.holds.send_replace(false);
     }
@@ -193,6 +233,12 @@ async fn serve(listener: TcpListener, upstream: Upstream, shared: Arc<Shared>) {
         if shared.refuses.load(Ordering::SeqCst) {
             continue;
         }
+        let refused = *shared.refuse_connections.lock().unwrap();
+        if let Some(error) = refused {
+            shared.refused_connections.fetch_add(1, Ordering::SeqCst);
+            tokio::spawn(turn_away(client, error));
+            continue;
+        }
         let shared = Arc::clone(&shared);
         match &upstream {
             Upstream::Socket(path) => {
@@ -210,6 +256,19 @@ async fn serve(listener: TcpListener, upstream: Upstream, shared: Arc<Shared>) {
     }
 }
 
+/// Answer a new connection with an error in place of the greeting, as a server does that accepts none from this host,
+/// and wait until the client has hung up. An end that came first could take the answer away.
+async fn turn_away(mut client: TcpStream, error: u16) {
+    // Before the first words of the client no state of the protocol is known, so the error has none.
+    let text = format!("the proxy says {error}");
+    let mut packet = vec![u8::try_from(text.len() + 3).unwrap(), 0, 0, 0, 0xff];
+    packet.extend(error.to_le_bytes());
+    packet.extend(text.as_bytes());
+    let _ = client.write_all(&packet).await;
+    let mut rest = Vec::new();
+    let _ = tokio::time::timeout(std::time::Duration::from_secs(10), client.read_to_end(&mut rest)).await;
+}
+
 /// State of a connection that both directions share.
 #[derive(Default)]
 struct Line {
@@ -221,6 +280,8 @@ struct Line {
     lose: bool,
     /// Whether the answer to the next COMMIT is dropped.
     lose_commit: bool,
+    /// Whether everything halts at the next COMMIT.
+    halt_commit: bool,
     /// The error that replaces the next answer.
     refuse: Option<u16>,
     /// The part that has arrived of an answer that is lost or replaced.
@@ -329,6 +390,25 @@ fn is_about(statement: &[u8], text: &str) -> bool {
     statement.starts_with(text.as_bytes()) || text == "COMMIT" && statement.ends_with(b";COMMIT")
 }
 
+/// Let all requests wait from now on if this one is where everything halts, and return the moment. `at_commit` tells of
+/// its connection that the next COMMIT is that place.
+fn halts(at_commit: &mut bool, statement: &[u8], shared: &Shared) -> Option<Halt> {
+    let mut halt = shared.halt.lock().unwrap();
+    let here = match *halt {
+        Some((text, nth, moment)) if is_about(statement, text) => {
+            *halt = (nth > 1).then_some((text, nth - 1, moment));
+            halt.is_none().then_some(moment)
+        }
+        _ => None,
+    };
+    *at_commit |= here == Some(Halt::AfterCommit);
+    let moment = if *at_commit { is_about(statement, "COMMIT").then_some(Halt::AfterCommit) } else { here }?;
+    *at_commit = false;
+    shared.holds.send_replace(true);
+    shared.halted.store(true, Ordering::SeqCst);
+    Some(moment)
+}
+
 impl Line {
     /// Decide what happens to a command of the client.
     fn ask(&mut self, packet: &[u8], shared: &Shared) -> Treatment {
@@ -353,6 +433,13 @@ impl Line {
                 *commit_of = (times > 1).then_some((text, times - 1));
                 self.lose_commit = true;
             }
+        }
+        if let Some(moment) = halts(&mut self.halt_commit, statement, shared) {
+            if moment == Halt::Before {
+                return Treatment::Swallowed;
+            }
+            self.lose = true;
+            return Treatment::AnswerLost;
         }
         if self.lose_commit && is_about(statement, "COMMIT") {
             self.lose_commit = false;
