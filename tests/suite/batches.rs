@@ -466,9 +466,19 @@ async fn runners_killed_at_any_moment_neither_lose_nor_double_an_end() {
     kill_runners(6).await;
 }
 
-/// The request that writes the end of a job of [`small_batch`] and, with it, the change of its batch. The COMMIT is in
-/// the same request, or some requests later.
+/// The request that writes the end of a job and, with it, the change of its batch. The COMMIT is in the same request,
+/// or some requests later.
 const SETTLE: &str = "INSERT INTO attempts";
+
+/// Create a closed batch of eleven jobs in a chain, so that each has an end of its own.
+async fn chained_batch(tickr: &TestApp) -> Value {
+    let jobs = (0..11).map(|n| {
+        let parents = if n == 0 { json!([]) } else { json!([n - 1]) };
+        json!({"kind": "noop", "payload": {}, "after": parents})
+    });
+    let jobs: Vec<Value> = jobs.collect();
+    create(tickr, with(callbacks(), json!({"jobs": jobs, "close": true}))).await
+}
 
 /// Kill runners at each step of the last ten ends of batches, this many times: before the request that writes an end
 /// arrives, before its answer, and before the answer to its COMMIT.
@@ -476,7 +486,6 @@ async fn kill_runners_at_each_step(kills: usize) {
     let tickr = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
     let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
     let url = proxy.url();
-    // With one worker, each job has an end of its own.
     let env = [("TICKR_MYSQL_URL", url.as_str()), ("TICKR_WORKERS", "1"), ("TICKR_LEASE", "2s")];
     let mut batches = Vec::new();
     let mut met = BTreeSet::new();
@@ -490,7 +499,7 @@ async fn kill_runners_at_each_step(kills: usize) {
         let nth = 2 + kill * 3 % 10;
         let moment = [Halt::Before, Halt::After, Halt::AfterCommit][kill % 3];
         proxy.halt_at(SETTLE, nth, moment);
-        let batch = small_batch(&tickr).await;
+        let batch = chained_batch(&tickr).await;
         eventually("everything halts at an end", || async { proxy.has_halted().then_some(()) }).await;
         runner.kill9();
         // What the killed runner has sent and what has not arrived is lost with it.
