@@ -181,7 +181,7 @@ fn layer(round: u64, jobs: u64, earlier: &[JobId]) -> Vec<Value> {
         let mut places: BTreeSet<u64> = BTreeSet::new();
         for draw in 0..3_u64 {
             let pick = (round * 7_919 + n * 104_729 + draw * 1_299_709) % 1_000_003;
-            if n > 0 && pick % 3 == 0 {
+            if n > 0 && pick.is_multiple_of(3) {
                 places.insert(pick % n);
             } else if !earlier.is_empty() {
                 parents.insert(earlier[usize::try_from(pick).unwrap() % earlier.len()].to_string());
