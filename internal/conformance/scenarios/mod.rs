@@ -52,7 +52,7 @@ impl Scenario {
 const VERDICT: &str = "`succeeded`; `failed`: another attempt may succeed; `rejected`: none can; `snoozed`: again after \
                        `delay_ms`, without using an attempt; `released`: back at once, without using an attempt";
 const ERROR: &str = "1 to 2,000 characters, not only blanks, required with `failed`, `rejected` and `snoozed`";
-const RESULT: &str = "JSON of at most 256 KiB, with `succeeded`";
+const RESULT: &str = "JSON of at most 256 KiB and 64 levels, with `succeeded`";
 const LOG: &str = "the newest lines of the attempt, at most 16 KiB";
 const HOLDING: &str = "Every token stays in `holding` until its verdict is answered.";
 const AGAIN: &str = "When the answer does not come, send the same body with the same `fetch_id` again";
@@ -73,7 +73,7 @@ const BEAT_AGAIN: &str = "A beat that fails is repeated within seconds";
 const CANCEL: &str = "`cancel`: stop the attempt and finish it as `failed`.";
 const LOST: &str = "`lost`: stop the attempt.";
 const LOST_BLOCKED: &str = "It is listed no more, also while its handler goes on.";
-const CHECKPOINT: &str = "`checkpoint` is JSON of at most 64 KiB, with which the next attempt begins.";
+const CHECKPOINT: &str = "`checkpoint` is JSON of at most 64 KiB and 64 levels, with which the next attempt begins.";
 const PROGRESS: &str = "`percent` (0 to 100) and `note` (120 characters, no control characters) are shown with the job";
 const FINISH_AGAIN: &str = "The same verdict again has the same result, so a call that got no answer is repeated, to any \
                             process, until it is answered.";
