@@ -1262,8 +1262,8 @@ mutants() {
         key_limits::a_flood_of_one_key_does_not_delay_the_jobs_of_another \
         key_limits::keys_of_a_fair_limit_share_the_workers_by_their_weights
     mutant 'shares that are whole multiples of the weights' internal/store/rows/limits.rs \
-        'let share = (times + u64::from(is_too_few)).saturating_mul(weight);' \
-        'let share = ((self.workers + ahead) * weight / weights).max((times + u64::from(is_too_few)).min(1));' \
+        'u32::try_from(times.saturating_mul(weight)).unwrap_or(u32::MAX)' \
+        'u32::try_from(((self.workers + (self.workers / 4).max(2)) * weight / self.weights.max(weight)).max(weight.min(times))).unwrap_or(u32::MAX)' \
         key_limits::keys_of_a_fair_limit_share_the_workers_by_their_weights
     mutant 'parts of workers that a key may not use' internal/store/rows/limits.rs \
         'if full.is_empty() || free.is_empty() {' 'if full.is_empty() || free.is_empty() || workers > 0 {' \
@@ -2235,8 +2235,9 @@ mutants() {
         'moment > step.until' \
         clocks::a_clock_of_mysql_that_is_set_ahead_ends_no_attempt_of_a_remote_worker_that_began_before
     mutant 'jobs of a worker that leaves' internal/broker/remote_workers.rs \
-        'self.give_back(&worker, attempts, "its worker ended and gave it back").await;' \
-        'drop(attempts);' \
+        'let left = self.give_back(&worker, attempts, why, false).await;' \
+        'drop(attempts);
+        let left = Vec::new();' \
         remote_workers::a_worker_that_leaves_gives_its_jobs_back_and_uses_no_attempt
     mutant 'waits at the stop of a process' internal/engine/remote_workers.rs \
         'for poll in std::mem::take(&mut self.waiting) {

@@ -164,10 +164,10 @@ impl Claims {
         state_step(&mut script, &sorted);
         script.push(
             format!(
-                "SELECT s.limit_name, s.limit_key, s.job_id, (SELECT h.due_at FROM limit_holds h \
-                 FORCE INDEX (PRIMARY) WHERE h.job_id = s.job_id ORDER BY h.attempt DESC LIMIT 1) AS due_at \
-                 FROM limit_slots s FORCE INDEX (limit_slots_job) \
-                 WHERE s.job_id IN {list} AND s.kept_until > UTC_TIMESTAMP(6)"
+                "SELECT s.limit_name, s.limit_key, s.job_id, COALESCE(s.kept_until > UTC_TIMESTAMP(6), FALSE) AS is_kept, \
+                 (SELECT h.due_at FROM limit_holds h FORCE INDEX (PRIMARY) WHERE h.job_id = s.job_id \
+                 ORDER BY h.attempt DESC LIMIT 1) AS due_at \
+                 FROM limit_slots s FORCE INDEX (limit_slots_job) WHERE s.job_id IN {list}"
             ),
             values,
         );
@@ -251,10 +251,10 @@ impl Claims {
         let mut script = Script::as_text();
         if !won.is_empty() {
             self.batch_step(&mut script, &bytes, token, batch);
-            // The slots that were kept for them become those of their attempts.
-            let kept: Vec<Uuid> = won_ids.iter().copied().filter(|id| kept_for.due.contains_key(id)).collect();
-            if !kept.is_empty() {
-                let (list, values) = script.list(&kept);
+            // The slots that were kept for them become those of their attempts. Others are left of a time that is over.
+            let with_slots: Vec<Uuid> = won_ids.iter().copied().filter(|id| kept_for.with_slots.contains(id)).collect();
+            if !with_slots.is_empty() {
+                let (list, values) = script.list(&with_slots);
                 script.push(format!("{DELETE_SLOTS} {list}"), values);
             }
             slots_step(&mut script, &won, token);
@@ -411,17 +411,22 @@ struct KeptFor {
     slots: BTreeSet<(LimitKey, Uuid)>,
     /// When they were due, apart from the turn of a rate. None if a binary from before `limit_holds` let one go.
     due: BTreeMap<Uuid, Option<Timestamp>>,
+    /// The jobs that have slots of any sort.
+    with_slots: BTreeSet<Uuid>,
 }
 
 impl KeptFor {
     fn in_rows(rows: &[MySqlRow]) -> Result<Self, sqlx::Error> {
-        let (mut slots, mut due) = (BTreeSet::new(), BTreeMap::new());
+        let (mut slots, mut due, mut with_slots) = (BTreeSet::new(), BTreeMap::new(), BTreeSet::new());
         for row in rows {
             let id: Uuid = row.try_get("job_id")?;
-            slots.insert((key_in(row)?, id));
-            due.insert(id, row.try_get("due_at")?);
+            with_slots.insert(id);
+            if row.try_get::<i64, _>("is_kept")? != 0 {
+                slots.insert((key_in(row)?, id));
+                due.insert(id, row.try_get("due_at")?);
+            }
         }
-        Ok(Self { slots, due })
+        Ok(Self { slots, due, with_slots })
     }
 
     fn has(&self, key: &LimitKey, id: Uuid) -> bool {

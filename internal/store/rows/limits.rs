@@ -167,23 +167,33 @@ pub struct FairShare {
     pub weights: u64,
     /// The largest of these weights.
     pub heaviest: u64,
+    /// Number of times its weight that each key may have at least: what it would have if no key left a part of its own
+    /// to others. So a key that has such a part, and that is heavier than the others, is not held to theirs.
+    pub least_times: u64,
 }
 
 impl FairShare {
     /// Divide these workers among keys with waiting jobs, of which each has a weight and perhaps a concurrency of its
     /// own. A key that may not use its part leaves the rest of it to the others.
     pub(crate) fn among(mut workers: u64, keys: &[(u32, Option<u32>)]) -> Self {
-        let mut keys = keys.to_vec();
+        let (mut keys, mut least_times) = (keys.to_vec(), 0);
         loop {
             let weights = keys.iter().map(|(weight, _)| u64::from(*weight));
-            let share = Self { workers, weights: weights.clone().sum(), heaviest: weights.max().unwrap_or(0) };
+            let heaviest = weights.clone().max().unwrap_or(0);
+            let share = Self { workers, weights: weights.sum(), heaviest, least_times };
             let is_full = |(weight, most): &(u32, Option<u32>)| most.is_some_and(|most| most < share.of(*weight));
             let (full, free): (Vec<_>, Vec<_>) = keys.iter().copied().partition(is_full);
             if full.is_empty() || free.is_empty() {
                 return share;
             }
-            let used: u64 = full.iter().filter_map(|(_, most)| most.map(u64::from)).sum();
+            // No more than their parts: those are rounded up, and the other keys must not lose theirs.
+            let used = |(weight, most): &(u32, Option<u32>)| {
+                let part = workers.saturating_mul(u64::from(*weight)) / share.weights.max(1);
+                most.map_or(part, |most| u64::from(most).min(part))
+            };
+            let used: u64 = full.iter().map(used).sum();
             workers = workers.saturating_sub(used);
+            least_times = least_times.max(share.times(heaviest));
             keys = free;
         }
     }
@@ -198,6 +208,12 @@ impl FairShare {
     /// because a job that ends lets the next one of its key wait behind the other keys.
     fn of(self, weight: u32) -> u32 {
         let weight = u64::from(weight);
+        let times = self.times(weight).max(self.least_times);
+        u32::try_from(times.saturating_mul(weight)).unwrap_or(u32::MAX)
+    }
+
+    /// Return how many times its weight a key may have.
+    fn times(self, weight: u64) -> u64 {
         let (weights, heaviest) = (self.weights.max(weight), self.heaviest.max(weight));
         // A key has no more than so many jobs on their way. If the largest one had fewer than its part, the others
         // would have too many workers.
@@ -205,8 +221,7 @@ impl FairShare {
         let ahead = (self.workers / 4).min(kept_ahead).max(2);
         let times = (self.workers + ahead) / weights.max(1);
         let is_too_few = times * weights < self.workers + ahead / 2;
-        let share = (times + u64::from(is_too_few)).saturating_mul(weight);
-        u32::try_from(share).unwrap_or(u32::MAX)
+        times + u64::from(is_too_few)
     }
 }
 
@@ -1693,7 +1708,7 @@ mod tests {
         for workers in [1, 2, 3, 5, 8, 10, 12, 16, 31, 64, 100, 250, 1_024, 5_000] {
             for weights in [vec![1], vec![1, 1], vec![3, 1], vec![3, 1, 1], vec![7, 3, 2], vec![20, 1], vec![1; 40]] {
                 let (sum, heaviest) = (weights.iter().sum::<u32>(), weights.iter().copied().max().unwrap());
-                let share = FairShare { workers, weights: sum.into(), heaviest: heaviest.into() };
+                let share = FairShare { workers, weights: sum.into(), heaviest: heaviest.into(), least_times: 0 };
                 let shares: Vec<u32> = weights.iter().map(|weight| share.of(*weight)).collect();
                 let times = shares[0] / weights[0];
                 assert!(times >= 1, "{shares:?} of {workers} for {weights:?}");
@@ -1708,12 +1723,12 @@ mod tests {
             }
         }
         // The largest key has no more jobs on their way than a key may have.
-        let share = FairShare { workers: 5_000, weights: 4, heaviest: 3 };
+        let share = FairShare { workers: 5_000, weights: 4, heaviest: 3, least_times: 0 };
         assert!(i64::from(share.of(3)) - 5_000 * 3 / 4 <= MAX_KEPT_AHEAD, "{}", share.of(3));
         // A key without waiting jobs, and one that has no rivals.
-        let alone = FairShare { workers: 8, weights: 0, heaviest: 0 };
+        let alone = FairShare { workers: 8, weights: 0, heaviest: 0, least_times: 0 };
         assert_eq!([alone.of(1), alone.of(3)], [10, 9]);
-        let none_free = FairShare { workers: 0, weights: 0, heaviest: 0 };
+        let none_free = FairShare { workers: 0, weights: 0, heaviest: 0, least_times: 0 };
         assert_eq!([none_free.of(1), none_free.of(3)], [2, 3]);
     }
 
@@ -1726,7 +1741,18 @@ mod tests {
         // No key may use its part.
         let share = FairShare::among(8, &[(1, Some(1)), (3, Some(2))]);
         assert_eq!([share.of(1), share.of(3)], [3, 9]);
-        assert_eq!(FairShare::among(8, &[]), FairShare { workers: 8, weights: 0, heaviest: 0 });
+        // A heavy key may use all that its own concurrency allows, and no worker is left without a job.
+        for (workers, weight) in (8..=100).flat_map(|workers| (1..=10).map(move |weight| (workers, weight))) {
+            for most in 1..=u32::try_from(workers).unwrap() {
+                let share = FairShare::among(workers, &[(weight, Some(most)), (1, None)]);
+                let (heavy, light) = (most.min(share.of(weight)), share.of(1));
+                let seen = format!("{heavy} and {light} of {workers} for ({weight}, {most}) and 1");
+                assert!(u64::from(heavy + light) >= workers, "{seen}");
+                let part = u32::try_from(workers * u64::from(weight) / u64::from(weight + 1)).unwrap();
+                assert!(heavy >= most.min(part), "{seen}");
+            }
+        }
+        assert_eq!(FairShare::among(8, &[]), FairShare { workers: 8, weights: 0, heaviest: 0, least_times: 0 });
     }
 
     #[test]
