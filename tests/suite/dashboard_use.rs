@@ -624,12 +624,12 @@ async fn a_group_of_more_dead_letters_than_are_counted_shows_lower_bounds() {
     tickr
         .sql(format!(
             "INSERT INTO jobs (id, kind, queue, priority, max_attempts, payload, execute_at, created_at) \
-             SELECT {id}, 'noop', 'parked', 5, 1, '{{}}', UTC_TIMESTAMP(3), UTC_TIMESTAMP(6) FROM {numbers} AND n = 20049; \
+             SELECT {id}, 'noop', 'default', 5, 1, '{{}}', UTC_TIMESTAMP(3), UTC_TIMESTAMP(6) FROM {numbers} AND n = 20049; \
              INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, \
              end_state, error) SELECT id, 1, 1, 'gone/1-x', execute_at, created_at, created_at, 'failed', 'failed', 'no' \
              FROM jobs; \
              INSERT INTO dead_letters (job_id, kind, queue, fingerprint, failed_at, error, since) SELECT {id}, 'noop', \
-             'parked', x'0123456789abcdef', UTC_TIMESTAMP(6), 'no', UTC_TIMESTAMP(6) FROM {numbers}; \
+             'default', x'0123456789abcdef', UTC_TIMESTAMP(6), 'no', UTC_TIMESTAMP(6) FROM {numbers}; \
              UPDATE dead_letters SET standing = 'discarded', actor = 'ada', reason = 'known' WHERE job_id < \
              (SELECT UNHEX(CONCAT(LPAD(HEX(1780000010050), 12, '0'), '70008000000000000001')))"
         ))

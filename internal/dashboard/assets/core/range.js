@@ -15,13 +15,17 @@ export const spans = [
 /** Words of the address that are the range. */
 export const words = ['span', 'from', 'to'];
 
-/** The range as an address has it, for another address. */
-export const rangeIn = (query) => Object.fromEntries(words.map((word) => [word, query.get(word)]));
-
+// `from` of /enqueue is the id of a job, so not every text is a moment.
 const moment = (text) => {
-  const at = text ? Date.parse(text) : Number.NaN;
+  const at = /^\d{4}-\d\d-\d\d/.test(text ?? '') ? Date.parse(text) : Number.NaN;
   return Number.isNaN(at) ? null : at;
 };
+
+const ofRange = (query, word) => query.has(word) && (word === 'span' || moment(query.get(word)) !== null);
+
+/** The range as an address has it, for another address. */
+export const rangeIn = (query) =>
+  Object.fromEntries(words.map((word) => [word, ofRange(query, word) ? query.get(word) : null]));
 
 /** The range of an address: `{span, from, to}`; moments in ms, each null where it is open. */
 export function rangeOf(query) {
@@ -63,6 +67,6 @@ export function within(q, { span, from, to }) {
 export function handOn(target, query) {
   const { searchParams: own } = target;
   if (own.has('q') || words.some((word) => own.has(word))) return target;
-  for (const word of words) if (query.has(word)) own.set(word, query.get(word));
+  for (const word of words) if (ofRange(query, word)) own.set(word, query.get(word));
   return target;
 }
