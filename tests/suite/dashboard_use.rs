@@ -96,13 +96,15 @@ async fn a_search_goes_on_until_it_has_a_page_and_says_how_far_it_looked() {
     has_rows(&page, 37).await;
 
     // One whose connection breaks goes on by itself when the server is back.
-    page.follow("/operations").await;
+    page.follow("/jobs").await;
+    has_rows(&page, 50).await;
     page.eval::<()>(
         "void (window.fetch = (path, options) => String(path).includes('cursor=') \
          ? Promise.reject(new TypeError('gone')) : plainFetch(path, options))",
     )
     .await;
-    page.follow("/jobs?q=sleep").await;
+    page.fill(&field("Filter"), "sleep").await;
+    page.press("Enter").await;
     page.reads("the server does not answer").await;
     page.eval::<()>("void (window.fetch = plainFetch)").await;
     has_rows(&page, 37).await;
