@@ -75,10 +75,12 @@ const early = new Map();
 export function readAhead(paths) {
   if (!key && !wasOpen()) return;
   for (const path of paths) {
+    // One that no screen has taken may be from before an outage.
+    early.delete(path);
     const reading = call('GET', path);
     early.set(path, reading);
     // One that failed is made again by the screen.
-    reading.catch(() => early.delete(path));
+    reading.catch(() => early.get(path) === reading && early.delete(path));
   }
 }
 
@@ -236,6 +238,8 @@ const MAX_PAGES = 10;
 export async function readAll(path, signal) {
   const found = { data: [], unreadable: [], next_cursor: null };
   for (let page = 0; page < MAX_PAGES && (page === 0 || found.next_cursor); page += 1) {
+    // A tab asks the server about once a second at most.
+    if (page > 0) await new Promise((done) => setTimeout(done, 1000));
     const next = await get(path.split('?')[0], { limit: 200, cursor: found.next_cursor }, signal);
     found.data.push(...next.data);
     found.unreadable.push(...(next.unreadable ?? []));

@@ -397,10 +397,12 @@ function facts({ s, kind }) {
     .join(', ');
 }
 
-function readNumber(text) {
+function readNumber(text, integer) {
   if (/^[-+]?\d+$/.test(text))
     return exact && !Number.isSafeInteger(Number(text)) ? JSON.rawJSON(String(BigInt(text))) : Number(text);
   if (!/^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i.test(text) || !Number.isFinite(Number(text))) return text;
+  // A program that takes whole numbers may refuse 5.0.
+  if (integer && Number.isSafeInteger(Number(text))) return Number(text);
   // As it was typed, where that is JSON.
   return /^-?(0|[1-9]\d*)\.\d+$/.test(text) ? parse(text) : Number(text);
 }
@@ -447,7 +449,7 @@ function Leaf(part) {
   };
   const type = (event) => {
     const typed = event.target.value;
-    const next = what.kind === 'number' ? (typed.trim() ? readNumber(typed.trim()) : none) : typed || none;
+    const next = what.kind === 'number' ? (typed.trim() ? readNumber(typed.trim(), what.integer) : none) : typed || none;
     set(next);
     keep(typed, next);
   };
