@@ -449,7 +449,8 @@ function Leaf(part) {
   };
   const type = (event) => {
     const typed = event.target.value;
-    const next = what.kind === 'number' ? (typed.trim() ? readNumber(typed.trim(), what.integer) : none) : typed || none;
+    const next =
+      what.kind === 'number' ? (typed.trim() ? readNumber(typed.trim(), what.integer) : none) : typed || none;
     set(next);
     keep(typed, next);
   };
