@@ -1213,7 +1213,8 @@ mod tests {
         let [wide, narrow] = [0, 1].map(|place| job.keys[place].0.clone());
         let next = |kept: &LimitKey, refused_at: &LimitKey| {
             let slots = BTreeSet::from([(kept.clone(), job.id)]);
-            let kept_for = KeptFor { slots, due: BTreeMap::from([(job.id, Some(job.execute_at))]) };
+            let kept_for =
+                KeptFor { with_slots: BTreeSet::new(), slots, due: BTreeMap::from([(job.id, Some(job.execute_at))]) };
             keys_of_next_jobs(&[], &[(&job, refused_at)], &kept_for, &BTreeMap::new())
         };
         assert_eq!(next(&wide, &narrow), BTreeSet::from([wide.clone()]));
