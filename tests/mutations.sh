@@ -1291,7 +1291,7 @@ mutants() {
         'const NOT_PAUSED: &str = "TRUE";' \
         key_limits::parked_jobs_of_a_paused_queue_keep_no_slot_from_others
     mutant 'parked jobs of paused queues in front of a line' internal/store/attempts/limited.rs \
-        'for key in keys.behind_paused {' 'for key in keys.behind_paused.into_iter().take(0) {' \
+        'behind_paused.extend(keys.behind_paused);' 'behind_paused.extend(keys.behind_paused.into_iter().take(0));' \
         key_limits::many_parked_jobs_of_a_paused_queue_leave_the_line_and_come_back_after_the_pause
     mutant 'slots of attempts that still run' internal/store/rows/limits.rs \
         "WHERE state = 'executing' AND id IN {list}" "WHERE state = 'waiting' AND id IN {list}" \
