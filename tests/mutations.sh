@@ -1772,6 +1772,9 @@ mutants() {
     mutant 'ticks for another version' internal/broker/schedules.rs \
         'kind.as_str()) && self.is_left(&plan.row) {' 'kind.as_str()) && self.is_left(&plan.row) && false {' \
         versions::a_tick_that_one_version_cannot_fire_is_left_to_the_other_while_it_lives
+    mutant 'lateness of ticks for another version' internal/broker/schedules.rs \
+        'from, Instant::now())).max(from);' 'from, Instant::now()) * 0).max(from);' \
+        versions::a_tick_that_one_version_cannot_fire_is_left_to_the_other_while_it_lives
     mutant 'pages of the ticks of the first schedule' internal/engine/janitor.rs \
         'self.schedule = next;' 'self.schedule = next.filter(|next| !next.is_empty());' \
         janitor::many_old_ticks_of_the_first_schedule_hold_up_the_removal_of_no_other
