@@ -362,7 +362,7 @@ impl<'a> Parts<'a> {
                 "statement-cache-capacity" if value.parse::<usize>().is_ok() => {}
                 "statement-cache-capacity" => return Err(UrlError::BadStatementCache),
                 _ if name != "socket" && !MYSQL_TEXTS.contains(&name) => return Err(UrlError::UnknownMysqlParameter),
-                _ if value.is_empty() => return Err(UrlError::EmptyParameter),
+                _ if value.is_empty() && self.reads(name) => return Err(UrlError::EmptyParameter),
                 _ => {}
             }
         }
@@ -603,6 +603,9 @@ mod tests {
             "sslmode=DISABLED",
             "charset=utf8mb4&collation=utf8mb4_bin&timezone=%2B00:00",
             "statement-cache-capacity=0",
+            "ssl-mode=REQUIRED&ssl-ca=",
+            "ssl-ca=",
+            "ssl-mode=disabled&ssl-ca=&ssl-cert=&sslkey=",
             "",
         ] {
             assert!(ServerUrl::mysql(&format!("mysql://u@h/d?{good}")).is_ok(), "{good}");
@@ -614,7 +617,8 @@ mod tests {
             ("ssl_mode=VERIFY_IDENTITY", UrlError::UnknownMysqlParameter),
             ("charset=utf8mb4&canary=canary", UrlError::UnknownMysqlParameter),
             ("statement-cache-capacity=canary", UrlError::BadStatementCache),
-            ("ssl-ca=", UrlError::EmptyParameter),
+            ("ssl-mode=VERIFY_CA&ssl-ca=", UrlError::EmptyParameter),
+            ("ssl-cert=&ssl-key=", UrlError::EmptyParameter),
             ("ssl-mode=REQUIRED&ssl-cert=canary", UrlError::CertWithoutKey),
             ("sslkey=canary", UrlError::CertWithoutKey),
         ] {
