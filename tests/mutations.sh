@@ -1291,7 +1291,7 @@ mutants() {
         'const NOT_PAUSED: &str = "TRUE";' \
         key_limits::parked_jobs_of_a_paused_queue_keep_no_slot_from_others
     mutant 'parked jobs of paused queues in front of a line' internal/store/attempts/limited.rs \
-        'for key in keys.behind_paused {' 'for key in keys.behind_paused.into_iter().take(0) {' \
+        'behind_paused.extend(keys.behind_paused);' 'behind_paused.extend(keys.behind_paused.into_iter().take(0));' \
         key_limits::many_parked_jobs_of_a_paused_queue_leave_the_line_and_come_back_after_the_pause
     mutant 'slots of attempts that still run' internal/store/rows/limits.rs \
         "WHERE state = 'executing' AND id IN {list}" "WHERE state = 'waiting' AND id IN {list}" \
@@ -1771,6 +1771,9 @@ mutants() {
         outbox::a_row_whose_kind_only_another_runner_has_is_left_to_it
     mutant 'ticks for another version' internal/broker/schedules.rs \
         'kind.as_str()) && self.is_left(&plan.row) {' 'kind.as_str()) && self.is_left(&plan.row) && false {' \
+        versions::a_tick_that_one_version_cannot_fire_is_left_to_the_other_while_it_lives
+    mutant 'lateness of ticks for another version' internal/broker/schedules.rs \
+        'from, Instant::now())).max(from);' 'from, Instant::now()) * 0).max(from);' \
         versions::a_tick_that_one_version_cannot_fire_is_left_to_the_other_while_it_lives
     mutant 'pages of the ticks of the first schedule' internal/engine/janitor.rs \
         'self.schedule = next;' 'self.schedule = next.filter(|next| !next.is_empty());' \

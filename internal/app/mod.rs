@@ -157,7 +157,7 @@ pub enum StartError {
     #[error("cannot use {parameter} of {setting}: {}: {cause}", file.display())]
     MysqlFile {
         /// Name of the setting that holds the URL.
-        setting: &'static str,
+        setting: String,
         /// Name of the parameter.
         parameter: &'static str,
         /// The file.
@@ -550,6 +550,9 @@ fn without_mistakes(config: &Config, own: &Registry) -> Result<Index, StartError
     let mut mistakes = kinds::mistakes(config, own);
     mistakes.extend(unreadable("mysql_url", config.mysql_url.as_ref()));
     mistakes.extend(unreadable("reports.mysql_url", config.reports.mysql_url.as_ref()));
+    for (name, outbox) in &config.outboxes {
+        mistakes.extend(unreadable(&format!("outboxes.{name}.mysql_url"), Some(&outbox.mysql_url)));
+    }
     match index_of(config) {
         Ok(index) if mistakes.is_empty() => return Ok(index),
         Ok(_) => {}
@@ -559,10 +562,10 @@ fn without_mistakes(config: &Config, own: &Registry) -> Result<Index, StartError
 }
 
 /// Find the files of a MySQL URL that cannot be read. The driver would take each for a server that does not answer.
-fn unreadable(setting: &'static str, url: Option<&ServerUrl>) -> Vec<StartError> {
+fn unreadable(setting: &str, url: Option<&ServerUrl>) -> Vec<StartError> {
     let read = |(parameter, file): (&'static str, PathBuf)| {
         let cause = std::fs::read(&file).err()?;
-        Some(StartError::MysqlFile { setting, parameter, file, cause })
+        Some(StartError::MysqlFile { setting: setting.to_owned(), parameter, file, cause })
     };
     url.map(ServerUrl::tls_files).unwrap_or_default().into_iter().filter_map(read).collect()
 }

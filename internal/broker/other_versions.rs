@@ -42,6 +42,12 @@ impl LeftTicks {
             }
         }
     }
+
+    /// Return how long ago this process first left this tick. Zero if it did not.
+    pub(crate) fn left_for(&self, schedule: &Name, tick_at: Timestamp, now: Instant) -> Duration {
+        let left = self.left.get(schedule).filter(|(left, _)| *left == tick_at);
+        left.map_or(Duration::ZERO, |(_, since)| now.saturating_duration_since(*since))
+    }
 }
 
 #[cfg(test)]
@@ -58,6 +64,7 @@ mod tests {
         assert_eq!([0, 1, 599, 600].map(|seconds| left.leave(&nightly, tick, at(seconds))), [true, true, true, false]);
         // The next tick has a time of its own, and so has another schedule.
         let next = tick + TimeDelta::seconds(1);
+        assert_eq!([tick, next].map(|tick| left.left_for(&nightly, tick, at(600)).as_secs()), [600, 0]);
         assert_eq!([601, 1_200, 1_201].map(|seconds| left.leave(&nightly, next, at(seconds))), [true, true, false]);
         assert!(left.leave(&"hourly".parse().unwrap(), next, at(1_201)));
         // What was not met again is forgotten.

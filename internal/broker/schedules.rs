@@ -1,14 +1,14 @@
 //! Schedules: changed and triggered by operators, ticked by the engine.
 
 use std::collections::BTreeMap;
-use std::sync::PoisonError;
+use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
 use metrics::Counter;
 
 use super::{Broker, Draft, Invalid};
-use crate::other_versions::another_may_read;
+use crate::other_versions::{LeftTicks, another_may_read};
 use tickr_event::{Event, SettingChanged};
 use tickr_handlers::{Problem, Registry};
 use tickr_job::{
@@ -239,6 +239,8 @@ impl Broker {
         now: Timestamp,
         begin: &mut impl FnMut(JobId) -> Option<TraceContext>,
     ) -> MadePlan {
+        // A tick is not late because it was left to others. Its record says why it did not fire.
+        let now = (now - self.ticks_left().left_for(&row.name, from, Instant::now())).max(from);
         let schedule = &row.schedule;
         let withheld = row.paused.as_ref().map(|_| SkipCause::Paused);
         let plan = plan(&schedule.cadence, schedule.misfire, schedule.grace, Situation { from, now, withheld });
@@ -290,8 +292,11 @@ impl Broker {
     }
 
     fn is_left(&self, row: &Scheduled) -> bool {
-        let mut left = self.left_ticks.lock().unwrap_or_else(PoisonError::into_inner);
-        row.next_at.is_some_and(|tick_at| left.leave(&row.name, tick_at, Instant::now()))
+        row.next_at.is_some_and(|tick_at| self.ticks_left().leave(&row.name, tick_at, Instant::now()))
+    }
+
+    fn ticks_left(&self) -> MutexGuard<'_, LeftTicks> {
+        self.left_ticks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Build the job of a tick.

@@ -322,7 +322,7 @@ fn unknown_variables_warn_and_known_others_do_not() {
 }
 
 const CANARIES: &str = r#"
-mysql_url = "mysql://app:canary1@db/tickr?ssl-key=canary2"
+mysql_url = "mysql://app:canary1@db/tickr?ssl-mode=DISABLED&ssl-key=canary2"
 redis_url = "rediss://:canary3@cache/0"
 api_tokens = ["canary4-canary4-canary4", "canary5-canary5-canary5"]
 callback_secret = "whsec_Y2FuYXJ5Y2FuYXJ5Y2FuYXJ5Y2FuYXJ5"
@@ -353,8 +353,9 @@ fn secrets_never_show_in_what_was_loaded() {
     assert_no_canary(&format!("{loaded:?} {:#?} {}", loaded.config, loaded.origins));
     assert_eq!(loaded.origins.get("smtp.password").unwrap().value.as_deref(), Some("***"));
     let shown = loaded.origins.get("mysql_url").unwrap().value.clone().unwrap();
-    assert_eq!(shown, "mysql://app:***@db/tickr?ssl-key=***");
-    assert_eq!(loaded.config.mysql_url().unwrap().expose(), "mysql://app:canary1@db/tickr?ssl-key=canary2");
+    assert_eq!(shown, "mysql://app:***@db/tickr?ssl-mode=DISABLED&ssl-key=***");
+    let used = "mysql://app:canary1@db/tickr?ssl-mode=DISABLED&ssl-key=canary2";
+    assert_eq!(loaded.config.mysql_url().unwrap().expose(), used);
     assert_eq!(loaded.config.callback_secret[0].expose(), b"canarycanarycanarycanary");
     assert_eq!(loaded.origins.get("callback_host_secrets").unwrap().value.as_deref(), Some("***"));
     let hosts = &loaded.config.callback_host_secrets;

@@ -64,32 +64,19 @@ impl ServerUrl {
     /// on the network could then impersonate the server, and read and change the traffic.
     pub fn is_unverified(&self) -> bool {
         let Ok(parts) = Parts::split(self.expose(), &["mysql"]) else { return false };
-        let parameter = |names: &[&str]| {
-            let mut pairs = parts.query.split('&').filter_map(|pair| pair.split_once('='));
-            pairs.rfind(|(name, _)| names.contains(name)).map(|(_, value)| value.to_ascii_lowercase())
-        };
         let are_here = parts.hosts.iter().all(|host| {
             let name = host.name.trim_start_matches('[').trim_end_matches(']');
             name.parse().map_or(name == "localhost", |ip: std::net::IpAddr| ip.is_loopback())
         });
-        let mode = parameter(&["ssl-mode", "sslmode"]).unwrap_or_default();
-        !are_here && parameter(&["socket"]).is_none() && !["verify_ca", "verify_identity"].contains(&mode.as_str())
+        !are_here && parts.parameter(&["socket"]).is_none() && !parts.reads("ssl-ca")
     }
 
     /// Return the files that a connection to MySQL reads to check the server and to show who it is, each with the name
-    /// of its parameter. A URL without such a check has none.
+    /// of its parameter.
     pub fn tls_files(&self) -> Vec<(&'static str, PathBuf)> {
         let Ok(parts) = Parts::split(self.expose(), &["mysql"]) else { return Vec::new() };
-        let given = |names: [&str; 2]| {
-            let mut pairs = parts.query.split('&').filter_map(|pair| pair.split_once('='));
-            pairs.rfind(|(name, _)| names.contains(name)).map(|(_, value)| decoded(value))
-        };
-        let mode = given(["ssl-mode", "sslmode"]).unwrap_or_default().to_ascii_lowercase();
-        if !["verify_ca", "verify_identity"].contains(&mode.as_str()) {
-            return Vec::new();
-        }
-        let files = [("ssl-ca", "sslca"), ("ssl-cert", "sslcert"), ("ssl-key", "sslkey")];
-        let named = files.into_iter().filter_map(|(name, other)| Some((name, given([name, other])?)));
+        let files = [["ssl-ca", "sslca"], CERT, KEY].into_iter().filter(|[name, _]| parts.reads(name));
+        let named = files.filter_map(|names| Some((names[0], decoded(parts.parameter(&names)?))));
         // The driver takes a certificate in place of a file as well.
         let files = named.filter(|(_, text)| !text.trim_start().starts_with("-----BEGIN"));
         files.map(|(name, file)| (name, PathBuf::from(file))).collect()
@@ -176,6 +163,9 @@ pub enum UrlError {
     /// Another word than those for the use of TLS.
     #[error("ssl-mode is none of {}", SSL_MODES.join(", "))]
     BadSslMode,
+    /// A certificate without its key, or a key without its certificate.
+    #[error("ssl-cert and ssl-key need each other")]
+    CertWithoutKey,
     /// A size of the statement cache that is not a number.
     #[error("statement-cache-capacity is not a number")]
     BadStatementCache,
@@ -205,6 +195,7 @@ impl From<UrlError> for Wrong {
             }
             UrlError::EmptyParameter => "write NAME=VALUE, or leave it out",
             UrlError::BadSslMode => "write it like mysql://user:password@host/tickr?ssl-mode=VERIFY_IDENTITY",
+            UrlError::CertWithoutKey => "name both files, or none",
             UrlError::BadStatementCache => "write it like statement-cache-capacity=100",
         };
         Wrong::new(error.to_string(), right)
@@ -248,6 +239,10 @@ const SSL_MODES: [&str; 5] = ["DISABLED", "PREFERRED", "REQUIRED", "VERIFY_CA", 
 /// Parameters of a MySQL URL whose values are any text, beside `socket`.
 const MYSQL_TEXTS: [&str; 10] =
     ["ssl-ca", "sslca", "ssl-cert", "sslcert", "ssl-key", "sslkey", "charset", "collation", "timezone", "time-zone"];
+
+/// Parameters of a MySQL URL for the certificate of the client and its key.
+const CERT: [&str; 2] = ["ssl-cert", "sslcert"];
+const KEY: [&str; 2] = ["ssl-key", "sslkey"];
 
 struct Parts<'a> {
     scheme: &'a str,
@@ -340,6 +335,22 @@ impl<'a> Parts<'a> {
         self.hosts.iter().try_for_each(|host| host.check(has_socket))
     }
 
+    /// Return the value of this parameter. The driver takes the last one.
+    fn parameter(&self, names: &[&str]) -> Option<&'a str> {
+        let mut pairs = self.query.split('&').filter_map(|pair| pair.split_once('='));
+        pairs.rfind(|(name, _)| names.contains(name)).map(|(_, value)| value)
+    }
+
+    /// Return whether the driver reads this parameter: `ssl-ca` only to check the server, and the other files with TLS.
+    fn reads(&self, name: &str) -> bool {
+        let mode = self.parameter(&["ssl-mode", "sslmode"]).unwrap_or_default().to_ascii_lowercase();
+        match name {
+            "ssl-ca" | "sslca" => ["verify_ca", "verify_identity"].contains(&mode.as_str()),
+            "ssl-cert" | "sslcert" | "ssl-key" | "sslkey" => mode != "disabled",
+            _ => true,
+        }
+    }
+
     /// Check the parameters as the driver reads them. It refuses the whole URL for some wrong values, and ignores
     /// parameters that it does not know, such as a misspelt `ssl-mode`.
     fn check_mysql_parameters(&self) -> Result<(), UrlError> {
@@ -351,9 +362,12 @@ impl<'a> Parts<'a> {
                 "statement-cache-capacity" if value.parse::<usize>().is_ok() => {}
                 "statement-cache-capacity" => return Err(UrlError::BadStatementCache),
                 _ if name != "socket" && !MYSQL_TEXTS.contains(&name) => return Err(UrlError::UnknownMysqlParameter),
-                _ if value.is_empty() => return Err(UrlError::EmptyParameter),
+                _ if value.is_empty() && self.reads(name) => return Err(UrlError::EmptyParameter),
                 _ => {}
             }
+        }
+        if self.reads("ssl-cert") && self.parameter(&CERT).is_some() != self.parameter(&KEY).is_some() {
+            return Err(UrlError::CertWithoutKey);
         }
         Ok(())
     }
@@ -487,9 +501,9 @@ mod tests {
 
     #[test]
     fn passwords_are_masked_in_every_form() {
-        let url = ServerUrl::mysql("mysql://u:canary@h/d?ssl-mode=REQUIRED&ssl-key=canary").unwrap();
-        assert_eq!(url.to_string(), "mysql://u:***@h/d?ssl-mode=REQUIRED&ssl-key=***");
-        assert_eq!(format!("{url:?}"), "ServerUrl(mysql://u:***@h/d?ssl-mode=REQUIRED&ssl-key=***)");
+        let url = ServerUrl::mysql("mysql://u:canary@h/d?ssl-mode=DISABLED&ssl-key=canary").unwrap();
+        assert_eq!(url.to_string(), "mysql://u:***@h/d?ssl-mode=DISABLED&ssl-key=***");
+        assert_eq!(format!("{url:?}"), "ServerUrl(mysql://u:***@h/d?ssl-mode=DISABLED&ssl-key=***)");
         let url = ServerUrl::mysql("mysql://u:canary@h,i:1/d").unwrap();
         assert_eq!(url.masked(), "mysql://u:***@h,i:1/d");
         let url = ServerUrl::redis("redis+unix:///run/r.sock?pass=canary&db=1").unwrap();
@@ -523,15 +537,19 @@ mod tests {
     }
 
     #[test]
-    fn files_of_a_url_are_those_of_a_checked_connection() {
+    fn files_of_a_url_are_those_that_the_driver_reads() {
         let files = |parameters: &str| ServerUrl::mysql(&format!("mysql://u@h/d?{parameters}")).unwrap().tls_files();
         assert!(files("ssl-ca=/etc/ca.pem").is_empty());
         assert!(files("ssl-mode=REQUIRED&ssl-ca=/etc/ca.pem").is_empty());
         assert!(files("ssl-mode=VERIFY_CA&ssl-ca=-----BEGIN+CERTIFICATE-----").is_empty());
-        assert_eq!(
-            files("sslca=/etc/a%20b+c.pem&ssl-mode=verify_identity&sslkey=k.pem"),
-            [("ssl-ca", PathBuf::from("/etc/a b c.pem")), ("ssl-key", PathBuf::from("k.pem"))]
-        );
+        let ca = [("ssl-ca", PathBuf::from("/etc/a b c.pem"))];
+        assert_eq!(files("sslca=/etc/a%20b+c.pem&ssl-mode=verify_identity"), ca);
+        // The certificate of the client is read with any TLS.
+        let pair = [("ssl-cert", PathBuf::from("c.pem")), ("ssl-key", PathBuf::from("k.pem"))];
+        for tls in ["", "&ssl-mode=REQUIRED", "&ssl-mode=VERIFY_CA"] {
+            assert_eq!(files(&format!("ssl-cert=c.pem&sslkey=k.pem{tls}")), pair, "{tls}");
+        }
+        assert!(files("ssl-cert=c.pem&ssl-key=k.pem&ssl-mode=DISABLED").is_empty());
     }
 
     #[test]
@@ -585,6 +603,9 @@ mod tests {
             "sslmode=DISABLED",
             "charset=utf8mb4&collation=utf8mb4_bin&timezone=%2B00:00",
             "statement-cache-capacity=0",
+            "ssl-mode=REQUIRED&ssl-ca=",
+            "ssl-ca=",
+            "ssl-mode=disabled&ssl-ca=&ssl-cert=&sslkey=",
             "",
         ] {
             assert!(ServerUrl::mysql(&format!("mysql://u@h/d?{good}")).is_ok(), "{good}");
@@ -596,7 +617,10 @@ mod tests {
             ("ssl_mode=VERIFY_IDENTITY", UrlError::UnknownMysqlParameter),
             ("charset=utf8mb4&canary=canary", UrlError::UnknownMysqlParameter),
             ("statement-cache-capacity=canary", UrlError::BadStatementCache),
-            ("ssl-ca=", UrlError::EmptyParameter),
+            ("ssl-mode=VERIFY_CA&ssl-ca=", UrlError::EmptyParameter),
+            ("ssl-cert=&ssl-key=", UrlError::EmptyParameter),
+            ("ssl-mode=REQUIRED&ssl-cert=canary", UrlError::CertWithoutKey),
+            ("sslkey=canary", UrlError::CertWithoutKey),
         ] {
             let error = ServerUrl::mysql(&format!("mysql://u@h/d?{bad}")).unwrap_err();
             assert_eq!(error, expected, "{bad}");

@@ -34,11 +34,9 @@ pub(super) async fn sweep_until_stopped(shared: &EngineState) {
         if (!in_use && !uncounted) || trouble {
             continue;
         }
-        match shared.store.sweep_limits(std::mem::take(&mut sweep), changed).await {
-            Ok((let_go, next)) => {
-                sweep = next;
-                shared.start_or_hint(let_go);
-            }
+        let tell = |let_go| shared.start_or_hint(let_go);
+        match shared.store.sweep_limits(std::mem::take(&mut sweep), changed, tell).await {
+            Ok(next) => sweep = next,
             Err(error) => {
                 settings.clear();
                 tracing::debug!(%error, "cannot sweep the limits");

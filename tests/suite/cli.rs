@@ -97,7 +97,8 @@ async fn serve_names_the_files_urls_and_kinds_that_it_cannot_use_at_once_and_wit
     let dir = tempfile::tempdir().unwrap();
     let file = "redis_ca_file = \"no-redis-ca\"\ncallback_ca_file = \"no-callback-ca\"\n[kinds.nope]\n\
          max_attempts = 2\n[alerts]\nurl = \"http://10.0.0.5/x\"\ndead_letters = 1\n[compat.delayed]\n\
-         url = \"http://10.0.0.6/x\"\n";
+         url = \"http://10.0.0.6/x\"\n[outboxes.shop]\n\
+         mysql_url = \"mysql://127.0.0.1:1/shop?ssl-cert=no-cert&ssl-key=no-key\"\n";
     std::fs::write(dir.path().join("tickr.toml"), file).unwrap();
     let mysql = "mysql://u:canary@127.0.0.1:1/tickr?ssl-mode=VERIFY_IDENTITY&ssl-ca=no-mysql-ca";
     let ran = |args: &[&str]| {
@@ -116,6 +117,8 @@ async fn serve_names_the_files_urls_and_kinds_that_it_cannot_use_at_once_and_wit
         "the url of [alerts] cannot be called",
         "the url of [compat.delayed] cannot be called",
         "ssl-ca of mysql_url: no-mysql-ca",
+        "ssl-cert of outboxes.shop.mysql_url: no-cert",
+        "ssl-key of outboxes.shop.mysql_url: no-key",
     ] {
         assert!(err.contains(part), "{part} is not in:\n{err}");
     }

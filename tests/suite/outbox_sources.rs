@@ -830,7 +830,7 @@ async fn the_password_of_an_outbox_appears_nowhere() {
     let place = rest.rsplit_once('@').map_or(rest, |(_, place)| place);
     let text = format!(
         "[outboxes.wrong]\nmysql_url = \"mysql://mover:canary@{place}\"\n[outboxes.away]\nmysql_url = \
-         \"mysql://mover:canary@127.0.0.1:1/shop?ssl-mode=VERIFY_IDENTITY&ssl-key=canary\"\n"
+         \"mysql://mover:canary@127.0.0.1:1/shop?ssl-mode=DISABLED&ssl-key=canary\"\n"
     );
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("tickr.toml"), text).unwrap();

@@ -217,22 +217,27 @@ async fn a_tick_that_one_version_cannot_fire_is_left_to_the_other_while_it_lives
     let newer = tickr.another_with(brief, new()).await;
     // The first runner leads the ticks.
     let put = async |app: &tickr::app::App, name: &str, kind: &str, payload: Value| {
-        let schedule = json!({"cron": "* * * * * *", "kind": kind, "payload": payload, "misfire": "all", "misfire_grace_ms": 60_000});
+        // The other version is gone for longer than the grace of the schedule "strict" before it counts as gone.
+        let (misfire, grace) = if name == "strict" { ("skip", 1_000) } else { ("all", 60_000) };
+        let schedule = json!({
+            "cron": "* * * * * *", "kind": kind, "payload": payload, "misfire": misfire, "misfire_grace_ms": grace
+        });
         let put = answer(http().put(format!("http://{}/v1/schedules/{name}", app.addr())).json(&schedule)).await;
         assert_eq!(put.status, 201, "{:#}", put.body);
     };
     put(&tickr.app, "plain", "noop", json!({})).await;
     tickr.until_count("SELECT COUNT(*) >= 2 FROM ticks", 1).await;
     put(&newer, "for-new", "parcel", json!({"to": "Ada", "phone": "1"})).await;
+    put(&newer, "strict", "parcel", json!({"to": "Ada", "phone": "1"})).await;
     put(&tickr.app, "for-old", "parcel", json!({"to": "Ada", "fax": "1"})).await;
-    for name in ["for-new", "for-old"] {
+    for name in ["for-new", "strict", "for-old"] {
         let done = format!(
             "SELECT COUNT(*) >= 5 FROM ticks t JOIN attempts a ON a.job_id = t.job_id AND a.end_state = 'completed' \
              WHERE t.schedule = '{name}'"
         );
         tickr.until_count(done, 1).await;
     }
-    assert_eq!(tickr.count("SELECT COUNT(*) FROM ticks WHERE outcome <> 'fired'").await, 0);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM ticks WHERE outcome <> 'fired' AND schedule <> 'strict'").await, 0);
     assert_eq!(tickr.delete("/v1/schedules/for-old").await.status, 204);
 
     // The newer version is gone. It counts as living for its lease, and then the ticks are recorded as skipped.
@@ -246,9 +251,14 @@ async fn a_tick_that_one_version_cannot_fire_is_left_to_the_other_while_it_lives
     assert_eq!(tickr.count(early).await, 0);
     let told = tickr.get("/v1/schedules/for-new/ticks?outcome=skipped&limit=1").await.body;
     assert!(told["data"][0]["reason"].as_str().unwrap().contains("phone"), "{told:#}");
+    tickr.until_count("SELECT COUNT(*) > 0 FROM ticks WHERE schedule = 'strict' AND cause = 'invalid'", 1).await;
+    let late = "SELECT COUNT(*) FROM ticks WHERE schedule = 'strict' AND cause = 'missed' \
+         AND due_at > (SELECT MAX(due_at) FROM ticks WHERE schedule = 'strict' AND outcome = 'fired') \
+         AND due_at < (SELECT MIN(due_at) FROM ticks WHERE schedule = 'strict' AND cause = 'invalid')";
+    assert_eq!(tickr.count(late).await, 0, "a tick that is left is not late because of that");
     let torn = "SELECT COUNT(*) FROM ticks WHERE schedule = 'plain' AND outcome <> 'fired'";
     assert_eq!(tickr.count(torn).await, 0, "a schedule that is left delays no other");
-    for name in ["for-new", "plain"] {
+    for name in ["for-new", "strict", "plain"] {
         assert_eq!(tickr.delete(&format!("/v1/schedules/{name}")).await.status, 204);
     }
     tickr.until_idle().await;

@@ -5,7 +5,7 @@
 //! settlement locks no key, and a slot is never free too early. If a runner dies in between, another one frees the slot
 //! within a second or two ([`Store::sweep_limits`]).
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -655,7 +655,7 @@ const LOCKED_RESTS: Duration = Duration::from_secs(10);
 /// Parked jobs that one statement reads after a change of their limit.
 const PAGE_OF_PARKED: usize = 256;
 
-/// Time for which a sweep lets jobs of the same keys go.
+/// Time for which a sweep lets jobs of the same keys go, and jobs of paused queues leave all their lines.
 const LETTING_GO: Duration = Duration::from_secs(2);
 
 /// Time for which a sweep looks for keys with room. The next one goes on, in a second: a turn of a slow rate that is
@@ -670,12 +670,15 @@ pub struct LimitSweep {
     /// Limits of which another session kept a key locked while a sweep waited for it, and when. For a while no sweep
     /// waits for their keys.
     locked: BTreeMap<Name, Instant>,
+    /// The last key whose line jobs of paused queues left.
+    left: Option<LimitKey>,
 }
 
 impl Store {
     /// Mend what the settlements of attempts have not done: free slots whose attempts have ended or that were kept in
-    /// vain, let jobs go that have room, and count the attempts that ran when a limit was set. Returns the jobs that are
-    /// due now, and where the next sweep goes on. With `changed`, after a change of settings, it looks at all keys.
+    /// vain, let jobs go that have room, and count the attempts that ran when a limit was set. Returns where the next
+    /// sweep goes on. With `changed`, after a change of settings, it looks at all keys. `tell` gets the jobs that are
+    /// due now as soon as they are let go, so no later part of the sweep holds them up or loses them.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -683,30 +686,29 @@ impl Store {
         &self,
         sweep: LimitSweep,
         changed: bool,
-    ) -> Result<(Vec<DueJob>, LimitSweep), StoreError> {
-        let LimitSweep { after, mut locked } = sweep;
-        let mut gone = self.count_attempts_of_new_limits(&mut locked).await?;
+        tell: impl Fn(Vec<DueJob>) + Send + Sync,
+    ) -> Result<LimitSweep, StoreError> {
+        let LimitSweep { after, mut locked, left } = sweep;
+        tell(self.count_attempts_of_new_limits(&mut locked).await?);
         self.share_fairly().await?;
         let limits = self.shared.limits.now();
-        gone.extend(self.free_stale_slots(&limits).await?);
+        tell(self.free_stale_slots(&limits).await?);
         for page in self.keys_to_probe(&limits).await?.chunks(PAGE) {
             let page = page.iter().map(|key| (key.clone(), Vec::new())).collect();
-            gone.extend(self.free_page(page, &limits, false).await?.let_go);
+            tell(self.free_page(page, &limits, false).await?.let_go);
         }
         let mut after = if changed { None } else { after };
-        let looking = Instant::now();
+        let (looking, mut behind_paused) = (Instant::now(), Vec::new());
         loop {
             let keys = self.keys_with_room(after, &limits, changed).await?;
-            for key in keys.behind_paused {
-                gone.extend(self.let_paused_leave(key, &mut locked).await?);
-            }
+            behind_paused.extend(keys.behind_paused);
             for page in keys.with_room.chunks(PAGE) {
                 let page: Vec<(LimitKey, Vec<Uuid>)> = page.iter().map(|key| (key.clone(), Vec::new())).collect();
                 // A limit that was removed may have any number of parked jobs.
                 let began = Instant::now();
                 while began.elapsed() < LETTING_GO {
                     let freed = self.free_page(page.clone(), &limits, changed).await?;
-                    gone.extend(freed.let_go);
+                    tell(freed.let_go);
                     if !freed.more {
                         break;
                     }
@@ -714,23 +716,32 @@ impl Store {
             }
             after = keys.last;
             if after.is_none() || (!changed && looking.elapsed() >= LOOKING) {
-                return Ok((gone, LimitSweep { after, locked }));
+                break;
             }
         }
+        let left = self.let_paused_leave(in_turn(behind_paused, left.as_ref()), &mut locked, tell).await?;
+        Ok(LimitSweep { after, locked, left })
     }
 
-    /// Let jobs of paused queues leave the front of the line of a key. Otherwise each claim and each end of an attempt
-    /// would read all of them, with the key locked, to find the next job of another queue.
+    /// Let jobs of paused queues leave the front of the lines of these keys, for a while of each in turn. Otherwise
+    /// each claim and each end of an attempt would read all of them, with the key locked, to find the next job of
+    /// another queue. Later sweeps go on, behind the key that is returned: all the rest of a sweep is more urgent.
     ///
     /// Such claims hardly ever leave the key free, so this waits for it.
     async fn let_paused_leave(
         &self,
-        key: LimitKey,
+        mut lines: VecDeque<LimitKey>,
         locked: &mut BTreeMap<Name, Instant>,
-    ) -> Result<Vec<DueJob>, StoreError> {
-        let (mut gone, began, key) = (Vec::new(), Instant::now(), Arc::new(key));
-        while began.elapsed() < LETTING_GO && !locked.contains_key(&key.limit) {
-            let of_line = Arc::clone(&key);
+        tell: impl Fn(Vec<DueJob>) + Send + Sync,
+    ) -> Result<Option<LimitKey>, StoreError> {
+        let (mut last, began) = (None, Instant::now());
+        while began.elapsed() < LETTING_GO {
+            let Some(key) = lines.pop_front() else { break };
+            last = Some(key.clone());
+            if locked.contains_key(&key.limit) {
+                continue;
+            }
+            let of_line = Arc::new(key.clone());
             let left = transact_unless_locked(&self.shared.pools.loops, "let jobs leave a limit", move |conn, _| {
                 let key = Arc::clone(&of_line);
                 Box::pin(async move {
@@ -738,16 +749,16 @@ impl Store {
                     let_paused_leave(conn, &key).await
                 })
             });
-            let Some((some, more)) = left.await? else {
-                locked.insert(key.limit.clone(), Instant::now());
-                break;
+            let Some((jobs, more)) = left.await? else {
+                locked.insert(key.limit, Instant::now());
+                continue;
             };
-            gone.extend(some);
-            if !more {
-                break;
+            tell(jobs);
+            if more {
+                lines.push_back(key);
             }
         }
-        Ok(gone)
+        Ok(last)
     }
 
     /// Read what the keys of fair limits share: the workers of the runners, less those that work for keys without
@@ -1124,6 +1135,15 @@ async fn is_any_queue_paused(conn: &mut Session<'_>) -> Result<bool, sqlx::Error
     sqlx::query_scalar(sql).fetch_one(conn).await
 }
 
+/// Return these keys in the order in which their lines get their turns, beginning behind `last`. Otherwise the first
+/// ones could use up the time of every sweep.
+fn in_turn(mut keys: Vec<LimitKey>, last: Option<&LimitKey>) -> VecDeque<LimitKey> {
+    keys.sort_unstable();
+    let had_their_turns = keys.partition_point(|key| Some(key) <= last);
+    keys.rotate_left(had_their_turns);
+    keys.into()
+}
+
 struct KeysRead {
     with_room: Vec<LimitKey>,
     /// Keys whose lines begin with many jobs of paused queues.
@@ -1202,6 +1222,16 @@ mod tests {
         let limit = Limit { name, kind: None, queue: None, shared_by, fair: false, breaker: None, bounds, overrides };
         let changed = (Timestamp::default(), Actor::tickr());
         LimitSetting { limit, counted: true, changed, version: 1, breaker_since: None, share: None }
+    }
+
+    #[test]
+    fn lines_behind_paused_jobs_take_turns_over_the_sweeps() {
+        let key = |key: &str| LimitKey { limit: "l".parse().unwrap(), key: key.to_owned() };
+        let order = |last: Option<&str>| -> String {
+            let keys = ["c", "a", "b"].map(key).to_vec();
+            in_turn(keys, last.map(key).as_ref()).into_iter().map(|key| key.key).collect()
+        };
+        assert_eq!([None, Some("a"), Some("bb"), Some("c")].map(order), ["abc", "bca", "cab", "abc"]);
     }
 
     #[test]
