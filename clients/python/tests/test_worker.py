@@ -302,6 +302,38 @@ class LostAnswers(WorkerCase):
         self.server.locked.clear()
         self.assertEqual(self.server.verdict(token)["error"], "later")
 
+    def test_a_large_report_whose_row_is_locked_keeps_back_no_report_and_no_verdict_of_another(self) -> None:
+        @self.app.kind("hold")
+        def hold(_: Any, context: tickr.Context) -> None:
+            context.save_checkpoint("x" * 64_000)
+            self.go.wait(DEADLINE)
+
+        @self.app.kind("step")
+        def step(_: Any, context: tickr.Context) -> None:
+            context.save_checkpoint("y" * 60_000)
+            raise tickr.Failed("later")
+
+        self.app.kind("echo")(lambda payload: payload)
+
+        def reports(token: str) -> int:
+            held = [held for call in self.server.of("beat") for held in call.body["holding"]]
+            return sum(it["token"] == token and "checkpoint" in it for it in held)
+
+        locked = self.server.add("hold")
+        self.server.locked.add(locked)
+        self.start(slots=3)
+        self.addCleanup(self.server.locked.clear)
+        eventually("the report of the locked one", lambda: reports(locked))
+        began, before = time.monotonic(), len(self.server.of("beat"))
+        tokens = [self.server.add("step"), self.server.add("echo", "free")]
+        eventually("both verdicts", lambda: all(it in self.server.verdicts for it in tokens), 5.0)
+        self.assertEqual(reports(tokens[0]), 1)
+        again = reports(locked) + 2
+        eventually("it is sent again", lambda: reports(locked) >= again)
+        # A beat each 100 ms is due, and no loop adds to them.
+        self.assertLess(len(self.server.of("beat")) - before, 10 + 12 * (time.monotonic() - began))
+        self.assertLess(reports(locked), 4 + 2 * (time.monotonic() - began))
+
     def test_random_faults_lose_no_verdict_and_double_no_job(self) -> None:
         seed = int(os.environ.get("TEST_SEED") or random.randrange(10_000))
         dice = random.Random(seed)

@@ -305,6 +305,37 @@ class WorkerTest < Minitest::Test
     assert_operator @server.requests("/beat").count { |one| one[:text].include?("checkpoint") }, :>, 1
   end
 
+  def test_large_reports_whose_rows_are_locked_keep_back_no_report_and_no_verdict_of_another
+    locked = %w[t1 t2 t3]
+    serve(beat_ms: 60_000, fetch: ->(n, _) { n == 1 ? jobs(*locked, "t4", "t5") : :hang },
+      beat: lambda { |_, body|
+        reported = body["holding"].filter_map { |one| one["token"] if one["checkpoint"] }
+        [200, {cancel: [], lost: [], drain: false, unsaved: reported & locked}]
+      })
+    began = Tickr::Http.now
+    reports = lambda {
+      held = @server.requests("/beat").flat_map { |one| one[:body]["holding"] }
+      held.filter_map { |one| one["token"] if one["checkpoint"] }.tally
+    }
+    work(slots: 5, grace: 0) do |_, context|
+      if locked.include?(context.attempt.id.delete_prefix("job-"))
+        context.checkpoint("x" * 60_000)
+        context.sleep(60)
+      end
+      eventually("the reports of the locked ones") { (locked - reports.call.keys).empty? }
+      next "done" if context.attempt.id == "job-t5"
+
+      context.checkpoint("y" * 60_000)
+      raise "later"
+    end
+    eventually("both verdicts") { (%w[t4 t5] - verdicts.map { |one| one["token"] }).empty? }
+    assert_equal 1, reports.call["t4"]
+    eventually("the locked ones are sent again") { locked.all? { |token| reports.call[token] >= 3 } }
+    assert_operator @server.requests("/beat").size, :<, 8 + 4 * (Tickr::Http.now - began)
+  ensure
+    locked.clear
+  end
+
   def test_a_worker_whose_verdicts_are_not_answered_holds_no_more_than_a_request_may_list
     serve(beat_ms: 100, fetch: ->(n, body) { jobs(*Array.new(body["slots"]) { |one| "t#{n}-#{one}" }) },
       finish: ->(_, _) { [403, {code: "forbidden", detail: "a proxy"}] })

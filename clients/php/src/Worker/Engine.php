@@ -34,6 +34,8 @@ final class Engine
     private const SEEN_TOKENS = 10_000;
     /** Seconds between a beat that carries reports and the one before it. */
     private const REPORT_SECONDS = 0.5;
+    /** Seconds for which a report waits that the server could not store, because the row is locked. */
+    private const UNSAVED_SECONDS = 1.0;
     /** Seconds that a stopped handler has at the end of the grace, before its process is killed. */
     private const LAST_SECONDS = 0.5;
     /** Seconds after the grace in which verdicts are still repeated. */
@@ -567,12 +569,10 @@ final class Engine
             return;
         }
         $now = Channel::now();
-        $reports = array_filter($this->held, static fn (Held $held) => $held->hasReport());
-        $due = $now >= $this->nextBeat || ($reports !== [] && $now >= $this->lastBeat + self::REPORT_SECONDS);
-        if ($this->beat->isIdle() && $due) {
+        if ($this->beat->isIdle() && $now >= $this->beatDue()) {
             // At least two of them fit between the end of a beat and that of the lease.
             $timeout = max(1.0, min($this->beatSeconds / 2, 10.0));
-            $this->beat->start(new Request('POST', $this->path('beat'), $this->nextReports(), [], $timeout));
+            $this->beat->start(new Request('POST', $this->path('beat'), $this->nextReports($now), [], $timeout));
             $this->lastBeat = $now;
             $this->nextBeat = $now + $this->beatSeconds;
         }
@@ -604,9 +604,10 @@ final class Engine
         $unsaved = array_flip($answer['unsaved'] ?? []);
         foreach ($reported as [$held, $progress, $checkpoint]) {
             if (isset($unsaved[$held->token])) {
-                $this->lastBeat = $now + self::REPORT_SECONDS;
+                $held->unsavedUntil = $now + self::UNSAVED_SECONDS;
                 continue;
             }
+            $held->unsavedUntil = 0.0;
             if ($held->progress === $progress) {
                 $held->progress = null;
             }
@@ -635,18 +636,32 @@ final class Engine
         return array_filter($this->held, static fn (Held $held) => !$held->lost);
     }
 
-    /** The body of a beat: every attempt, and as many reports as one call carries. The others follow at once. */
-    private function nextReports(): string
+    private function beatDue(): float
+    {
+        $due = $this->nextBeat;
+        foreach ($this->held as $held) {
+            if ($held->hasReport()) {
+                $due = min($due, max($this->lastBeat + self::REPORT_SECONDS, $held->unsavedUntil));
+            }
+        }
+        return $due;
+    }
+
+    /**
+     * The body of a beat: every attempt, and as many reports as one call carries. The others follow at once.
+     *
+     * Reports that the server could not store pause, and then come behind the others.
+     */
+    private function nextReports(float $now): string
     {
         $this->reporting = [];
         $this->moreReports = false;
         $listed = $this->listed();
         $entries = array_map(static fn (Held $held) => $held->entry(), $listed);
         $bytes = array_sum(array_map(\strlen(...), $entries));
-        foreach ($listed as $token => $held) {
-            if (!$held->hasReport()) {
-                continue;
-            }
+        $due = array_filter($listed, static fn (Held $one) => $one->hasReport() && $now >= $one->unsavedUntil);
+        uasort($due, static fn (Held $one, Held $other) => $one->unsavedUntil <=> $other->unsavedUntil);
+        foreach ($due as $token => $held) {
             $report = $held->report();
             $bytes += \strlen($report) - \strlen($entries[$token]);
             $isFull = $bytes > self::CALL_BYTES || \count($this->reporting) >= $this->reportMost;
@@ -851,7 +866,7 @@ final class Engine
         if ($this->worker === null) {
             $due = min($due, $this->register->isIdle() ? $this->registerAt : INF);
         } else {
-            $due = min($due, $this->beat->isIdle() ? $this->nextBeat : INF);
+            $due = min($due, $this->beat->isIdle() ? $this->beatDue() : INF);
             if ($this->fetch->isIdle() && $this->free() > 0 && $this->stopAt === null) {
                 $due = min($due, $this->nextFetch);
             }
@@ -861,9 +876,6 @@ final class Engine
             $runs = $held->verdict === null && $held->cancelled === null;
             $due = min($due, $held->killAt, $runs ? $held->deadline : INF);
             $now < $held->notBefore && $due = min($due, $held->notBefore);
-            if ($held->hasReport() && $this->worker !== null && $this->beat->isIdle()) {
-                $due = min($due, $this->lastBeat + self::REPORT_SECONDS);
-            }
         }
         if ($this->stopAt !== null && !$this->graceOver) {
             $due = min($due, $this->stopAt + $this->settings->graceMs / 1000);

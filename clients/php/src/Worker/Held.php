@@ -30,6 +30,8 @@ final class Held
     /** Until when the verdict waits, because another session locked the row of the job; and the next such pause. */
     public float $notBefore = 0.0;
     public float $pause = 0.5;
+    /** Until when its report waits, because another session locked the row of the job. */
+    public float $unsavedUntil = 0.0;
 
     /**
      * @param array<string, string> $job the members of the job, as JSON texts

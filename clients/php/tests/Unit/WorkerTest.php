@@ -373,6 +373,52 @@ final class WorkerTest extends TestCase
         self::assertGreaterThan(1, \count($saves));
     }
 
+    public function testLargeReportsWhoseRowsAreLockedKeepBackNoReportAndNoVerdictOfAnother(): void
+    {
+        $locked = ['t1', 't2', 't3'];
+        $reported = static fn (array $holding) => array_column(
+            array_filter($holding, static fn (array $one) => isset($one['checkpoint'])),
+            'token',
+        );
+        $server = $this->server([
+            'fetch' => static fn (int $n) => $n === 1
+                ? [200, ['jobs' => array_map(self::job(...), [...$locked, 't4', 't5']), 'drain' => false]] : 'hang',
+            'beat' => static fn (int $n, $body) => [200, ['cancel' => [], 'lost' => [], 'drain' => false,
+                'unsaved' => array_values(array_intersect($reported($body['holding']), $locked))]],
+        ], beatMs: 60_000);
+        $begun = hrtime(true);
+        $times = static fn (array $beats) => array_count_values(array_merge([], ...array_map(
+            static fn ($one) => $reported($one['body']['holding']),
+            $beats,
+        )));
+        $least = static fn (int $count) => static fn (array $beats) => array_filter(
+            $locked,
+            static fn (string $token) => ($times($beats)[$token] ?? 0) < $count,
+        ) === [];
+        $this->worker($server, static function ($payload, Context $context) use ($server, $least): string {
+            $id = $context->attempt->id;
+            if ($id === 'job-t4' || $id === 'job-t5') {
+                $server->await('/beat', $least(1));
+            }
+            if ($id === 'job-t4') {
+                $context->checkpoint(str_repeat('y', 60_000));
+                throw new \DomainException('later');
+            }
+            if ($id !== 'job-t5') {
+                $context->checkpoint(str_repeat('x', 60_000));
+                $context->sleep(60_000);
+            }
+            return 'done';
+        }, slots: 5);
+        $server->await('/finish', static fn ($all) => array_diff(['t4', 't5'], array_merge([], ...array_map(
+            static fn ($one) => array_column($one['body']['verdicts'], 'token'),
+            $all,
+        ))) === []);
+        self::assertSame(1, $times($server->requests('/beat'))['t4']);
+        $beats = $server->await('/beat', $least(3));
+        self::assertLessThan(8 + 4 * (hrtime(true) - $begun) / 1e9, \count($beats));
+    }
+
     public function testAWorkerWhoseVerdictsAreNotAnsweredHoldsNoMoreThanARequestMayList(): void
     {
         $server = $this->server([

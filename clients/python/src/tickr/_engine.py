@@ -60,6 +60,8 @@ MAX_FETCH = 500
 MAX_HOLDING = 1_000
 MAX_PAUSE = 5.0
 """Longest pause between two tries of a call, in seconds."""
+UNSAVED_TIME = 1.0
+"""Seconds for which a report waits that the server could not store, because the row is locked."""
 SEEN = 20_000
 """Number of tokens that are remembered, so that none is executed twice."""
 STOP_TIME = 1.0
@@ -139,7 +141,8 @@ class Attempt:
         self.followers: List[Attempt] = []
         self.sent_progress = 0
         self.sent_checkpoint = 0
-        self.unsaved = False
+        # Until when its reports wait, because another session locked the row of the job.
+        self.unsaved_until = 0.0
 
     @property
     def has_news(self) -> bool:
@@ -705,10 +708,11 @@ class Engine:
                 return False
             with self._changed:
                 for attempt, progress, checkpoint in sent:
-                    # What the server could not store for a locked row goes with the next beat again.
-                    attempt.unsaved = attempt.token in unsaved
-                    if attempt.unsaved:
+                    # What the server could not store for a locked row goes with a later beat again.
+                    if attempt.token in unsaved:
+                        attempt.unsaved_until = time.monotonic() + UNSAVED_TIME
                         continue
+                    attempt.unsaved_until = 0.0
                     attempt.sent_progress = max(attempt.sent_progress, progress)
                     attempt.sent_checkpoint = max(attempt.sent_checkpoint, checkpoint)
                 if others_wait:
@@ -720,11 +724,16 @@ class Engine:
 
     def _reports(self, attempts: Sequence[Attempt]) -> Tuple[List[bytes], List[Tuple[Attempt, int, int]], int, bool]:
         """Return the entries of a beat, what they report, how many reports these are, and whether others must wait for
-        the next beat."""
+        the next beat. Reports that were not stored pause, and then come behind the others."""
         parts: List[bytes] = []
         sent: List[Tuple[Attempt, int, int]] = []
         size, count, others_wait = 0, 0, False
-        for attempt in attempts:
+        now = time.monotonic()
+        # Verdicts wait for the checkpoints of attempts that have ended, so these come before reports of running ones.
+        for attempt in sorted(attempts, key=lambda it: (it.unsaved_until, it.end is None)):
+            if now < attempt.unsaved_until:
+                parts.append(_json.encode({"token": attempt.token}))
+                continue
             progress, percent, note, checkpoint, content = attempt.context._reports()
             fields: Dict[str, Any] = {"token": attempt.token}
             raw: Dict[str, bytes] = {}
@@ -744,8 +753,8 @@ class Engine:
                 raw["checkpoint"], size = news, size + len(news)
             if has_progress or news is not None:
                 count += 1
+                sent.append((attempt, progress, checkpoint))
             parts.append(_json.joined(fields, raw))
-            sent.append((attempt, progress, checkpoint))
         return parts, sent, count, others_wait
 
     def _beaten(self, cancel: Sequence[str], lost: Sequence[str]) -> None:
@@ -804,9 +813,9 @@ class Engine:
             return 0.0
         return min((at - now for at, _ in self._put_off), default=None)
 
-    def _put_off_end(self, end: End) -> None:
+    def _put_off_end(self, end: End, until: float = 0.0) -> None:
         """Send a verdict again later: another session locks the row of its job. The caller has the lock."""
-        self._put_off.append((time.monotonic() + end.pause, end))
+        self._put_off.append((max(time.monotonic() + end.pause, until), end))
         end.pause = min(end.pause * 2, MAX_PAUSE)
 
     _finish_pause = 0.0
@@ -873,20 +882,26 @@ class Engine:
         return False
 
     def _flush_checkpoints(self, batch: List[End]) -> bool:
+        """Send the checkpoints of these verdicts, as long as each beat brings one of them on. False if a beat got no
+        answer."""
+        before = len(batch) + 1
         while True:
+            with self._changed:
+                now = time.monotonic()
+                held = [self._held.get(end.token) for end in batch if end.another_follows]
+                left = sum(it is not None and it.has_news and now >= it.unsaved_until for it in held)
+            if left == 0 or left >= before:
+                return True
+            before = left
             if not self._beat():
                 return False
-            with self._changed:
-                held = [self._held.get(end.token) for end in batch]
-                if not any(it is not None and it.has_news and not it.unsaved for it in held):
-                    return True
 
     def _is_held_up(self, end: End) -> bool:
-        """Put a verdict off whose checkpoint the server could not store yet. The caller has the lock."""
+        """Put a verdict off whose checkpoint is not stored yet. The caller has the lock."""
         attempt = self._held.get(end.token)
         if attempt is None or not (end.another_follows and attempt.has_news):
             return False
-        self._put_off_end(end)
+        self._put_off_end(end, attempt.unsaved_until)
         return True
 
     def _mend(self, end: End, reason: str) -> bool:

@@ -23,6 +23,8 @@ module Tickr
     SEEN_TOKENS = 10_000
     # Seconds between a beat that carries reports and the one before it.
     REPORT_SECONDS = 0.5
+    # Seconds for which a report waits that the server could not store, because the row is locked.
+    UNSAVED_SECONDS = 1.0
     # Seconds that a stopped handler has at the end of the grace, before its thread is killed.
     LAST_SECONDS = 0.5
     # Seconds after the grace in which verdicts are still repeated.
@@ -35,11 +37,11 @@ module Tickr
     # Any other answer says nothing about the call. An operator may mend a proxy, or the rights of the API key.
     REFUSES = ->(status) { [400, 404, 413, 422].include?(status) }
     private_constant :MAX_FETCH, :MAX_VERDICTS, :MAX_HOLDING, :CALL_BYTES, :LOG_BYTES, :SEEN_TOKENS, :REPORT_SECONDS,
-      :LAST_SECONDS, :FLUSH_SECONDS, :REFUSED_SECONDS, :LONGEST_PAUSE, :REFUSES_WORKER, :REFUSES
+      :UNSAVED_SECONDS, :LAST_SECONDS, :FLUSH_SECONDS, :REFUSED_SECONDS, :LONGEST_PAUSE, :REFUSES_WORKER, :REFUSES
 
     # An attempt of which the verdict is not answered yet, or a lost one whose handler has not ended.
     Held = Struct.new(:token, :job, :context, :deadline, :thread, :progress, :checkpoint, :log, :verdict, :cancelled,
-      :lost, :not_before, :pause, keyword_init: true) do
+      :lost, :not_before, :pause, :unsaved_until, keyword_init: true) do
       def running? = verdict.nil?
 
       # A lost attempt keeps its slot until its handler ends, but the worker does not hold it any more.
@@ -404,7 +406,8 @@ module Tickr
       @seen[token] = true
       @seen.shift if @seen.size > SEEN_TOKENS
       attempt = Handling.attempt(job)
-      held = Held.new(token: token, job: attempt, deadline: Http.now + attempt.timeout_ms / 1000.0, log: +"")
+      held = Held.new(token: token, job: attempt, deadline: Http.now + attempt.timeout_ms / 1000.0, log: +"",
+        unsaved_until: 0.0)
       held.context = Context.new(attempt, ->(what, value) { report(held, what, value) })
       @held[token] = held
       @ready << held
@@ -517,17 +520,19 @@ module Tickr
       rescue ConnectionFailed => e
         return beat_again(e.message)
       end
-      saved, left = reported.partition { |held, *| !unsaved.include?(held.token) }
-      heed(saved, more, lost, cancelled)
-      @lock.synchronize { @last_beat = Http.now + REPORT_SECONDS } if left.any?
+      left, saved = reported.partition { |held, *| unsaved.include?(held.token) }
+      heed(saved, left, more, lost, cancelled)
     end
 
     # The reports and the attempts of a beat, and whether further reports must follow it. Every attempt is in it.
+    # Reports that the server could not store pause, and then come behind the others.
     def next_reports
+      now = Http.now
       entries = listed.transform_values(&:entry)
       bytes = entries.each_value.sum(&:bytesize)
       reported = []
-      @held.each_value.select(&:report?).each do |held|
+      due = @held.each_value.select { |held| held.report? && now >= held.unsaved_until }
+      due.sort_by.with_index { |held, index| [held.unsaved_until, index] }.each do |held|
         report = held.report
         bytes += report.bytesize - entries[held.token].bytesize
         return [reported, entries.values, true] if reported.any? && (bytes > CALL_BYTES || reported.size >= @report_most)
@@ -567,13 +572,15 @@ module Tickr
       reported.each do |held, progress, checkpoint|
         held.progress = nil if held.progress.equal?(progress)
         held.checkpoint = nil if held.checkpoint.equal?(checkpoint)
+        held.unsaved_until = 0.0
       end
     end
 
-    def heed(reported, more, lost, cancelled)
+    def heed(saved, left, more, lost, cancelled)
       @beat_failures = 0
       @lock.synchronize do
-        forget(reported)
+        forget(saved)
+        left.each { |held, *| held.unsaved_until = Http.now + UNSAVED_SECONDS }
         more ? @next_beat = Http.now : @report_most = Float::INFINITY
         @changed.broadcast
         lost.each do |token|
@@ -589,9 +596,8 @@ module Tickr
     end
 
     def beat_due
-      due = @next_beat
-      due = [due, @last_beat + REPORT_SECONDS].min if @held.any? { |_, held| held.report? }
-      due
+      reports = @held.each_value.select(&:report?)
+      [@next_beat, *reports.map { |held| [@last_beat + REPORT_SECONDS, held.unsaved_until].max }].min
     end
 
     def finish_loop
