@@ -2142,6 +2142,10 @@ mutants() {
         'Err(error) if is_locked_elsewhere(&error) => caution.begin(),' \
         'Err(error) if is_locked_elsewhere(&error) && page.is_empty() => caution.begin(),' \
         store::a_row_that_another_session_locks_keeps_no_other_lease_from_being_renewed
+    mutant 'locked row of a runner in its heartbeat' internal/store/attempts/lease.rs \
+        'Err(error) if is_locked_elsewhere(&error) => caution.begin(),' \
+        'Err(error) if is_locked_elsewhere(&error) && runner.as_str().is_empty() => caution.begin(),' \
+        store::a_row_of_a_runner_that_another_session_locks_costs_it_no_lease
     mutant 'locked verdicts beside others' internal/broker/remote_workers.rs \
         'until = Instant::now() + VERDICT_PATIENCE;' \
         'until = Instant::now() + VERDICT_PATIENCE * 20;' \

@@ -26,8 +26,8 @@ use tickr_job::{AttemptToken, JobId, Progress};
 const CAUTIOUS_FOR: Duration = Duration::from_secs(60);
 /// Number of times that a cautious renewal tries rows, and the pause between two tries: a verdict, a cancel or a
 /// request with `after` locks a row for some milliseconds.
-const TRIES: u32 = 3;
-const PAUSE: Duration = Duration::from_millis(20);
+pub(super) const TRIES: u32 = 3;
+pub(super) const PAUSE: Duration = Duration::from_millis(20);
 
 /// The store's answer to a heartbeat.
 #[derive(Clone, Debug, Default)]
@@ -38,6 +38,8 @@ pub struct HeartbeatAnswer {
     pub cancel_requested: Vec<(JobId, AttemptToken)>,
     /// Attempts whose leases were not renewed, because another session locks their rows.
     pub locked: Vec<(JobId, AttemptToken)>,
+    /// True if the row of the runner was written, so that other runners see that it lives.
+    pub told: bool,
 }
 
 /// Whether renewals leave out rows that other sessions lock, without a wait. This takes more requests, so it is done
