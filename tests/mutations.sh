@@ -2158,6 +2158,10 @@ mutants() {
         'SELECT id FROM runners WHERE id = ? FOR UPDATE{SKIP_LOCKED}' \
         'SELECT id FROM runners WHERE id = ? FOR UPDATE' \
         remote_workers::a_locked_row_of_a_worker_that_is_gone_delays_no_lost_attempt_of_another
+    mutant 'locked batch of a worker that is over' internal/store/attempts/remote.rs \
+        'AND id IN {list} FOR UPDATE{SKIP_LOCKED}' \
+        'AND id IN {list}' \
+        remote_workers::a_batch_that_is_over_and_that_another_session_locks_delays_no_heartbeat
     mutant 'locked queue of a claim for a worker' internal/store/attempts/remote.rs \
         'QUEUE_PATIENCE: Duration = Duration::from_millis(300)' \
         'QUEUE_PATIENCE: Duration = Duration::from_secs(300)' \

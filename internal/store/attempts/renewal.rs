@@ -3,7 +3,8 @@
 //! Another session may keep the row of one attempt locked for long: a runner that froze in a transaction, or an
 //! operator. A heartbeat that waited for this row would renew no other lease. So the connections of heartbeats wait for
 //! a lock for a second only. After such a wait in vain, renewals lock the free rows first and leave the others out,
-//! for a while ([`Caution`]). So any number of locked rows costs the heartbeats of a process one wait in a minute.
+//! for a while ([`Caution`]). So any number of locked rows costs the heartbeats of a process one wait in a minute. A
+//! locked batch of claims that is over costs none.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
