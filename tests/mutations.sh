@@ -2150,6 +2150,10 @@ mutants() {
         'until = Instant::now() + VERDICT_PATIENCE;' \
         'until = Instant::now() + VERDICT_PATIENCE * 20;' \
         remote_workers::a_row_that_another_session_locks_costs_no_other_attempt_of_its_worker_its_lease_or_its_verdict
+    mutant 'verdicts that go on without their caller' internal/broker/remote_workers.rs \
+        'self.settle_apart(attempt, settlement).await' \
+        'self.settle_remote(attempt, settlement).await' \
+        remote_workers::a_verdict_that_is_written_after_its_answer_has_all_that_follows_it
     mutant 'locked rows among what did not arrive' internal/broker/remote_workers.rs \
         'self.give_back(worker, attempts, UNDELIVERED, false).await;' \
         'self.give_back(worker, attempts, UNDELIVERED, true).await;' \
