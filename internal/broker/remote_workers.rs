@@ -48,8 +48,9 @@ const LONELY_PATIENCE: Duration = Duration::from_secs(5);
 const CHECKPOINT_PATIENCE: Duration = Duration::from_millis(500);
 const CHECKPOINT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Time that a heartbeat has for the ends of attempts whose time is over.
-const ENDING_PATIENCE: Duration = Duration::from_secs(2);
+/// Time that a heartbeat has for the ends of attempts whose time is over. Its client may wait for a sixth of a lease
+/// only, which is 1.7 seconds at the least.
+const ENDING_PATIENCE: Duration = Duration::from_millis(200);
 
 /// Time between two looks whether this process stops, and the time that a verdict under way has then.
 const STOP_LOOK: Duration = Duration::from_millis(500);
