@@ -2145,10 +2145,18 @@ mutants() {
         'Err(error) if is_locked_elsewhere(&error) => caution.begin(),' \
         'Err(error) if is_locked_elsewhere(&error) && page.is_empty() => caution.begin(),' \
         store::a_row_that_another_session_locks_keeps_no_other_lease_from_being_renewed
+    mutant 'locked row of a runner in its heartbeat' internal/store/attempts/lease.rs \
+        'Err(error) if is_locked_elsewhere(&error) => caution.begin(),' \
+        'Err(error) if is_locked_elsewhere(&error) && runner.as_str().is_empty() => caution.begin(),' \
+        store::a_row_of_a_runner_that_another_session_locks_costs_it_no_lease
     mutant 'locked verdicts beside others' internal/broker/remote_workers.rs \
         'until = Instant::now() + VERDICT_PATIENCE;' \
         'until = Instant::now() + VERDICT_PATIENCE * 20;' \
         remote_workers::a_row_that_another_session_locks_costs_no_other_attempt_of_its_worker_its_lease_or_its_verdict
+    mutant 'verdicts that go on without their caller' internal/broker/remote_workers.rs \
+        'self.settle_apart(attempt, settlement).await' \
+        'self.settle_remote(attempt, settlement).await' \
+        remote_workers::a_verdict_that_is_written_after_its_answer_has_all_that_follows_it
     mutant 'locked rows among what did not arrive' internal/broker/remote_workers.rs \
         'self.give_back(worker, attempts, UNDELIVERED, false).await;' \
         'self.give_back(worker, attempts, UNDELIVERED, true).await;' \
@@ -2157,6 +2165,10 @@ mutants() {
         'SELECT id FROM runners WHERE id = ? FOR UPDATE{SKIP_LOCKED}' \
         'SELECT id FROM runners WHERE id = ? FOR UPDATE' \
         remote_workers::a_locked_row_of_a_worker_that_is_gone_delays_no_lost_attempt_of_another
+    mutant 'locked batch of a worker that is over' internal/store/attempts/remote.rs \
+        'AND id IN {list} FOR UPDATE{SKIP_LOCKED}' \
+        'AND id IN {list}' \
+        remote_workers::a_batch_that_is_over_and_that_another_session_locks_delays_no_heartbeat
     mutant 'locked queue of a claim for a worker' internal/store/attempts/remote.rs \
         'QUEUE_PATIENCE: Duration = Duration::from_millis(300)' \
         'QUEUE_PATIENCE: Duration = Duration::from_secs(300)' \

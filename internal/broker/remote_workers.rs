@@ -3,15 +3,16 @@
 //! An attempt that was claimed for a request and does not reach its worker is given back: the [`JobDelivery`] that carries
 //! it does that when it is dropped before it was delivered.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::future::Future;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
 use serde_json::value::RawValue;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
@@ -47,8 +48,13 @@ const LONELY_PATIENCE: Duration = Duration::from_secs(5);
 const CHECKPOINT_PATIENCE: Duration = Duration::from_millis(500);
 const CHECKPOINT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Time that a heartbeat has for the ends of attempts whose time is over.
-const ENDING_PATIENCE: Duration = Duration::from_secs(2);
+/// Time that a heartbeat has for the ends of attempts whose time is over. Its client may wait for a sixth of a lease
+/// only, which is 1.7 seconds at the least.
+const ENDING_PATIENCE: Duration = Duration::from_millis(200);
+
+/// Time between two looks whether this process stops, and the time that a verdict under way has then.
+const STOP_LOOK: Duration = Duration::from_millis(500);
+const STOP_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Why an attempt that did not reach its worker is given back.
 const UNDELIVERED: &str = "its worker did not receive it, so no attempt is used";
@@ -75,12 +81,37 @@ pub(super) struct Polls {
     exit: Mutex<Option<mpsc::UnboundedReceiver<Poll>>>,
     limits: TimeLimits,
     tasks: TaskTracker,
+    endings: Mutex<HashMap<EndingKey, Ending>>,
+}
+
+/// An attempt and its verdict.
+type EndingKey = (JobId, AttemptToken, &'static str);
+
+/// The way to the answer of a verdict that is being written. A call that repeats the verdict waits for the same answer.
+type Ending = watch::Receiver<Option<Result<WorkerFinished, StoreError>>>;
+
+/// A verdict that is being written. When this is dropped, a call that repeats the verdict begins anew.
+struct UnderWay {
+    polls: Arc<Polls>,
+    key: EndingKey,
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.polls.endings.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
+    }
 }
 
 impl Polls {
     pub(super) fn new(tasks: &TaskTracker) -> Self {
         let (entrance, exit) = mpsc::unbounded_channel();
-        Self { entrance, exit: Mutex::new(Some(exit)), limits: TimeLimits::default(), tasks: tasks.clone() }
+        Self {
+            entrance,
+            exit: Mutex::new(Some(exit)),
+            limits: TimeLimits::default(),
+            tasks: tasks.clone(),
+            endings: Mutex::default(),
+        }
     }
 }
 
@@ -421,14 +452,18 @@ impl Broker {
             let again = Again::Backoff(self.policy_of(&overdue.attempt), rand::random());
             let error = Some(format!("timed out after {ms} ms"));
             let settlement = settlement((id, token, number), Verdict::TimedOut, error, None, again);
-            let ended = self.settle_remote(&overdue.attempt, settlement);
-            let Ok(ended) = tokio::time::timeout_at(until.into(), ended).await else {
+            let ended = self.settle_apart(&overdue.attempt, settlement);
+            let ended = match tokio::time::timeout_at(until.into(), ended).await {
+                Ok(Err(error)) if !error.is_transient() => return Err(error),
+                Ok(Ok(ended)) => ended,
+                Ok(Err(_)) | Err(_) => WorkerFinished::Locked,
+            };
+            if ended == WorkerFinished::Locked {
                 // Another session locks its row, or MySQL is slow. The end is written later, and the next heartbeat says
                 // so.
                 beaten.cancel.insert((id, token));
                 continue;
-            };
-            ended?;
+            }
             self.recount(&overdue.attempt.queue, &worker).await;
             beaten.cancel.remove(&(id, token));
             beaten.lost.insert((id, token));
@@ -516,7 +551,49 @@ impl Broker {
         let mut settlement = settlement((finish.id, finish.token, finish.number), verdict, error, result, again);
         settlement.log = finish.log;
         settlement.checkpoint = finish.checkpoint.map_or(CheckpointUse::Unused, CheckpointUse::Unsaved);
-        self.settle_remote(attempt, settlement).await
+        self.settle_apart(attempt, settlement).await
+    }
+
+    /// Settle an attempt of a worker in a task of its own, which goes on when the caller waits no more: another session
+    /// may lock the row, and all that follows the end of an attempt must follow it then as well. A verdict that is
+    /// under way is not handed in again. The caller counts the permits of the worker again; without one the task does.
+    async fn settle_apart(
+        &self,
+        attempt: &RemoteAttempt,
+        settlement: Settlement,
+    ) -> Result<WorkerFinished, StoreError> {
+        let key = (settlement.id, settlement.token, settlement.verdict.as_str());
+        let (mut ending, begun) = {
+            let mut endings = self.polls.endings.lock().unwrap_or_else(PoisonError::into_inner);
+            match endings.entry(key) {
+                Entry::Occupied(under_way) => (under_way.get().clone(), None),
+                Entry::Vacant(place) => {
+                    let (tell, ending) = watch::channel(None);
+                    place.insert(ending.clone());
+                    (ending, Some((tell, UnderWay { polls: Arc::clone(&self.polls), key })))
+                }
+            }
+        };
+        if let Some((tell, under_way)) = begun {
+            let (broker, attempt) = (self.clone(), attempt.clone());
+            let mut settling = Box::pin(async move {
+                let settled = broker.settle_remote(&attempt, settlement);
+                let Some(settled) = unless_stopped(&broker.polls.tasks, settled).await else { return };
+                drop(under_way);
+                if tell.send(Some(settled)).is_err()
+                    && let Some((_, _, runner)) = &attempt.open
+                {
+                    broker.recount(&attempt.queue, runner).await;
+                }
+            });
+            // Hand it in before the verdicts behind it.
+            if (&mut settling).now_or_never().is_none() {
+                self.polls.tasks.spawn(settling);
+            }
+        }
+        let ended = ending.wait_for(Option::is_some).await.ok().and_then(|ended| ended.clone());
+        // Without an answer, the process stops.
+        ended.unwrap_or(Ok(WorkerFinished::Locked))
     }
 
     /// Settle an attempt of a worker, and tell the index and the listeners of events.
@@ -553,6 +630,21 @@ impl Broker {
     fn policy_of(&self, attempt: &RemoteAttempt) -> RetryPolicy {
         let of_kind = || self.registry.find(attempt.kind.as_str()).map(|kind| kind.defaults().retry.clone());
         attempt.retry.clone().or_else(of_kind).unwrap_or_default()
+    }
+}
+
+/// Wait for a settlement, but only for a moment when this process stops. The row may stay locked for long.
+async fn unless_stopped<T>(tasks: &TaskTracker, settled: impl Future<Output = T>) -> Option<T> {
+    let stopped = async {
+        while !tasks.is_closed() {
+            tokio::time::sleep(STOP_LOOK).await;
+        }
+        tokio::time::sleep(STOP_PATIENCE).await;
+    };
+    tokio::select! {
+        biased;
+        done = settled => Some(done),
+        () = stopped => None,
     }
 }
 

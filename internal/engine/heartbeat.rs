@@ -89,7 +89,12 @@ fn beat_until_stopped(
                 Some(Ok(beat)) => {
                     if due {
                         last_beat = Some(sent);
-                        heartbeats.record_beat(sent, row.lease);
+                        // Other runners know of heartbeats by this row alone, and may take the permits of a silent one.
+                        if beat.told {
+                            heartbeats.record_beat(sent, row.lease);
+                        } else {
+                            tracing::warn!("another session locks this runner's row: its heartbeat is not written");
+                        }
                     }
                     apply_answer(&beat, live, events);
                     let written = connection.write_progress(&attempts);

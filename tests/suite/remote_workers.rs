@@ -1064,6 +1064,52 @@ async fn a_row_that_another_session_locks_delays_no_end_of_a_worker_and_no_job_t
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_verdict_that_is_written_after_its_answer_has_all_that_follows_it() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 4).await;
+    let id = tickr.enqueue(json!({"kind": "resize", "payload": 1})).await;
+    let job = worker.fetch(at, 1, 20_000, &[]).await.remove(0);
+    let mut frozen = tickr.mysql().await;
+    sqlx::raw_sql("BEGIN").execute(&mut frozen).await.unwrap();
+    let lock = "SELECT id FROM owed WHERE id = ? FOR UPDATE";
+    sqlx::query(lock).bind(id.uuid()).fetch_one(&mut frozen).await.unwrap();
+    // The repetition joins the verdict that is under way.
+    for _ in 0..2 {
+        assert_eq!(worker.finish(at, &job, json!({"verdict": "succeeded"})).await["result"], "locked");
+    }
+    sqlx::raw_sql("ROLLBACK").execute(&mut frozen).await.unwrap();
+    tickr.until_metric("tickr_attempts_total{kind=\"resize\",verdict=\"succeeded\"} 1").await;
+    assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_that_is_over_and_that_another_session_locks_delays_no_heartbeat() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 4).await;
+    tickr.enqueue(json!({"kind": "resize", "payload": 1})).await;
+    let job = worker.fetch(at, 1, 20_000, &[]).await.remove(0);
+    worker.finish(at, &job, json!({"verdict": "succeeded"})).await;
+    let mut frozen = tickr.mysql().await;
+    sqlx::raw_sql("BEGIN").execute(&mut frozen).await.unwrap();
+    let lock = "SELECT id FROM claim_batches WHERE runner = ? FOR UPDATE";
+    let locked = sqlx::query(lock).bind(&worker.id).fetch_all(&mut frozen).await.unwrap();
+    assert_eq!(locked.len(), 1, "no heartbeat has come since its end");
+    // A heartbeat waits for a lock for a second.
+    let began = Instant::now();
+    for _ in 0..4 {
+        worker.beat(at, &[]).await;
+    }
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    sqlx::raw_sql("ROLLBACK").execute(&mut frozen).await.unwrap();
+    worker.beat(at, &[]).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM claim_batches").await, 0);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_locked_row_of_a_worker_that_is_gone_delays_no_lost_attempt_of_another() {
     let tickr = started().await;
     let at = tickr.app.addr();

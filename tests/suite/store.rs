@@ -698,6 +698,44 @@ async fn a_row_that_another_session_locks_keeps_no_other_lease_from_being_renewe
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_row_of_a_runner_that_another_session_locks_costs_it_no_lease() {
+    let test = TestStore::start().await;
+    let live = live_attempts(&test, 2).await;
+    let row = RunnerRow {
+        id: RunnerId::new_for_host("test"),
+        version: "0",
+        kinds: Vec::new(),
+        editions: Editions { options: Edition::for_options(), kinds: BTreeMap::new() },
+        queues: Vec::new(),
+        workers: 2,
+        lease: Duration::from_secs(300),
+        host: "test".into(),
+        pid: 1,
+        parent: None,
+    };
+    let mut pulse = test.store.heartbeat_connection();
+    pulse.register(&row).await.unwrap();
+    let mut other = test.mysql().await;
+    let mut tx = other.begin().await.unwrap();
+    let lock = "SELECT id FROM runners WHERE id = ? FOR UPDATE";
+    sqlx::query(lock).bind(row.id.as_str()).execute(&mut *tx).await.unwrap();
+    let renewed_rows = "SELECT COUNT(*) FROM owed WHERE lease_until > UTC_TIMESTAMP(6) + INTERVAL 100 SECOND";
+    assert_eq!(test.count(renewed_rows).await, 0);
+    // The first heartbeat waits for the row for a second, and the next one does not.
+    for _ in 0..2 {
+        let beat = pulse.beat(&row.id, row.lease, &live, &|_| {});
+        let beat = tokio::time::timeout(Duration::from_secs(4), beat).await.unwrap().unwrap();
+        assert_eq!((beat.lost, beat.locked, beat.told), (vec![], vec![], false));
+        assert_eq!(test.count(renewed_rows).await, 2);
+    }
+    tx.rollback().await.unwrap();
+    assert!(pulse.beat(&row.id, row.lease, &live, &|_| {}).await.unwrap().told);
+    let busy = "SELECT CAST(busy AS SIGNED) FROM runners WHERE slot_jobs IS NOT NULL";
+    assert_eq!(test.count(busy).await, 2);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_beat_that_renews_some_pages_counts_for_those() {
     let test = TestStore::start().await;
     let live = live_attempts(&test, 600).await;

@@ -8,7 +8,7 @@ use sqlx::Row;
 use uuid::Uuid;
 
 use crate::attempts::claim_batches::{LapseRule, Lapsed, deferred_among};
-use crate::attempts::renewal::{Caution, HeartbeatAnswer, look, progress_text, renew, write_progress};
+use crate::attempts::renewal::{Caution, HeartbeatAnswer, PAUSE, TRIES, look, progress_text, renew, write_progress};
 use crate::attempts::settle::{decide, write_moves};
 use crate::attempts::settlement::{Again, CheckpointUse, Settled, Settlement};
 use crate::rows::order::{OrderedJobs, lock_free_keys_of, lock_keys_of};
@@ -17,7 +17,7 @@ use crate::runners::{LiveAttempt, job_ids};
 use crate::sql::batches::{MAX_ROWS, bind_padded, padded_len, placeholders, statement};
 use crate::sql::clock::{Reading, read_clock};
 use crate::sql::connection::{DedicatedConnection, on_pool, transact};
-use crate::sql::error::corrupt;
+use crate::sql::error::{corrupt, is_locked_elsewhere};
 use crate::sql::script::Script;
 use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
@@ -539,7 +539,7 @@ impl HeartbeatConnection {
     ///
     /// Leases are renewed in pages, those renewed longest ago first. `renewed` is called after each page, so that the
     /// renewals of earlier pages count even if a later page fails or takes too long. A row that another session locks
-    /// keeps no other lease from being renewed.
+    /// keeps no other lease from being renewed. The runner's row is written last, and a lock on it fails no heartbeat.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -553,37 +553,7 @@ impl HeartbeatConnection {
         let clock = self.clock.clone();
         let (runner, busy) = (runner.clone(), u32::try_from(live.len()).unwrap_or(u32::MAX));
         let listed = job_ids(live);
-        // NULL leaves the column unchanged, so the text of the statement is the same either way.
         let news = (self.told.as_ref() != Some(&listed)).then(|| Arc::new(listed));
-        self.link
-            .run("write the heartbeat", |conn, _| {
-                let (clock, runner, news) = (clock.clone(), runner.clone(), news.clone());
-                Box::pin(async move {
-                    read_clock(conn, &clock).await?;
-                    // Use the best of the recent clock readings, because this one may have been delayed.
-                    let skew = (chrono::Utc::now() - clock.now()).num_milliseconds();
-                    let mut script = Script::about(1, news.as_ref().map_or(0, |ids| ids.len()));
-                    // Attempts whose verdicts are being written occupy no worker. The process of a suspect has no
-                    // workers of its own.
-                    script.push(
-                        "UPDATE runners SET heartbeat_at = UTC_TIMESTAMP(6), busy = IF(slots = 0, ?, LEAST(?, slots)), clock_skew_ms = ?, \
-                         slot_jobs = COALESCE(?, slot_jobs), stopped_at = NULL WHERE id = ?",
-                        vec![
-                            busy.into(),
-                            busy.into(),
-                            skew.into(),
-                            news.as_ref().map(|ids| ids.as_slice()).into(),
-                            runner.as_str().into(),
-                        ],
-                    );
-                    script.run(conn).await?;
-                    Ok(())
-                })
-            })
-            .await?;
-        if let Some(news) = news {
-            self.told = Some(Arc::unwrap_or_clone(news));
-        }
         let mut beat = HeartbeatAnswer::default();
         let mut oldest_first: Vec<LiveAttempt> = live.to_vec();
         oldest_first.sort_unstable_by_key(|attempt| (attempt.leased, attempt.id));
@@ -600,6 +570,25 @@ impl HeartbeatConnection {
             beat.lost.extend(answer.lost);
             beat.cancel_requested.extend(answer.cancel_requested);
             beat.locked.extend(answer.locked);
+        }
+        let caution = &self.caution;
+        beat.told = self
+            .link
+            .run("write the heartbeat", |conn, _| {
+                let (clock, runner, news, caution) = (clock.clone(), runner.clone(), news.clone(), Arc::clone(caution));
+                Box::pin(async move {
+                    read_clock(conn, &clock).await?;
+                    // Use the best of the recent clock readings, because this one may have been delayed.
+                    let skew = (chrono::Utc::now() - clock.now()).num_milliseconds();
+                    let jobs = news.as_ref().map(|ids| ids.as_slice());
+                    write_runner(conn, &runner, (busy, skew), jobs, &caution).await
+                })
+            })
+            .await?;
+        if beat.told
+            && let Some(news) = news
+        {
+            self.told = Some(Arc::unwrap_or_clone(news));
         }
         Ok(beat)
     }
@@ -673,4 +662,49 @@ impl HeartbeatConnection {
             })
             .await
     }
+}
+
+/// Write the row of a runner with its heartbeat. Returns false if it was not written, because another session locks it:
+/// a process that froze while it drained the runner, or an operator.
+async fn write_runner(
+    conn: &mut Session<'_>,
+    runner: &RunnerId,
+    (busy, skew): (u32, i64),
+    jobs: Option<&[u8]>,
+    caution: &Caution,
+) -> Result<bool, sqlx::Error> {
+    let script = || {
+        // NULL leaves the column unchanged, so the text of the statement is the same either way.
+        let mut script = Script::about(1, jobs.map_or(0, <[u8]>::len));
+        // Attempts whose verdicts are being written occupy no worker. The process of a suspect has no workers of its
+        // own.
+        script.push(
+            "UPDATE runners SET heartbeat_at = UTC_TIMESTAMP(6), busy = IF(slots = 0, ?, LEAST(?, slots)), \
+             clock_skew_ms = ?, slot_jobs = COALESCE(?, slot_jobs), stopped_at = NULL WHERE id = ?",
+            vec![busy.into(), busy.into(), skew.into(), jobs.into(), runner.as_str().into()],
+        );
+        script
+    };
+    if !caution.holds() {
+        match script().run(conn).await {
+            Err(error) if is_locked_elsewhere(&error) => caution.begin(),
+            done => return done.map(|_| true),
+        }
+    }
+    for turn in 0..TRIES {
+        if turn > 0 {
+            tokio::time::sleep(PAUSE).await;
+        }
+        let mut tx = conn.begin().await?;
+        let lock = statement(format!("SELECT id FROM runners WHERE id = ? FOR UPDATE{SKIP_LOCKED}"));
+        let is_free = lock.bind(runner.as_str()).fetch_optional(&mut *tx).await?.is_some();
+        if is_free {
+            script().run(&mut tx).await?;
+        }
+        tx.commit().await?;
+        if is_free {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }

@@ -23,7 +23,7 @@ use crate::rows::limits::{LimitKey, key_in};
 use crate::rows::owed::{DueJob, SKIP_LOCKED, SUSPECT_FROM};
 use crate::runners::{LiveAttempt, job_ids};
 use crate::sql::batch::Batch;
-use crate::sql::batches::{MAX_ROWS, in_list, statement};
+use crate::sql::batches::{MAX_ROWS, bind_padded, in_list, padded_len, placeholders, statement};
 use crate::sql::clock::Reading;
 use crate::sql::cluster::{Locked, lock_in_cluster};
 use crate::sql::connection::{PriorRun, on_pool, transact};
@@ -624,7 +624,7 @@ async fn note_reached(
 }
 
 /// Read the open attempts of a worker, and the tokens of those batches that were claimed for this request. Other batches
-/// without an open attempt are deleted.
+/// without an open attempt are deleted, except those that another session locks.
 async fn open_of(
     conn: &mut Session<'_>,
     worker: &RunnerId,
@@ -670,9 +670,17 @@ async fn open_of(
             }
         }
     }
-    for batch in batches.values() {
-        let sql = "DELETE FROM claim_batches WHERE runner = ? AND id = ?";
-        sqlx::query(sql).bind(worker.as_str()).bind(batch).execute(&mut *conn).await?;
+    // Another session may lock a batch, such as a request for jobs in a process that froze. A later call deletes it.
+    let over: Vec<Uuid> = batches.into_values().collect();
+    for page in over.chunks(MAX_ROWS) {
+        let list = placeholders(padded_len(page.len()));
+        let free = format!("SELECT id FROM claim_batches WHERE runner = ? AND id IN {list} FOR UPDATE{SKIP_LOCKED}");
+        let free = bind_padded(statement(free).bind(worker.as_str()), page).fetch_all(&mut *conn).await?;
+        for row in &free {
+            let sql = "DELETE FROM claim_batches WHERE runner = ? AND id = ?";
+            let delete = sqlx::query(sql).bind(worker.as_str()).bind(row.try_get::<Uuid, _>("id")?);
+            delete.execute(&mut *conn).await?;
+        }
     }
     Ok((open, of_fetch))
 }
@@ -824,8 +832,7 @@ async fn beat(
     let late = UNDELIVERED_AFTER.min(lease / 2);
     let open = match open_of(conn, worker, None).await {
         Ok((open, _)) => open,
-        // Another session locks a batch that is over, such as a request for jobs in a process that froze. A later
-        // heartbeat looks again.
+        // Another session has locked a batch that is over, just before it was deleted. A later heartbeat looks again.
         Err(error) if is_locked_elsewhere(&error) => Vec::new(),
         Err(error) => return Err(error),
     };

@@ -3,7 +3,8 @@
 //! Another session may keep the row of one attempt locked for long: a runner that froze in a transaction, or an
 //! operator. A heartbeat that waited for this row would renew no other lease. So the connections of heartbeats wait for
 //! a lock for a second only. After such a wait in vain, renewals lock the free rows first and leave the others out,
-//! for a while ([`Caution`]). So any number of locked rows costs the heartbeats of a process one wait in a minute.
+//! for a while ([`Caution`]). So any number of locked rows costs the heartbeats of a process one wait in a minute. A
+//! locked batch of claims that is over costs none.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,8 +27,8 @@ use tickr_job::{AttemptToken, JobId, Progress};
 const CAUTIOUS_FOR: Duration = Duration::from_secs(60);
 /// Number of times that a cautious renewal tries rows, and the pause between two tries: a verdict, a cancel or a
 /// request with `after` locks a row for some milliseconds.
-const TRIES: u32 = 3;
-const PAUSE: Duration = Duration::from_millis(20);
+pub(super) const TRIES: u32 = 3;
+pub(super) const PAUSE: Duration = Duration::from_millis(20);
 
 /// The store's answer to a heartbeat.
 #[derive(Clone, Debug, Default)]
@@ -38,6 +39,8 @@ pub struct HeartbeatAnswer {
     pub cancel_requested: Vec<(JobId, AttemptToken)>,
     /// Attempts whose leases were not renewed, because another session locks their rows.
     pub locked: Vec<(JobId, AttemptToken)>,
+    /// True if the row of the runner was written, so that other runners see that it lives.
+    pub told: bool,
 }
 
 /// Whether renewals leave out rows that other sessions lock, without a wait. This takes more requests, so it is done

@@ -194,7 +194,7 @@ async fn attempt<B: Batch>(
             let item = Arc::into_inner(items).and_then(|mut items| items.pop());
             match (B::left_out(), item) {
                 (Some(answer), _) => reply.send(Ok(answer)),
-                (None, Some(item)) if !closing && since.elapsed() < MAX_STAY => {
+                (None, Some(item)) if !closing && !reply.answer.is_closed() && since.elapsed() < MAX_STAY => {
                     return Some(Held { waiting: Waiting { item, reply }, mark, since });
                 }
                 (None, _) => reply.send(Err(locked_row::<B>())),
