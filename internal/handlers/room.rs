@@ -11,16 +11,16 @@ use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
-/// Longest time for which a job waits with its worker.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Longest time for which a job waits with its worker, which other jobs may need.
+const PATIENCE: Duration = Duration::from_millis(200);
 /// Shortest time between two jobs that come back. Each of them costs a claim.
 const LEAST_GAP: Duration = Duration::from_millis(10);
 /// Time between them before a place was used.
 const FIRST_GAP: Duration = Duration::from_millis(50);
-/// Longest time between them. With it there is nearly always a job that waits with its worker.
+/// Longest time between them. A place that becomes free meanwhile is empty for no longer.
 const MOST_GAP: Duration = Duration::from_millis(500);
 /// Longest time for which a job is given back.
-const LONGEST_REST: Duration = Duration::from_secs(600);
+const LONGEST_REST: Duration = Duration::from_secs(60);
 /// Time between two log lines about a kind without room.
 const SAID_EVERY: Duration = Duration::from_secs(60);
 
@@ -40,6 +40,8 @@ pub struct Room {
 struct Pace {
     /// Mean time for which a place is used.
     used: Option<Duration>,
+    /// When a place was taken or became free for the last time. Those that are used now are used for so long at least.
+    changed: Option<Instant>,
     /// Moment at which the last job that was given back comes back.
     last: Option<Instant>,
     said: Option<Instant>,
@@ -56,7 +58,9 @@ impl Pace {
 
     /// Return how long the next job is given back for.
     fn next_rest(&mut self, places: u32, now: Instant) -> Duration {
-        let gap = self.used.map_or(FIRST_GAP, |used| (used / (places * 2)).clamp(LEAST_GAP, MOST_GAP));
+        let under_way = self.changed.map(|changed| now.saturating_duration_since(changed) / (places * 2));
+        let gap = self.used.map_or(FIRST_GAP, |used| used / (places * 2)).max(under_way.unwrap_or_default());
+        let gap = gap.clamp(LEAST_GAP, MOST_GAP);
         let next = self.last.map_or(now, |last| last.max(now)) + gap;
         let next = next.min(now + LONGEST_REST);
         self.last = Some(next);
@@ -74,7 +78,9 @@ pub struct Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        Pace::lock(&self.pace).record(self.since.elapsed());
+        let mut pace = Pace::lock(&self.pace);
+        pace.record(self.since.elapsed());
+        pace.changed = Some(Instant::now());
     }
 }
 
@@ -87,7 +93,7 @@ impl Room {
         Self { kind, places, free, front: Semaphore::new(1), pace: Arc::default() }
     }
 
-    /// Take a place. Wait a second for it, unless another job waits already or `stop` is cancelled.
+    /// Take a place. Wait a moment for it, unless another job waits already or `stop` is cancelled.
     ///
     /// # Errors
     /// How long to give the job back for, when it gets no place.
@@ -117,7 +123,9 @@ impl Room {
     }
 
     fn place(&self, permit: OwnedSemaphorePermit) -> Place {
-        Place { _permit: permit, pace: Arc::clone(&self.pace), since: Instant::now() }
+        let since = Instant::now();
+        Pace::lock(&self.pace).changed = Some(since);
+        Place { _permit: permit, pace: Arc::clone(&self.pace), since }
     }
 }
 
@@ -138,7 +146,7 @@ mod tests {
             tokio::task::yield_now().await;
         }
         let asked = Instant::now();
-        assert_eq!(room.enter(&stop).await.unwrap_err(), FIRST_GAP);
+        assert!(room.enter(&stop).await.unwrap_err() >= FIRST_GAP);
         assert!(asked.elapsed() < PATIENCE, "it did not wait");
         drop(place);
         let place = waiting.await.unwrap().unwrap();
@@ -162,6 +170,11 @@ mod tests {
         assert_eq!(rests(Some(1)), [10, 20, 30]);
         assert_eq!(rests(Some(400)), [100, 200, 300]);
         assert_eq!(rests(Some(60_000)), [500, 1_000, 1_500]);
+        // Jobs before were short, and those that have the places now have had them for a minute.
+        for used in [None, Some(Duration::from_millis(1))] {
+            let mut pace = Pace { used, changed: Some(now), ..Pace::default() };
+            assert_eq!(pace.next_rest(2, now + Duration::from_secs(60)), MOST_GAP);
+        }
 
         let mut pace = Pace::default();
         for _ in 0..20_000 {

@@ -855,6 +855,7 @@ async fn a_first_visit_shows_the_frame_before_the_server_has_said_who_the_user_i
 /// A browser that has the files of the dashboard is 600 ms away from the server. One round trip brings the page, and one
 /// more its first figures.
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "its second and a half need a machine for itself"]
 async fn first_figures_are_there_within_one_and_a_half_seconds_at_a_latency_of_600_ms() {
     let Some((tickr, browser)) = begin().await else { return };
     tickr.enqueue_many((0..3).map(|_| json!({"kind": "noop"}))).await;
