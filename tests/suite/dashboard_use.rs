@@ -1383,9 +1383,9 @@ async fn rejected_rows_and_operations_keep_their_places_under_the_mouse_and_are_
         page.point(5.0, 5.0).await;
         page.until("the list goes on", &shown(&after)).await;
     }
-    assert_eq!(tickr.count("SELECT COUNT(*) FROM outbox_rejected WHERE kind = 'kind-2'").await, 0);
+    tickr.until_count("SELECT COUNT(*) FROM outbox_rejected WHERE kind = 'kind-2'", 0).await;
     let stopped = "SELECT COUNT(*) FROM operations WHERE state = 'cancelled' AND filter LIKE '%kind-3%'";
-    assert_eq!(tickr.count(stopped).await, 1);
+    tickr.until_count(stopped, 1).await;
     page.assert_calm();
     drop(page);
     tickr.stop_broken("its operations were written by hand").await;
