@@ -6,8 +6,8 @@ import { plural } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { useWords } from '../core/route.js';
 import { Empty, Head, JobLink, Skeleton, Time, Trouble } from '../ui/base.js';
-import { Pages } from '../ui/dead-letters.js';
 import { Json } from '../ui/json.js';
+import { Pages } from '../ui/paging.js';
 
 const places = {
   job: (target) => `/jobs/${seg(target)}`,

@@ -7,7 +7,7 @@ import { useQuery } from '../core/query.js';
 import { useWords } from '../core/route.js';
 import { Badge, Empty, Head, Segment, Skeleton, Time, Trouble } from '../ui/base.js';
 import { BatchLink, isOver, jobsOf, Progress } from '../ui/batches.js';
-import { Pages } from '../ui/dead-letters.js';
+import { Pages } from '../ui/paging.js';
 
 export default function Batches() {
   const [query, change] = useWords();

@@ -1,6 +1,7 @@
 // One group of dead letters: what it says, since when, how much, and how to be rid of it.
 
 import { now, post, seg, url } from '../core/api.js';
+import { errorOf, recentOf } from '../core/dead-letter-group.js';
 import { cls, html, useMemo, useRef, useState } from '../core/dom.js';
 import { brief, count, plural, utc } from '../core/format.js';
 import { useQuery } from '../core/query.js';
@@ -22,7 +23,7 @@ import {
 import { bulk } from '../ui/bulk.js';
 import { releaseAsCanary } from '../ui/canary.js';
 import { Chart } from '../ui/chart.js';
-import { DeadLetters, errorOf, failed, recentOf, statuses, useSettled } from '../ui/dead-letters.js';
+import { DeadLetters, failed, statuses, useSettled } from '../ui/dead-letters.js';
 import { ask, confirm, InputField } from '../ui/dialog.js';
 import { DifferencesPanel } from '../ui/differences.js';
 import { quoted } from '../ui/filter.js';

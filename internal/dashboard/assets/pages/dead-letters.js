@@ -1,6 +1,7 @@
 // Dead letters by cause, the cause that struck last first.
 
 import { url } from '../core/api.js';
+import { errorOf, openOf, recentOf } from '../core/dead-letter-group.js';
 import { html } from '../core/dom.js';
 import { brief, count, plural } from '../core/format.js';
 import { useQuery } from '../core/query.js';
@@ -8,9 +9,10 @@ import { useWords } from '../core/route.js';
 import { Allowed, Empty, Figure, Head, JobLink, Skeleton, Time, Trouble, useMay } from '../ui/base.js';
 import { bulk } from '../ui/bulk.js';
 import { Spark } from '../ui/chart.js';
-import { DeadLetters, errorOf, failed, openOf, Pages, recentOf, statuses, useSettled } from '../ui/dead-letters.js';
+import { DeadLetters, failed, statuses, useSettled } from '../ui/dead-letters.js';
 import { quoted } from '../ui/filter.js';
 import { howFar, isReleasing, isRunning, nameOf, ofGroup, useOperations, Watched } from '../ui/operation.js';
+import { Pages } from '../ui/paging.js';
 import { NewRows, useStill } from '../ui/still.js';
 
 const PAGE = 50;

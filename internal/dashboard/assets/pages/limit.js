@@ -7,10 +7,10 @@ import { useQuery } from '../core/query.js';
 import { go, useWords } from '../core/route.js';
 import { Acts } from '../ui/acts.js';
 import { Allowed, Copy, Empty, Head, Panel, Skeleton, Time, Trouble, tell, useMay } from '../ui/base.js';
-import { KeyPages } from '../ui/dead-letters.js';
 import { confirm } from '../ui/dialog.js';
 import { quoted } from '../ui/filter.js';
 import { allowance, breakerText, each, keyWord, LimitForm, RateOf, readTagged, remove, shares } from '../ui/limits.js';
+import { KeyPages } from '../ui/paging.js';
 
 const happens = ['accepted', 'started', 'settled', 'cancelled', 'reaped'];
 /** The API counts no further. */

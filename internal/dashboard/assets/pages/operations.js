@@ -5,9 +5,9 @@ import { html } from '../core/dom.js';
 import { rate, span } from '../core/format.js';
 import { useWords } from '../core/route.js';
 import { Allowed, Badge, Empty, Head, Skeleton, Time, Trouble } from '../ui/base.js';
-import { Pages } from '../ui/dead-letters.js';
 import { filterWords } from '../ui/filter-text.js';
 import { isRunning, meant, nameOf, outcome, Progress, paceOf, Released, stop, useOperations } from '../ui/operation.js';
+import { Pages } from '../ui/paging.js';
 import { NewRows, useStill } from '../ui/still.js';
 
 const states = ['running', 'done', 'cancelled', 'failed'];

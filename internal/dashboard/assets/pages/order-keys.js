@@ -6,8 +6,8 @@ import { count } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { useWords } from '../core/route.js';
 import { Badge, Empty, Head, JobLink, Segment, Skeleton, Time, Trouble } from '../ui/base.js';
-import { KeyPages } from '../ui/dead-letters.js';
 import { quoted } from '../ui/filter.js';
+import { KeyPages } from '../ui/paging.js';
 
 const happens = ['accepted', 'started', 'settled', 'cancelled', 'reaped'];
 /** The API counts no further. */

@@ -6,8 +6,8 @@ import { count } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { useWords } from '../core/route.js';
 import { Allowed, Empty, Head, Panel, Skeleton, Time, Trouble, tell } from '../ui/base.js';
-import { Pages } from '../ui/dead-letters.js';
 import { confirm } from '../ui/dialog.js';
+import { Pages } from '../ui/paging.js';
 import { NewRows, useStill } from '../ui/still.js';
 
 /** The API counts no further. */

@@ -21,9 +21,9 @@ import {
   tell,
   useMay,
 } from '../ui/base.js';
-import { Pages } from '../ui/dead-letters.js';
 import { confirm } from '../ui/dialog.js';
 import { Json, useSchema } from '../ui/json.js';
+import { Pages } from '../ui/paging.js';
 import { Outcome, pause, policies, Runs, resume, ScheduleForm, trigger, Why } from '../ui/schedules.js';
 
 const TICKS = 20;

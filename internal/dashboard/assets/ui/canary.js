@@ -2,11 +2,11 @@
 // pauses.
 
 import { post } from '../core/api.js';
+import { errorOf, openOf } from '../core/dead-letter-group.js';
 import { cls, html } from '../core/dom.js';
 import { count, plural } from '../core/format.js';
 import { tell } from './base.js';
 import { follow, Preview } from './bulk.js';
-import { errorOf, openOf } from './dead-letters.js';
 import { ask, InputField } from './dialog.js';
 
 /** The rates of the steps that a canary has when the operator changes nothing, in jobs per second. */

@@ -2,16 +2,12 @@
 
 import { seg, url } from '../core/api.js';
 import { html, useEffect, useRef } from '../core/dom.js';
-import { count } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { Empty, JobLink, Skeleton, Time, Trouble } from './base.js';
+import { Pages } from './paging.js';
 
 const PAGE = 50;
 export const statuses = ['open', 'replayed', 'discarded'];
-
-/** The open ones of a group: `20,000+ dead letters of email`. */
-export const openOf = (group) =>
-  `${count(group.open, group.capped)} dead ${group.open === 1 ? 'letter' : 'letters'} of ${group.kind}`;
 
 /** Does an event tell of a job that may have failed for good? */
 export const failed = (event) =>
@@ -123,33 +119,3 @@ export function DeadLetters({ status, kind, fingerprint, cursor, change, busy = 
     <${Pages} cursor=${cursor} next=${page.data.next_cursor} change=${change} />
   `;
 }
-
-/** The way through a listing by cursor. */
-export function Pages({ cursor, next, change }) {
-  if (!cursor && !next) return null;
-  return html`<div class="more row">
-    ${
-      cursor &&
-      html`<button type="button" onClick=${() => change({ cursor: null }, { replace: false })}>Newest</button>`
-    }
-    ${next && html`<button type="button" onClick=${() => change({ cursor: next }, { replace: false })}>Older</button>`}
-  </div>`;
-}
-
-/** The way through a listing by key. The address has the place, so that the browser leads back. */
-export function KeyPages({ after, next, change }) {
-  if (!after && !next) return null;
-  return html`<div class="more row">
-    ${after && html`<button type="button" onClick=${() => change({ after: null }, { replace: false })}>First</button>`}
-    ${next && html`<button type="button" onClick=${() => change({ after: next }, { replace: false })}>More</button>`}
-  </div>`;
-}
-
-/**
- * How many open ones of a group failed in each of the last 24 hours, the oldest hour first; null where the server does
- * not say.
- */
-export const recentOf = (group) => (group?.recent?.length > 1 ? group.recent : null);
-
-/** The error of a group: as it was when it fits the normal form but for the case of letters, else the normal form. */
-export const errorOf = (group) => (group.sample_error.toLowerCase() === group.error ? group.sample_error : group.error);
