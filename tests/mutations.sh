@@ -874,8 +874,8 @@ mutants() {
         clocks::a_clock_of_mysql_that_is_set_ahead_and_back_ends_no_attempt
     mutant 'renewals that count page by page' internal/store/attempts/lease.rs \
         'renewed(&page.iter().filter(is_renewed).cloned().collect::<Vec<_>>());' \
-        'if oldest_first.last().is_some_and(|last| page.iter().any(|one| one.id == last.id)) {
-                renewed(&oldest_first.iter().filter(is_renewed).cloned().collect::<Vec<_>>());
+        'if page.len() < MAX_ROWS {
+                renewed(&live.iter().filter(is_renewed).cloned().collect::<Vec<_>>());
             }' \
         store::a_beat_that_renews_some_pages_counts_for_those
     mutant 'lost attempts one by one' internal/store/attempts/lease.rs \
