@@ -356,6 +356,20 @@ async fn a_long_report_does_not_need_its_size_in_memory() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn reports_without_a_connection_wait_without_attempts_and_leave_the_workers_to_other_jobs() {
+    // One worker for the report that runs, and one for the reports that wait and for other jobs.
+    let tickr = other_jobs_run_beside_waiting_reports(2, None).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reports_without_a_connection_leave_the_permits_of_a_limited_queue_to_other_jobs() {
+    let tickr = other_jobs_run_beside_waiting_reports(4, Some(2)).await;
+    tickr.stop().await;
+}
+
+/// Start a runner with this many workers, one connection for reports and perhaps a limit of its queue. Run other jobs
+/// while one report runs and twenty wait for the connection, and then the reports.
+async fn other_jobs_run_beside_waiting_reports(workers: usize, limit: Option<u32>) -> TestApp {
     // The query runs until the test gives its lock away.
     let sql = "SELECT GET_LOCK(CONCAT('report ', DATABASE()), 50) AS got";
     let query = ReportQuery {
@@ -366,27 +380,40 @@ async fn reports_without_a_connection_wait_without_attempts_and_leave_the_worker
         params: Vec::new(),
     };
     let change = |config: &mut tickr::config::Config| {
-        // One for the report that runs, one for the report that waits beside it, and one for other jobs.
-        (config.workers, config.reports.connections) = (3, 1);
+        (config.workers, config.reports.connections) = (workers, 1);
         config.reports.queries.insert("locked".into(), query);
     };
     let tickr = TestApp::start_with(change, Registry::new()).await;
     let mut holder = tickr.mysql().await;
     let got: i64 = sqlx::query_scalar(sql).fetch_one(&mut holder).await.unwrap();
     assert_eq!(got, 1);
+    if let Some(limit) = limit {
+        let set = tickr.patch("/v1/queues/default", json!({"concurrency": limit})).await;
+        assert_eq!(set.status, 200, "{:#}", set.body);
+        tickr.until_count("SELECT COUNT(*) FROM queue_permits WHERE queue = 'default' AND permits > 0", 1).await;
+    }
 
     let report = json!({"kind": "report", "payload": {"query": "locked"}});
-    let reports = tickr.enqueue_many(std::iter::repeat_n(report, 5)).await;
+    let reports = tickr.enqueue_many(std::iter::repeat_n(report, 21)).await;
     // One of them runs. Each of the others has come to a worker and was put off.
     let put_off = "SELECT COUNT(*) FROM owed o JOIN jobs j ON j.id = o.id WHERE o.execute_at > j.execute_at";
-    tickr.until_count(put_off, 4).await;
-    let other = tickr.enqueue_kind("noop", json!({})).await;
-    tickr.until(other, State::Completed).await;
+    tickr.until_count(put_off, 20).await;
+    // Another runner could make them now, so they count as due.
+    let told = tickr.get("/v1/queues/default/backlog").await.body;
+    let [due, executing] = ["due", "executing"].map(|part| told[part].as_i64().unwrap());
+    assert!((20..=21).contains(&(due + executing)), "{told:#}");
+    let began = Instant::now();
+    let noop = json!({"kind": "noop", "payload": {}});
+    for other in tickr.enqueue_many(std::iter::repeat_n(noop, 20)).await {
+        tickr.until(other, State::Completed).await;
+    }
+    // Reports that waited with the last worker or permit would hold it for a second each.
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
 
     holder.close().await.unwrap();
     for id in reports {
         let job = tickr.until(id, State::Completed).await;
         assert_eq!((&job["attempt"], job["attempts"].as_array().unwrap().len()), (&json!(1), 1), "{job:#}");
     }
-    tickr.stop().await;
+    tickr
 }
