@@ -1134,6 +1134,15 @@ mutants() {
     mutant 'claim of a report without a connection' internal/engine/executor.rs \
         'rest.map_or(Again::Unstarted, Again::UnstartedFor)' 'rest.map_or(Again::Unstarted, Again::After)' \
         report::reports_without_a_connection_wait_without_attempts_and_leave_the_workers_to_other_jobs
+    mutant 'last free worker beside reports that wait' internal/engine/executor.rs \
+        'shared.workers.has_free_worker()' 'true' \
+        report::reports_without_a_connection_wait_without_attempts_and_leave_the_workers_to_other_jobs
+    mutant 'permits beside reports that wait' internal/engine/executor.rs \
+        '!scarce && ' '' \
+        report::reports_without_a_connection_leave_the_permits_of_a_limited_queue_to_other_jobs
+    mutant 'reports that wait in the demand of a queue' internal/store/jobs/demand.rs \
+        'demand.due += jobs;' '' \
+        report::reports_without_a_connection_wait_without_attempts_and_leave_the_workers_to_other_jobs
     mutant 'text when the server prepares nothing' internal/store/sql/script.rs \
         '!has_room_for_statements()' 'false' \
         mysql_faults::jobs_are_accepted_and_run_while_the_server_prepares_no_statement

@@ -42,6 +42,8 @@ const LAST_GRACE: Duration = Duration::from_millis(500);
 /// by then.
 const PROCESS_END: Duration = Duration::from_secs(15);
 
+/// Time before its expiry at which a job whose kind has no room is looked at once more.
+const LAST_LOOK: Duration = Duration::from_secs(1);
 /// Time for which the index hides a job that expired after its claim.
 const EXPIRED_PAUSE: TimeDelta = TimeDelta::seconds(2);
 
@@ -146,7 +148,7 @@ async fn attempt(
     let claimed_at = Instant::now();
     // If the attempt is told to stop meanwhile, its handler is not started.
     checkpoint.begin_with(checkpoints::read(shared, &claimed, &stop).await);
-    let (worker, place) = match until_startable(shared, &claimed, (worker, permit), &stop).await {
+    let (worker, mut place) = match until_startable(shared, &claimed, (worker, permit), &stop).await {
         Ok(room) => room,
         Err(why) => {
             undo_claim(shared, &claimed, (live, seat), stop.reason(), why).await;
@@ -162,6 +164,9 @@ async fn attempt(
     let defaults = kind.as_ref().map_or_else(KindDefaults::default, |kind| kind.defaults().clone());
     let trace = AttemptTrace::begin(&shared.settings.tracer, &claimed);
     let began = Instant::now();
+    if let Some(place) = &mut place {
+        place.begin();
+    }
     let exchange = ExchangeSlot::default();
     let call = CallSlot::default();
     let slots = (progress, checkpoint.clone(), exchange.clone(), call.clone(), finish.clone(), log.clone());
@@ -312,7 +317,12 @@ async fn until_startable<'a>(
     };
     let kind = shared.registry.runnable(claimed.kind.as_str());
     let entered = match kind.as_deref().and_then(Registered::room) {
-        Some(room) => Some(room.enter(stop.token()).await),
+        Some(room) => {
+            // Jobs of other kinds need the last worker, and other runners the permits of a limited queue.
+            let scarce = permit.is_some_and(Permit::is_scarce);
+            let may_wait = || !scarce && shared.workers.has_free_worker();
+            Some(room.enter(claimed.priority, may_wait, stop.token()).await)
+        }
         None => None,
     };
     if let Some(why) = why_not_now(shared, claimed, permit, stop) {
@@ -392,6 +402,8 @@ async fn undo_claim(
     let mut settlement = judge(shared, claimed, HandlerEnd::Dropped, stopped, &KindDefaults::default(), None);
     if stopped != Some(StopReason::Cancel) {
         settlement.verdict = Verdict::Interrupted;
+        let left = claimed.expires_at.map(|at| (at - shared.store.clock().now()).to_std().unwrap_or_default());
+        let rest = rest.map(|rest| within_expiry(rest, left));
         settlement.again = rest.map_or(Again::Unstarted, Again::UnstartedFor);
     }
     settlement.error = Some(why.to_owned());
@@ -419,6 +431,15 @@ async fn undo_claim(
             }
             announce(shared, claimed, verdict, settled);
         }
+    }
+}
+
+/// Return a rest after which a job that expires in `left` can still start. After the look in its last second, a job
+/// rests as others do.
+fn within_expiry(rest: Duration, left: Option<Duration>) -> Duration {
+    match left.and_then(|left| left.checked_sub(LAST_LOOK)) {
+        Some(until_last_look) if !until_last_look.is_zero() => rest.min(until_last_look),
+        _ => rest,
     }
 }
 
@@ -782,4 +803,24 @@ fn announce(shared: &EngineState, claimed: &Claimed, verdict: Verdict, settled: 
 
 fn panic_cause(error: JoinError) -> String {
     error.try_into_panic().map_or_else(|_| "the task was cancelled".into(), panic_message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_without_a_place_is_looked_at_once_more_before_it_expires() {
+        for (rest_ms, left_ms, within_ms) in [
+            (60_000, None, 60_000),
+            (60_000, Some(90_000), 60_000),
+            (60_000, Some(30_000), 29_000),
+            (500, Some(1_200), 200),
+            (500, Some(1_000), 500),
+            (500, Some(200), 500),
+        ] {
+            let within = within_expiry(Duration::from_millis(rest_ms), left_ms.map(Duration::from_millis));
+            assert_eq!(within, Duration::from_millis(within_ms), "{left_ms:?}");
+        }
+    }
 }

@@ -177,6 +177,11 @@ impl WorkerPool {
         }
     }
 
+    /// Return whether a worker is free.
+    pub(super) fn has_free_worker(&self) -> bool {
+        self.free.available_permits() > 0
+    }
+
     /// Free the worker and the seat of an attempt whose handler has returned, as soon as there is room for one more
     /// verdict on its way to MySQL. The caller holds the room until the verdict is written.
     pub(super) async fn until_settling(&self, held: (Option<Worker<'_>>, Option<Seat>)) -> Option<SemaphorePermit<'_>> {

@@ -1,26 +1,34 @@
 //! Kinds whose jobs need more than a worker each, such as one of a few connections.
 //!
 //! A job that finds no place is given back as if it had not been claimed, and comes back later. It uses no attempt and
-//! leaves no row, so any number of jobs may wait for as long as it takes, and they wait in MySQL. One job at a time
-//! waits here, with its worker, and takes the next place that becomes free. All others leave their workers to other
-//! kinds.
+//! leaves no row, so any number of jobs may wait for as long as it takes, and they wait in MySQL. While another worker
+//! is free, one job at a time waits here, with its worker, and takes the next place that becomes free. All others leave
+//! their workers to other kinds.
 
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
-/// Longest time for which a job waits with its worker, which other jobs may need.
-const PATIENCE: Duration = Duration::from_millis(200);
+use tickr_job::Priority;
+
+/// Longest time for which a job waits with its worker.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Time between two questions whether it may go on waiting. Other jobs may need its worker by then.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Shortest time between two jobs that come back. Each of them costs a claim.
 const LEAST_GAP: Duration = Duration::from_millis(10);
-/// Time between them before a place was used.
+/// Time between them while nothing is known about the use of the places.
 const FIRST_GAP: Duration = Duration::from_millis(50);
-/// Longest time between them. A place that becomes free meanwhile is empty for no longer.
+/// Longest time between them, and so the longest time for which a free place waits for a job that is given back.
 const MOST_GAP: Duration = Duration::from_millis(500);
-/// Longest time for which a job is given back.
+/// Longest time for which a job is given back. While many wait, each of them costs a claim in this time. The demand of a
+/// queue counts no job that rests for longer (`store/jobs/demand.rs`).
 const LONGEST_REST: Duration = Duration::from_secs(60);
+/// Number of priorities.
+const LEVELS: usize = Priority::LAST.level() as usize + 1;
 /// Time between two log lines about a kind without room.
 const SAID_EVERY: Duration = Duration::from_secs(60);
 
@@ -38,12 +46,12 @@ pub struct Room {
 /// When jobs that found no place come back: one after the other, about twice as often as a place becomes free.
 #[derive(Debug, Default)]
 struct Pace {
-    /// Mean time for which a place is used.
+    /// Mean time for which a place was used.
     used: Option<Duration>,
-    /// When a place was taken or became free for the last time. Those that are used now are used for so long at least.
+    /// Moment at which the use of a place last began or ended.
     changed: Option<Instant>,
-    /// Moment at which the last job that was given back comes back.
-    last: Option<Instant>,
+    /// Moment at which the last job of each priority that was given back comes back.
+    last: [Option<Instant>; LEVELS],
     said: Option<Instant>,
 }
 
@@ -52,18 +60,23 @@ impl Pace {
         pace.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn record(&mut self, used: Duration) {
+    fn record_use(&mut self, used: Duration) {
         self.used = Some(self.used.map_or(used, |mean| (mean * 7 + used) / 8));
     }
 
-    /// Return how long the next job is given back for.
-    fn next_rest(&mut self, places: u32, now: Instant) -> Duration {
-        let under_way = self.changed.map(|changed| now.saturating_duration_since(changed) / (places * 2));
-        let gap = self.used.map_or(FIRST_GAP, |used| used / (places * 2)).max(under_way.unwrap_or_default());
-        let gap = gap.clamp(LEAST_GAP, MOST_GAP);
-        let next = self.last.map_or(now, |last| last.max(now)) + gap;
+    /// Return how long the next job of this priority is given back for. It comes back behind jobs of its own and of
+    /// more urgent priorities alone.
+    fn next_rest(&mut self, priority: Priority, places: u32, now: Instant) -> Duration {
+        let often = places * 2;
+        let gap = self.used.map_or(FIRST_GAP, |used| used / often);
+        // The places that are used now are used for at least this long.
+        let unchanged = self.changed.map_or(Duration::ZERO, |changed| now.saturating_duration_since(changed));
+        let gap = gap.max(unchanged / often).clamp(LEAST_GAP, MOST_GAP);
+        let level = usize::from(priority.level());
+        let last = self.last[..=level].iter().copied().flatten().max();
+        let next = last.map_or(now, |last| last.max(now)) + gap;
         let next = next.min(now + LONGEST_REST);
-        self.last = Some(next);
+        self.last[level] = Some(next);
         next - now
     }
 }
@@ -73,14 +86,27 @@ impl Pace {
 pub struct Place {
     _permit: OwnedSemaphorePermit,
     pace: Arc<Mutex<Pace>>,
-    since: Instant,
+    /// When the handler of the job was started.
+    since: Option<Instant>,
+}
+
+impl Place {
+    /// Record that the handler of the job is started. A place that is given up before counts as not used.
+    pub fn begin(&mut self) {
+        let now = Instant::now();
+        self.since = Some(now);
+        Pace::lock(&self.pace).changed = Some(now);
+    }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut pace = Pace::lock(&self.pace);
-        pace.record(self.since.elapsed());
-        pace.changed = Some(Instant::now());
+        if let Some(since) = self.since {
+            let now = Instant::now();
+            let mut pace = Pace::lock(&self.pace);
+            pace.record_use(now - since);
+            pace.changed = Some(now);
+        }
     }
 }
 
@@ -93,25 +119,22 @@ impl Room {
         Self { kind, places, free, front: Semaphore::new(1), pace: Arc::default() }
     }
 
-    /// Take a place. Wait a moment for it, unless another job waits already or `stop` is cancelled.
+    /// Take a place for a job of this priority. Wait a second for it, as long as the job `may_wait`, unless another job
+    /// waits already or `stop` is cancelled.
     ///
     /// # Errors
     /// How long to give the job back for, when it gets no place.
-    pub async fn enter(&self, stop: &CancellationToken) -> Result<Place, Duration> {
+    pub async fn enter(
+        &self,
+        priority: Priority,
+        may_wait: impl Fn() -> bool,
+        stop: &CancellationToken,
+    ) -> Result<Place, Duration> {
         if let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() {
             return Ok(self.place(permit));
         }
-        if let Ok(_front) = self.front.try_acquire() {
-            let free = Arc::clone(&self.free).acquire_owned();
-            tokio::select! {
-                biased;
-                () = stop.cancelled() => {}
-                permit = tokio::time::timeout(PATIENCE, free) => {
-                    if let Ok(Ok(permit)) = permit {
-                        return Ok(self.place(permit));
-                    }
-                }
-            }
+        if let Some(permit) = self.wait_in_front(may_wait, stop).await {
+            return Ok(self.place(permit));
         }
         let (kind, now) = (self.kind, Instant::now());
         let mut pace = Pace::lock(&self.pace);
@@ -119,44 +142,103 @@ impl Room {
             pace.said = Some(now);
             tracing::info!(kind, "there is no room for more jobs of this kind now, further ones wait for their turn");
         }
-        Err(pace.next_rest(self.places, now))
+        Err(pace.next_rest(priority, self.places, now))
+    }
+
+    async fn wait_in_front(
+        &self,
+        may_wait: impl Fn() -> bool,
+        stop: &CancellationToken,
+    ) -> Option<OwnedSemaphorePermit> {
+        let _front = self.front.try_acquire().ok()?;
+        let until = Instant::now() + PATIENCE;
+        let mut permit = pin!(Arc::clone(&self.free).acquire_owned());
+        while Instant::now() < until && may_wait() {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return None,
+                permit = &mut permit => return permit.ok(),
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+            }
+        }
+        None
     }
 
     fn place(&self, permit: OwnedSemaphorePermit) -> Place {
-        let since = Instant::now();
-        Pace::lock(&self.pace).changed = Some(since);
-        Place { _permit: permit, pace: Arc::clone(&self.pace), since }
+        Place { _permit: permit, pace: Arc::clone(&self.pace), since: None }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
+
+    const PRIORITY: Priority = Priority::NORMAL;
 
     #[tokio::test]
     async fn a_job_waits_for_a_place_and_those_behind_it_are_given_back_at_once() {
         let room = Arc::new(Room::new("report", 1));
         let stop = CancellationToken::new();
-        let place = room.enter(&stop).await.unwrap();
+        let place = room.enter(PRIORITY, || true, &stop).await.unwrap();
+        let asked = Instant::now();
+        assert_eq!(room.enter(PRIORITY, || false, &stop).await.unwrap_err(), FIRST_GAP);
+        assert!(asked.elapsed() < PATIENCE, "it may not wait");
         let waiting = tokio::spawn({
             let (room, stop) = (Arc::clone(&room), stop.clone());
-            async move { room.enter(&stop).await }
+            async move { room.enter(PRIORITY, || true, &stop).await }
         });
         while room.front.available_permits() == 1 {
             tokio::task::yield_now().await;
         }
         let asked = Instant::now();
-        assert!(room.enter(&stop).await.unwrap_err() >= FIRST_GAP);
+        room.enter(PRIORITY, || true, &stop).await.unwrap_err();
         assert!(asked.elapsed() < PATIENCE, "it did not wait");
         drop(place);
         let place = waiting.await.unwrap().unwrap();
         // A stop ends the wait.
         stop.cancel();
         let asked = Instant::now();
-        room.enter(&stop).await.unwrap_err();
+        room.enter(PRIORITY, || true, &stop).await.unwrap_err();
         assert!(asked.elapsed() < PATIENCE, "it was stopped");
         drop(place);
-        room.enter(&stop).await.unwrap();
+        room.enter(PRIORITY, || true, &stop).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_job_that_waits_for_a_place_goes_when_its_worker_is_needed() {
+        let room = Room::new("report", 1);
+        let stop = CancellationToken::new();
+        let _place = room.enter(PRIORITY, || true, &stop).await.unwrap();
+        let looks = Cell::new(0);
+        let may_wait = || {
+            looks.set(looks.get() + 1);
+            looks.get() < 3
+        };
+        let asked = Instant::now();
+        room.enter(PRIORITY, may_wait, &stop).await.unwrap_err();
+        assert!(asked.elapsed() < PATIENCE, "it looks in between");
+        assert_eq!((looks.get(), room.front.available_permits()), (3, 1));
+    }
+
+    #[tokio::test]
+    async fn a_place_is_used_from_the_start_of_a_handler_on() {
+        let room = Room::new("report", 1);
+        let stop = CancellationToken::new();
+        let pace = || {
+            let pace = Pace::lock(&room.pace);
+            (pace.used, pace.changed)
+        };
+        drop(room.enter(PRIORITY, || true, &stop).await.unwrap());
+        assert_eq!(pace(), (None, None));
+        let mut place = room.enter(PRIORITY, || true, &stop).await.unwrap();
+        place.begin();
+        let (used, begun) = pace();
+        assert_eq!((used, begun.is_some()), (None, true));
+        drop(place);
+        let (used, ended) = pace();
+        assert!(used.is_some() && ended >= begun, "{used:?}");
     }
 
     #[test]
@@ -164,26 +246,46 @@ mod tests {
         let now = Instant::now();
         let rests = |used: Option<u64>| {
             let mut pace = Pace { used: used.map(Duration::from_millis), ..Pace::default() };
-            (0..3).map(|_| pace.next_rest(2, now).as_millis()).collect::<Vec<_>>()
+            (0..3).map(|_| pace.next_rest(PRIORITY, 2, now).as_millis()).collect::<Vec<_>>()
         };
         assert_eq!(rests(None), [50, 100, 150]);
         assert_eq!(rests(Some(1)), [10, 20, 30]);
         assert_eq!(rests(Some(400)), [100, 200, 300]);
         assert_eq!(rests(Some(60_000)), [500, 1_000, 1_500]);
-        // Jobs before were short, and those that have the places now have had them for a minute.
-        for used in [None, Some(Duration::from_millis(1))] {
-            let mut pace = Pace { used, changed: Some(now), ..Pace::default() };
-            assert_eq!(pace.next_rest(2, now + Duration::from_secs(60)), MOST_GAP);
-        }
 
         let mut pace = Pace::default();
         for _ in 0..20_000 {
-            assert!(pace.next_rest(1, now) <= LONGEST_REST);
+            assert!(pace.next_rest(PRIORITY, 1, now) <= LONGEST_REST);
         }
         // The jobs that were given back for so long come back by themselves.
-        assert_eq!(pace.next_rest(1, now + LONGEST_REST), FIRST_GAP);
-        pace.record(Duration::from_secs(8));
-        pace.record(Duration::ZERO);
+        assert_eq!(pace.next_rest(PRIORITY, 1, now + LONGEST_REST), FIRST_GAP);
+        pace.record_use(Duration::from_secs(8));
+        pace.record_use(Duration::ZERO);
         assert_eq!(pace.used, Some(Duration::from_secs(7)));
+    }
+
+    #[test]
+    fn jobs_come_back_seldom_while_long_ones_hold_the_places() {
+        let began = Instant::now();
+        let cases = [(None, 0, 50), (None, 60_000, 500), (Some(1), 0, 10), (Some(1), 400, 100), (Some(1), 60_000, 500)];
+        for (used, changed_ms, gap_ms) in cases {
+            let used = used.map(Duration::from_millis);
+            let mut pace = Pace { used, changed: Some(began), ..Pace::default() };
+            let rest = pace.next_rest(PRIORITY, 2, began + Duration::from_millis(changed_ms));
+            assert_eq!(rest, Duration::from_millis(gap_ms), "{used:?} {changed_ms}");
+        }
+    }
+
+    #[test]
+    fn a_job_comes_back_behind_jobs_of_its_own_and_of_more_urgent_priorities_alone() {
+        let now = Instant::now();
+        let [urgent, last] = [0_u8, 9].map(|level| Priority::try_from(level).unwrap());
+        let mut pace = Pace::default();
+        for _ in 0..1_000 {
+            pace.next_rest(PRIORITY, 1, now);
+        }
+        assert_eq!(pace.next_rest(urgent, 1, now), FIRST_GAP);
+        assert_eq!(pace.next_rest(urgent, 1, now), FIRST_GAP * 2);
+        assert!(pace.next_rest(last, 1, now) > FIRST_GAP * 1_000);
     }
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection};
 use tickr::config::{ParamType, ReportParam, ReportQuery, Statement};
@@ -14,7 +15,7 @@ use tickr::job::{AttemptToken, JobId, State};
 use tickr::store::ReportQueries;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{TestApp, database};
+use crate::support::{Runner, TestApp, call, database};
 
 /// Return SQL for 10^power rows with their number as `n`, which works on every server and needs no table.
 fn many(power: u32) -> String {
@@ -323,28 +324,52 @@ async fn a_stopped_report_ends_on_the_server_too() {
     bench.end().await;
 }
 
-/// Return the largest amount of memory that this process ever used, in KiB.
-fn peak_memory_kib() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
-}
-
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_long_report_does_not_need_its_size_in_memory() {
-    let bench = Bench::new().await;
-    let sql = format!("SELECT n, REPEAT('x', 400) AS x, n / 3 AS third FROM {} WHERE n < 200000", many(6));
-    let before_kib = peak_memory_kib();
-    let result = run(bench.reports(&sql), json!({"query": "q"})).await.unwrap();
-    let grown_kib = peak_memory_kib() - before_kib;
-    assert_eq!(result["rows"], 200_000);
+    let tickr = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
+    let query = |name: &str, power| {
+        let sql = format!("SELECT n, REPEAT('x', 800) AS x, n / 3 AS third FROM {}", many(power));
+        format!("[reports.queries.{name}]\ntitle = \"Rows\"\nsql = \"{sql}\"\n")
+    };
+    let file = tickr.dir.path().join("tickr.toml");
+    fs::write(&file, query("short", 2) + &query("long", 5)).unwrap();
+    // Other tests use memory of this process. A long lease keeps a busy machine from interrupting the attempt.
+    let runner = Runner::start(&tickr, &[("TICKR_CONFIG", file.to_str().unwrap()), ("TICKR_LEASE", "30s")]);
+    let base = runner.base().await;
+    let made = async |query: &str| {
+        // Only the runner knows the queries.
+        let job = json!({"kind": "report", "payload": {"query": query}});
+        let accepted = call(&base, Method::POST, "/v1/jobs", "", Some(job)).await;
+        assert_eq!(accepted.status, 201, "{:#}", accepted.body);
+        let id = accepted.body["id"].as_str().unwrap().parse().unwrap();
+        tickr.until(id, State::Completed).await["result"].take()
+    };
+    made("short").await;
+    let before_kib = runner.peak_memory_kib();
+    let result = made("long").await;
+    let grown_kib = runner.peak_memory_kib() - before_kib;
+    assert_eq!(result["rows"], 100_000);
     assert!(result["bytes"].as_u64().unwrap() > 80_000_000, "{result}");
     assert!(grown_kib < 64 << 10, "{grown_kib} KiB");
-    bench.end().await;
+    tickr.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn reports_without_a_connection_wait_without_attempts_and_leave_the_workers_to_other_jobs() {
+    // One worker for the report that runs, and one for the reports that wait and for other jobs.
+    let tickr = other_jobs_run_beside_waiting_reports(2, None).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reports_without_a_connection_leave_the_permits_of_a_limited_queue_to_other_jobs() {
+    let tickr = other_jobs_run_beside_waiting_reports(4, Some(2)).await;
+    tickr.stop().await;
+}
+
+/// Start a runner with this many workers, one connection for reports and perhaps a limit of its queue. Run other jobs
+/// while one report runs and twenty wait for the connection, and then the reports.
+async fn other_jobs_run_beside_waiting_reports(workers: usize, limit: Option<u32>) -> TestApp {
     // The query runs until the test gives its lock away.
     let sql = "SELECT GET_LOCK(CONCAT('report ', DATABASE()), 50) AS got";
     let query = ReportQuery {
@@ -355,27 +380,40 @@ async fn reports_without_a_connection_wait_without_attempts_and_leave_the_worker
         params: Vec::new(),
     };
     let change = |config: &mut tickr::config::Config| {
-        // One for the report that runs, one for the report that waits beside it, and one for other jobs.
-        (config.workers, config.reports.connections) = (3, 1);
+        (config.workers, config.reports.connections) = (workers, 1);
         config.reports.queries.insert("locked".into(), query);
     };
     let tickr = TestApp::start_with(change, Registry::new()).await;
     let mut holder = tickr.mysql().await;
     let got: i64 = sqlx::query_scalar(sql).fetch_one(&mut holder).await.unwrap();
     assert_eq!(got, 1);
+    if let Some(limit) = limit {
+        let set = tickr.patch("/v1/queues/default", json!({"concurrency": limit})).await;
+        assert_eq!(set.status, 200, "{:#}", set.body);
+        tickr.until_count("SELECT COUNT(*) FROM queue_permits WHERE queue = 'default' AND permits > 0", 1).await;
+    }
 
     let report = json!({"kind": "report", "payload": {"query": "locked"}});
-    let reports = tickr.enqueue_many(std::iter::repeat_n(report, 5)).await;
+    let reports = tickr.enqueue_many(std::iter::repeat_n(report, 21)).await;
     // One of them runs. Each of the others has come to a worker and was put off.
     let put_off = "SELECT COUNT(*) FROM owed o JOIN jobs j ON j.id = o.id WHERE o.execute_at > j.execute_at";
-    tickr.until_count(put_off, 4).await;
-    let other = tickr.enqueue_kind("noop", json!({})).await;
-    tickr.until(other, State::Completed).await;
+    tickr.until_count(put_off, 20).await;
+    // Another runner could make them now, so they count as due.
+    let told = tickr.get("/v1/queues/default/backlog").await.body;
+    let [due, executing] = ["due", "executing"].map(|part| told[part].as_i64().unwrap());
+    assert!((20..=21).contains(&(due + executing)), "{told:#}");
+    let began = Instant::now();
+    let noop = json!({"kind": "noop", "payload": {}});
+    for other in tickr.enqueue_many(std::iter::repeat_n(noop, 20)).await {
+        tickr.until(other, State::Completed).await;
+    }
+    // Reports that waited with the last worker or permit would hold it for a second each.
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
 
     holder.close().await.unwrap();
     for id in reports {
         let job = tickr.until(id, State::Completed).await;
         assert_eq!((&job["attempt"], job["attempts"].as_array().unwrap().len()), (&json!(1), 1), "{job:#}");
     }
-    tickr.stop().await;
+    tickr
 }

@@ -21,7 +21,7 @@ use crate::sql::datetimes::Datetime;
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
 use crate::sql::session::Session;
-use tickr_job::{AttemptToken, BatchId, IdHashes, JobId, JobOptions, Name, RunnerId, Timestamp};
+use tickr_job::{AttemptToken, BatchId, IdHashes, JobId, JobOptions, Name, Priority, RunnerId, Timestamp};
 
 /// A successful claim. The attempt is committed, and the handler may start.
 #[derive(Clone, Debug)]
@@ -34,6 +34,8 @@ pub struct Claimed {
     pub kind: Name,
     /// Queue of the job.
     pub queue: Name,
+    /// Its priority within the queue.
+    pub priority: Priority,
     /// Number of this execution, for the ledger. The first is 1.
     pub number: u32,
     /// Number of attempts used, this one included: all executions minus those that used no attempt.
@@ -659,9 +661,9 @@ pub(super) fn read_step(script: &mut Script<'_>, ids: &[Uuid], token: AttemptTok
     let (list, mut values) = script.list(ids);
     values.push(token.uuid().into());
     let select = format!(
-        "SELECT o.id, o.kind, o.queue, o.attempt, o.spared, o.losses, o.max_attempts, o.execute_at, o.started_at, \
-         o.expires_at, j.payload, j.options, o.keyed, o.links, j.created_at FROM owed o FORCE INDEX (PRIMARY) \
-         STRAIGHT_JOIN jobs j ON j.id = o.id WHERE o.id IN {list} AND o.token = ?",
+        "SELECT o.id, o.kind, o.queue, o.priority, o.attempt, o.spared, o.losses, o.max_attempts, o.execute_at, \
+         o.started_at, o.expires_at, j.payload, j.options, o.keyed, o.links, j.created_at FROM owed o \
+         FORCE INDEX (PRIMARY) STRAIGHT_JOIN jobs j ON j.id = o.id WHERE o.id IN {list} AND o.token = ?",
     );
     script.push(select, values);
 }
@@ -682,6 +684,7 @@ impl Claims {
             token,
             kind,
             queue: queue_of(row, queue)?,
+            priority: row.try_get::<u8, _>("priority")?.try_into().map_err(corrupt)?,
             number,
             attempt: number - spared,
             max_attempts: row.try_get("max_attempts")?,

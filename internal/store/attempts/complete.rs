@@ -21,7 +21,7 @@ use crate::rows::checkpoints::HAS_CHECKPOINT;
 use crate::rows::limits::LimitsOfClaim;
 use crate::rows::links::{AWAITED, BatchChanges, IN_BATCH};
 use crate::rows::order::{Successor, lock_step, release_steps, successors_step};
-use crate::rows::owed::DueJob;
+use crate::rows::owed::{DueJob, RESTS};
 use crate::rows::tallies::tally;
 use crate::sql::script::{Script, Value};
 use crate::sql::session::Session;
@@ -51,7 +51,8 @@ impl<'a> Success<'a> {
         let opened = item.opened.as_ref()?;
         let plain = item.verdict == Verdict::Succeeded && item.follow_ups.is_empty() && !opened.keyed;
         let in_batch = opened.links & IN_BATCH != 0;
-        let plain = plain && opened.links & (AWAITED | HAS_CHECKPOINT) == 0 && in_batch == opened.batch.is_some();
+        let plain = plain && opened.links & (AWAITED | HAS_CHECKPOINT | RESTS) == 0;
+        let plain = plain && in_batch == opened.batch.is_some();
         let plain = plain && matches!(item.checkpoint, CheckpointUse::Unused);
         let successor_for = request.successor_for.as_ref().filter(|_| opened.order_key.is_some());
         plain.then_some(Self { item, opened, successor_for })

@@ -28,7 +28,7 @@ use crate::rows::jobs::{Accepted, insert_owed};
 use crate::rows::ledger::{AttemptRow, append_to_ledger};
 use crate::rows::links::{LinkedEnd, check_links, record_ends};
 use crate::rows::order::{OrderedJobs, close_places, lock_keys_of_and, order_key_of};
-use crate::rows::owed::{DueJob, MAX_LOSSES, MAX_SPARED, Owed, delete_owed, lock_held};
+use crate::rows::owed::{DueJob, MAX_LOSSES, MAX_SPARED, Owed, RESTS, delete_owed, lock_held};
 use crate::rows::tallies::{Lanes, count};
 use crate::rows::unique_keys::release_key_of;
 use crate::sql::batch::Batch;
@@ -199,6 +199,8 @@ pub(crate) struct Transition<'a> {
     losses: u32,
     /// The claim is undone: the attempt leaves no row.
     undone: bool,
+    /// The job waits for room in a runner.
+    rests: bool,
 }
 
 impl Transition<'_> {
@@ -254,7 +256,8 @@ pub(crate) fn decide<'a>(
         (false, Again::Now | Again::NowWithinBounds | Again::Unstarted) => Some(owed.execute_at.min(ceil_ms(now))),
         (false, _) => Some(due()),
     };
-    Ok(Transition { place, item, owed, verdict, state, execute_at, burned, spared, losses, undone })
+    let rests = undone && matches!(item.again, Again::UnstartedFor(_));
+    Ok(Transition { place, item, owed, verdict, state, execute_at, burned, spared, losses, undone, rests })
 }
 
 /// What decided settlements brought about.
@@ -356,12 +359,13 @@ async fn append_logs(conn: &mut Session<'_>, logs: &[AttemptLogRow<'_>]) -> Resu
 async fn wait_again(conn: &mut Session<'_>, moves: &[&Transition<'_>]) -> Result<(), sqlx::Error> {
     for group in groups(moves) {
         let sql = format!(
-            "INSERT INTO owed (id, kind, queue, priority, max_attempts, state, execute_at, attempt, spared, losses) \
-             VALUES {} ON DUPLICATE KEY UPDATE state = VALUES(state), execute_at = VALUES(execute_at), \
-             attempt = VALUES(attempt), spared = VALUES(spared), losses = VALUES(losses), runner = DEFAULT(runner), token = DEFAULT(token), \
+            "INSERT INTO owed (id, kind, queue, priority, max_attempts, state, execute_at, attempt, spared, losses, \
+             links) VALUES {} ON DUPLICATE KEY UPDATE state = VALUES(state), execute_at = VALUES(execute_at), \
+             attempt = VALUES(attempt), spared = VALUES(spared), losses = VALUES(losses), \
+             links = links & ~{RESTS} | VALUES(links), runner = DEFAULT(runner), token = DEFAULT(token), \
              started_at = DEFAULT(started_at), lease_until = DEFAULT(lease_until), cancel_requested_at = NULL, \
              progress = NULL",
-            tuples(&placeholders(10), group.len())
+            tuples(&placeholders(11), group.len())
         );
         let mut query = statement(sql);
         for step in group {
@@ -375,7 +379,8 @@ async fn wait_again(conn: &mut Session<'_>, moves: &[&Transition<'_>]) -> Result
                 .bind(step.execute_at)
                 .bind(step.owed.attempt - u32::from(step.undone))
                 .bind(step.spared)
-                .bind(step.losses);
+                .bind(step.losses)
+                .bind(if step.rests { RESTS } else { 0 });
         }
         query.execute(&mut *conn).await?;
     }

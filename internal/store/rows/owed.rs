@@ -173,6 +173,10 @@ pub(crate) async fn delete_owed(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<
 /// counts against `max_attempts`, however often the job snoozed. It cannot loop, because each time a runner stops.
 pub const MAX_SPARED: u32 = 100;
 
+/// Bit of `owed.links`: the last claim was undone, because the kind of the job had no room in that runner. The job counts
+/// as due from a minute before its next claim on.
+pub(crate) const RESTS: u8 = 8;
+
 /// Number of losses in a row after which the job fails: it is then taken for the cause of the runners' deaths.
 pub const MAX_LOSSES: u32 = 3;
 
