@@ -8,7 +8,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::{Body as ResponseBody, Bytes, HttpBody};
 use axum::extract::rejection::PathRejection;
@@ -513,6 +513,7 @@ pub(super) async fn fetch(
     WorkerPath(id): WorkerPath,
     Body(body, _): Body<FetchBody>,
 ) -> Result<Response, Problem> {
+    let came = Instant::now();
     require_rights(&api, &rights, &id).await?;
     let FetchBody { slots, wait_ms, holding, fetch_id } = body;
     let wait_ms = wait_ms.unwrap_or(WAIT_MS.0);
@@ -544,6 +545,7 @@ pub(super) async fn fetch(
         // The worker may have got them before, and this request may be a late copy. So they are not given back when this
         // answer does not reach it.
         delivery.delivered();
+        delivery.note_claim(came, begun.worker.lease);
         return deliver(&api, delivery).await;
     }
     // A suspect is executed alone, and a repeated request gets nothing new.
@@ -592,6 +594,8 @@ async fn deliver(api: &Api, delivery: JobDelivery) -> Result<Response, Problem> 
             checkpoints.insert(claimed.id, checkpoint.content);
         }
     }
+    // MySQL may have kept this process waiting since the claim.
+    let delivery = delivery.unless_old();
     let registry = api.broker.registry();
     let timeout = |claimed: &Claimed| {
         let of_kind = || {
