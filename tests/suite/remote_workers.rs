@@ -900,6 +900,19 @@ async fn an_answer_that_mysql_holds_up_for_a_quarter_of_a_lease_hands_nothing_ou
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_answer_says_how_long_its_request_was_here() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 1).await;
+    let began = Instant::now();
+    let body = json!({"slots": 1, "wait_ms": 700, "holding": [], "fetch_id": Uuid::now_v7()});
+    let fetched = worker.call(at, "fetch", body).await;
+    let took = Duration::from_millis(fetched.body["took_ms"].as_u64().unwrap());
+    assert!(took >= Duration::from_millis(700) && took <= began.elapsed(), "{took:?} of {:?}", began.elapsed());
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn pauses_limits_and_order_keys_hold_for_remote_workers() {
     let tickr = started().await;
     let at = tickr.app.addr();
