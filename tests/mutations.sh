@@ -2142,6 +2142,22 @@ mutants() {
         'found.undelivered = by_token(unlisted);' \
         'drop(by_token(unlisted));' \
         remote_workers::a_job_that_never_arrived_comes_back_within_the_lease_of_a_worker_that_fetches_no_more
+    mutant 'old attempts in a repeated answer' internal/store/attempts/remote.rs \
+        'attempt.age < found.lease / HANDED_OUT_WITHIN' \
+        'attempt.age < found.lease * HANDED_OUT_WITHIN' \
+        remote_workers::a_repeated_request_hands_out_no_attempt_that_a_heartbeat_may_give_back
+    mutant 'old attempts in an answer' internal/broker/remote_workers.rs \
+        'if !self.claimed.iter().any(is_old) {' \
+        'if !self.claimed.iter().any(is_old) || since.elapsed() >= within {' \
+        remote_workers::an_answer_that_mysql_holds_up_for_a_quarter_of_a_lease_hands_nothing_out
+    mutant 'first heartbeat after a silence' internal/store/attempts/remote.rs \
+        '>= late && missed_before(open)' \
+        '>= late && (missed_before(open) || open.age >= late)' \
+        remote_workers::a_worker_that_stood_still_keeps_the_attempt_whose_answer_it_reads_beside_its_first_heartbeat
+    mutant 'time for which a heartbeat waited' internal/store/attempts/remote.rs \
+        'open.age.saturating_sub(waited)' \
+        'open.age.saturating_sub(waited * 0)' \
+        remote_workers::a_heartbeat_that_waits_gives_nothing_back_that_was_young_when_it_came
     mutant 'permits of a remote worker' internal/engine/remote_workers.rs \
         'let limited = limited.map(|queue| (queue, may_judge));' \
         'let limited = limited.map(|queue| (queue, may_judge)).filter(|_| false);' \

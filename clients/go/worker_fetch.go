@@ -121,11 +121,12 @@ func (w *Worker) fetch(ctx context.Context, slots int) {
 	for failures := 0; ctx.Err() == nil; failures++ {
 		id := w.ID()
 		// The same body again, to any process, gets the same jobs and nothing new.
+		sent := time.Now()
 		got := w.try(ctx, call{method: "POST", path: path(id, "/fetch"), body: body}, w.config.Wait+tryTime, "fetch")
 		if ctx.Err() != nil {
 			return
 		}
-		if got != nil && got.status == 200 && w.deliver(got.body) {
+		if got != nil && got.status == 200 && w.deliver(got.body, time.Since(sent)) {
 			return
 		}
 		if got != nil && got.status == 404 {
@@ -137,7 +138,7 @@ func (w *Worker) fetch(ctx context.Context, slots int) {
 }
 
 // deliver starts the jobs of an answer that are new. It returns false when the answer is not whole.
-func (w *Worker) deliver(body []byte) bool {
+func (w *Worker) deliver(body []byte, waited time.Duration) bool {
 	var fetched struct {
 		Jobs []struct {
 			AttemptInfo
@@ -145,13 +146,18 @@ func (w *Worker) deliver(body []byte) bool {
 			Payload    json.RawMessage `json:"payload"`
 			Checkpoint json.RawMessage `json:"checkpoint"`
 		} `json:"jobs"`
-		Drain bool `json:"drain"`
+		Drain  bool   `json:"drain"`
+		TookMS *int64 `json:"took_ms"`
 	}
 	if json.Unmarshal(body, &fetched) != nil {
 		return false
 	}
 	var fresh []*held
 	w.mu.Lock()
+	// After a quarter of the lease on its way, the answer counts as lost. The next request lists none of its jobs.
+	if took := fetched.TookMS; took != nil && waited-time.Duration(*took)*time.Millisecond >= w.beatEvery*3/4 {
+		fetched.Jobs = nil
+	}
 	for _, job := range fetched.Jobs {
 		if w.seen[job.Token] {
 			continue

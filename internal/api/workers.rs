@@ -8,7 +8,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::{Body as ResponseBody, Bytes, HttpBody};
 use axum::extract::rejection::PathRejection;
@@ -184,6 +184,10 @@ pub(super) struct FetchAnswer {
     jobs: Vec<FetchedJob>,
     /// True while an operator keeps the worker drained: it gets no jobs.
     drain: bool,
+    /// Time for which the request was here, in milliseconds. The rest of the time that the worker has waited is that of
+    /// the way. An answer that was on its way for a quarter of the lease counts as lost: the worker begins none of its
+    /// jobs.
+    took_ms: u64,
 }
 
 /// An attempt that the worker holds.
@@ -513,6 +517,7 @@ pub(super) async fn fetch(
     WorkerPath(id): WorkerPath,
     Body(body, _): Body<FetchBody>,
 ) -> Result<Response, Problem> {
+    let came = Instant::now();
     require_rights(&api, &rights, &id).await?;
     let FetchBody { slots, wait_ms, holding, fetch_id } = body;
     let wait_ms = wait_ms.unwrap_or(WAIT_MS.0);
@@ -544,12 +549,13 @@ pub(super) async fn fetch(
         // The worker may have got them before, and this request may be a late copy. So they are not given back when this
         // answer does not reach it.
         delivery.delivered();
-        return deliver(&api, delivery).await;
+        delivery.note_claim(came, begun.worker.lease);
+        return deliver(&api, delivery, came).await;
     }
     // A suspect is executed alone, and a repeated request gets nothing new.
     if drained || begun.holds_suspect || begun.repeated {
         pass.wait_for(until_calm(&api, wait)).await?;
-        return deliver(&api, api.broker.delivery(&begun.worker.id, Vec::new(), drained)).await;
+        return deliver(&api, api.broker.delivery(&begun.worker.id, Vec::new(), drained), came).await;
     }
     let request = RemoteFetch { worker: begun.worker, id: fetch_id };
     let waiting = api.broker.wait_for_jobs(request, slots as usize, wait, begun.holds == 0);
@@ -561,7 +567,7 @@ pub(super) async fn fetch(
         let detail = "the claim of jobs for this request got no answer; send the same request again";
         return Err(Problem::new(Code::StoreUnavailable, detail));
     };
-    deliver(&api, delivery).await
+    deliver(&api, delivery, came).await
 }
 
 /// Wait for a moment, unless the process stops.
@@ -584,14 +590,17 @@ fn tickets_in<'t>(texts: impl Iterator<Item = &'t str>, wrong: &mut impl FnMut(S
     tickets
 }
 
-/// Build the response with these attempts. They are given back if it is dropped before its body is on the wire.
-async fn deliver(api: &Api, delivery: JobDelivery) -> Result<Response, Problem> {
+/// Build the response with these attempts to a request that came then. They are given back if it is dropped before its
+/// body is on the wire.
+async fn deliver(api: &Api, delivery: JobDelivery, came: Instant) -> Result<Response, Problem> {
     let mut checkpoints: HashMap<JobId, Box<RawValue>> = HashMap::new();
     for claimed in delivery.claimed().iter().filter(|claimed| claimed.has_checkpoint()) {
         if let Some(checkpoint) = api.broker.store().checkpoint(claimed.id).await? {
             checkpoints.insert(claimed.id, checkpoint.content);
         }
     }
+    // MySQL may have kept this process waiting since the claim.
+    let delivery = delivery.unless_old();
     let registry = api.broker.registry();
     let timeout = |claimed: &Claimed| {
         let of_kind = || {
@@ -618,7 +627,8 @@ async fn deliver(api: &Api, delivery: JobDelivery) -> Result<Response, Problem> 
             tags: claimed.options.tags.iter().map(ToString::to_string).collect(),
         }
     });
-    let answer = FetchAnswer { jobs: jobs.collect(), drain: delivery.drained };
+    let took_ms = u64::try_from(came.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let answer = FetchAnswer { jobs: jobs.collect(), drain: delivery.drained, took_ms };
     let text = serde_json::to_vec(&answer).unwrap_or_default();
     let body = ResponseBody::new(OnTheWire { bytes: Some(text.into()), delivery });
     Ok((StatusCode::OK, [(header::CONTENT_TYPE, "application/json")], body).into_response())

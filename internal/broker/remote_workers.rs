@@ -23,8 +23,8 @@ use tickr_job::{
     AttemptToken, CallOutcome, JobId, Name, Progress, RetryPolicy, RunnerId, State, Timestamp, Verdict, limits,
 };
 use tickr_store::{
-    Again, BegunFetch, CheckpointUse, Claimed, HeldAttempt, LimitKey, NewCheckpoint, Reading, Reaped, RemoteAttempt,
-    RemoteFetch, Settled, Settlement, StoreError,
+    Again, BegunFetch, CheckpointUse, Claimed, HANDED_OUT_WITHIN, HeldAttempt, LimitKey, NewCheckpoint, Reading, Reaped,
+    RemoteAttempt, RemoteFetch, Settled, Settlement, StoreError,
 };
 
 /// Time beyond its time limit for which an attempt may still be finished by its worker. From the limit on, heartbeats tell
@@ -173,6 +173,8 @@ pub struct JobDelivery {
     worker: Arc<RunnerId>,
     claimed: Vec<Claimed>,
     delivered: bool,
+    /// When the attempts were claimed at the earliest, and until when they may be handed out.
+    claimed_since: Option<(Instant, Duration)>,
     /// An operator has drained the worker.
     pub drained: bool,
 }
@@ -182,6 +184,28 @@ impl JobDelivery {
     #[must_use]
     pub fn claimed(&self) -> &[Claimed] {
         &self.claimed
+    }
+
+    /// Note that the attempts were claimed after this moment, for a worker with this lease.
+    pub fn note_claim(&mut self, since: Instant, lease: Duration) {
+        self.claimed_since = Some((since, lease / HANDED_OUT_WITHIN));
+    }
+
+    /// Return an empty delivery in the place of one whose attempts were claimed so long ago that a heartbeat may give
+    /// them back before the worker lists them. Those are given back.
+    #[must_use]
+    pub fn unless_old(self) -> Self {
+        let Some((since, within)) = self.claimed_since.filter(|(since, within)| since.elapsed() >= *within) else {
+            return self;
+        };
+        // The claim itself may have waited for a lock. So the clock of the database must say the same.
+        let now = self.broker.store.clock().now();
+        let is_old = |claimed: &Claimed| (now - claimed.started_at).to_std().is_ok_and(|age| age >= within);
+        if !self.claimed.iter().any(is_old) {
+            return self;
+        }
+        tracing::debug!(worker = %self.worker, ms = since.elapsed().as_millis(), "attempts are too old to hand out");
+        self.broker.delivery(&self.worker, Vec::new(), self.drained)
     }
 
     /// Note that the attempts are on the wire.
@@ -310,7 +334,8 @@ impl Broker {
                 broker.give_back_unreached(&worker, attempts, why).await;
             });
         }
-        JobDelivery { broker: self.clone(), worker: Arc::clone(worker), claimed, delivered: false, drained }
+        let (broker, worker) = (self.clone(), Arc::clone(worker));
+        JobDelivery { broker, worker, claimed, delivered: false, claimed_since: None, drained }
     }
 
     /// Hand a request to the engine. Returns nothing if this process has no engine or stops.

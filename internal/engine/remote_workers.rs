@@ -797,6 +797,7 @@ async fn claim(shared: Arc<EngineState>, back: UnboundedSender<Back>, poll: Poll
         groups.insert(0, (None, free));
     }
     let (mut won, mut suspects, mut failed, mut refused) = (Vec::new(), Vec::new(), false, false);
+    let asked = Instant::now();
     for (queue, jobs) in groups {
         match try_claim(&shared, &poll, &jobs, false, queue.clone()).await {
             Some(claims) => {
@@ -831,7 +832,7 @@ async fn claim(shared: Arc<EngineState>, back: UnboundedSender<Back>, poll: Poll
             let _ = back.send(Back::Poll(poll));
         }
     } else {
-        deliver(&shared, poll, won);
+        deliver(&shared, poll, won, asked);
     }
     for job in suspects {
         if let Err(returned) = back.send(Back::Suspect(job))
@@ -859,7 +860,7 @@ async fn claim_suspect(shared: Arc<EngineState>, back: UnboundedSender<Back>, mu
     let until = poll.until.min(aside.until);
     let job = &aside.job;
     let (mut won, mut suspects, mut failed, mut refused) = (Vec::new(), Vec::new(), false, false);
-    let mut tried = false;
+    let (mut tried, mut asked) = (false, Instant::now());
     while !tried && Instant::now() < until && !shared.stop_fetching.is_cancelled() && !poll.answer.is_closed() {
         let holds = if poll.idle { Ok(0) } else { shared.store.open_attempts_of_worker(&poll.fetch.worker.id).await };
         match holds {
@@ -872,7 +873,7 @@ async fn claim_suspect(shared: Arc<EngineState>, back: UnboundedSender<Back>, mu
                 let limited = |queue: &Name| settings.queues.get(queue).is_some_and(|set| set.concurrency.is_some());
                 let queue = Some(job.queue.clone()).filter(limited);
                 let alone = [Taken { id: job.id, lane: lane_of(job), kind: None }];
-                tried = true;
+                (tried, asked) = (true, Instant::now());
                 match try_claim(&shared, &poll, &alone, true, queue).await {
                     Some(claims) if claims.no_room.is_empty() => {
                         refused |= sort_out(&shared, &back, claims, (&mut won, &mut suspects)).await;
@@ -903,7 +904,7 @@ async fn claim_suspect(shared: Arc<EngineState>, back: UnboundedSender<Back>, mu
         return;
     }
     if !won.is_empty() {
-        deliver(&shared, poll, won);
+        deliver(&shared, poll, won, asked);
     } else if refused && !is_newest(&shared, &poll).await {
         let _ = poll.answer.send(shared.broker.delivery(&poll.fetch.worker.id, Vec::new(), false));
     } else if !failed {
@@ -923,9 +924,10 @@ fn lane_of(job: &DueJob) -> DueLane {
     DueLane { queue: job.queue.clone(), priority: job.priority }
 }
 
-/// Answer a request with the attempts that were claimed for it.
-fn deliver(shared: &EngineState, poll: Poll, won: Vec<Claimed>) {
-    let delivery = shared.broker.delivery(&poll.fetch.worker.id, won, false);
+/// Answer a request with the attempts that were claimed for it, from `asked` on.
+fn deliver(shared: &EngineState, poll: Poll, won: Vec<Claimed>, asked: Instant) {
+    let mut delivery = shared.broker.delivery(&poll.fetch.worker.id, won, false);
+    delivery.note_claim(asked, poll.fetch.worker.lease);
     let now = shared.store.clock().now();
     for claimed in delivery.claimed() {
         let lateness = (now - claimed.execute_at).to_std().unwrap_or_default();

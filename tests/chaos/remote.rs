@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use rand::rngs::StdRng;
@@ -32,6 +32,8 @@ const SLOTS: [usize; 4] = [6, 6, 3, 1];
 /// Workers that fall silent. The others keep the jobs going meanwhile.
 const FREEZING: usize = 2;
 const LEASE_MS: u64 = 10_000;
+/// An answer that was on its way for so long counts as lost: tickr may have given its jobs back.
+const LONGEST_WAY: Duration = Duration::from_millis(LEASE_MS / 4);
 /// Longest wait of a request for jobs.
 const WAIT_MS: u64 = 3_000;
 /// Time within which every runner knows a new declaration, with a margin for a busy machine.
@@ -279,6 +281,7 @@ impl Life {
             });
             let request = Request::post(format!("/v1/workers/{id}/fetch")).with(body.clone());
             let request = request.within(Duration::from_millis(WAIT_MS) + Duration::from_secs(5));
+            let sent = Instant::now();
             let answer = tokio::select! {
                 answer = self.world.call(&mut rng, request) => answer,
                 () = self.leaving.cancelled() => break,
@@ -286,6 +289,10 @@ impl Life {
             self.awake().await;
             match answer {
                 Answer::Said(200, said) => {
+                    let took = Duration::from_millis(said["took_ms"].as_u64().unwrap_or_default());
+                    if sent.elapsed().saturating_sub(took) >= LONGEST_WAY {
+                        continue;
+                    }
                     let jobs = said["jobs"].as_array().cloned().unwrap_or_default();
                     if !jobs.is_empty() && rng.random_ratio(1, 8) {
                         self.world.deeds.undelivered.fetch_add(1, Ordering::Relaxed);

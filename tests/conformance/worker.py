@@ -268,6 +268,7 @@ class Worker:
                 worker, body = self.id, self.request()
                 if body is None:
                     continue
+            sent = time.monotonic()
             try:
                 answer = self.poll.call("POST", f"/v1/workers/{worker}/fetch", body)
             except Refused as refused:
@@ -287,7 +288,10 @@ class Worker:
             pauses, body = Pauses(5), None
             if self.stopping.is_set():
                 return
-            for job in answer["jobs"]:
+            # After a quarter of the lease on its way, the answer counts as lost. The next request lists none of its jobs.
+            way = time.monotonic() - sent - answer.get("took_ms", float("inf")) / 1000
+            jobs = [] if way >= self.beat_s * 3 / 4 else answer["jobs"]
+            for job in jobs:
                 self.start(job)
             if answer["drain"] and not fault("ignores-drain"):
                 self.stopping.wait(self.beat_s)

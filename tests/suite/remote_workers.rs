@@ -785,6 +785,133 @@ async fn a_job_that_never_arrived_comes_back_within_the_lease_of_a_worker_that_f
     tickr.stop().await;
 }
 
+/// Let the attempts that execute be so many seconds old, and their leases as well.
+async fn aged(tickr: &TestApp, seconds: u32) {
+    let sql = "UPDATE owed SET started_at = UTC_TIMESTAMP(6) - INTERVAL {age} SECOND, \
+               lease_until = UTC_TIMESTAMP(6) + INTERVAL 60 SECOND - INTERVAL {age} SECOND WHERE state = 'executing'";
+    tickr.sql(sql.replace("{age}", &seconds.to_string())).await;
+}
+
+/// Let the newest heartbeat of each worker be so many seconds old.
+async fn silent(tickr: &TestApp, seconds: u32) {
+    let sql = "UPDATE runners SET heartbeat_at = UTC_TIMESTAMP(6) - INTERVAL {age} SECOND WHERE via = 'http'";
+    tickr.sql(sql.replace("{age}", &seconds.to_string())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_stood_still_keeps_the_attempt_whose_answer_it_reads_beside_its_first_heartbeat() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 1).await;
+    let id = tickr.enqueue_kind("resize", json!(1)).await;
+    // The program stands still for half a lease before it reads this answer.
+    let held = worker.fetch(at, 1, 20_000, &[]).await.remove(0);
+    aged(&tickr, 31).await;
+    silent(&tickr, 40).await;
+    // Then it sends its heartbeat, and reads the answer while the heartbeat is on its way.
+    worker.beat(at, &[]).await;
+    assert_eq!(tickr.job(id).await["state"], "executing", "one heartbeat after a silence says nothing");
+    assert_eq!(worker.beat(at, &[&held]).await["lost"], json!([]));
+    assert_eq!(worker.finish(at, &held, json!({"verdict": "succeeded"})).await["result"], "settled");
+    assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
+    // What the heartbeat before has left out as well did not arrive.
+    let lost = tickr.enqueue_kind("resize", json!(2)).await;
+    assert_eq!(worker.fetch(at, 1, 20_000, &[]).await.len(), 1);
+    aged(&tickr, 45).await;
+    silent(&tickr, 20).await;
+    worker.beat(at, &[]).await;
+    assert_eq!(tickr.job(lost).await["state"], "waiting");
+    tickr.stop_broken("attempts were dated back, to before their due times").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_heartbeat_that_waits_gives_nothing_back_that_was_young_when_it_came() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 1).await;
+    let id = tickr.enqueue_kind("resize", json!(1)).await;
+    let held = worker.fetch(at, 1, 20_000, &[]).await.remove(0);
+    silent(&tickr, 15).await;
+    let mut other = tickr.mysql().await;
+    other.execute("BEGIN").await.unwrap();
+    let lock = "SELECT id FROM runners WHERE id = ? FOR UPDATE";
+    sqlx::query(lock).bind(&worker.id).execute(&mut other).await.unwrap();
+    // The heartbeat left before the attempt arrived, and waits here until the attempt is old.
+    tokio::join!(worker.beat(at, &[]), async {
+        tickr.until_lock_waits(1..).await;
+        aged(&tickr, 30).await;
+        other.execute("ROLLBACK").await.unwrap();
+    });
+    assert_eq!(tickr.job(id).await["state"], "executing");
+    assert_eq!(worker.finish(at, &held, json!({"verdict": "succeeded"})).await["result"], "settled");
+    assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
+    tickr.stop_broken("attempts were dated back, to before their due times").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repeated_request_hands_out_no_attempt_that_a_heartbeat_may_give_back() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 1).await;
+    let id = tickr.enqueue_kind("resize", json!(1)).await;
+    let request = Uuid::now_v7();
+    let lost = worker.fetch_as(request, at, 1, 20_000, &[]).await.remove(0);
+    aged(&tickr, 29).await;
+    // The heartbeat that leaves before this answer arrives gives the attempt back.
+    assert_eq!(worker.fetch_as(request, at, 1, 0, &[]).await, Vec::<Value>::new());
+    assert_eq!(tickr.job(id).await["state"], "executing", "a worker that got the first answer keeps it");
+    // The next request says that it did not arrive.
+    let again = worker.fetch(at, 1, 20_000, &[]).await.remove(0);
+    assert_eq!((id_of(&again), &again["attempt"]), (id, &json!(1)));
+    assert_ne!(again["token"], lost["token"]);
+    assert_eq!(worker.finish(at, &again, json!({"verdict": "succeeded"})).await["state"], "completed");
+    assert_eq!(tickr.verdicts(id).await, ["interrupted", "succeeded"]);
+    tickr.stop_broken("attempts were dated back, to before their due times").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_mysql_holds_up_for_a_quarter_of_a_lease_hands_nothing_out() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 1).await;
+    let id = tickr.enqueue_kind("resize", json!(1)).await;
+    let held = worker.fetch(at, 1, 20_000, &[]).await.remove(0);
+    let released = json!({"verdict": "released", "checkpoint": {"row": 7}});
+    assert_eq!(worker.finish(at, &held, released).await["result"], "settled");
+    worker.beat(at, &[]).await;
+    worker.lease_ms(&tickr, 8_000).await;
+    let mut operator = tickr.mysql().await;
+    operator.execute("LOCK TABLES checkpoints WRITE").await.unwrap();
+    // The attempt is committed, and the answer waits for its checkpoint.
+    let (jobs, ()) = tokio::join!(worker.fetch(at, 1, 20_000, &[]), async {
+        let old = "SELECT COUNT(*) FROM owed WHERE state = 'executing' \
+                   AND started_at < UTC_TIMESTAMP(6) - INTERVAL 2200000 MICROSECOND";
+        tickr.until_count(old, 1).await;
+        operator.execute("UNLOCK TABLES").await.unwrap();
+    });
+    assert_eq!(jobs, Vec::<Value>::new());
+    worker.lease_ms(&tickr, 60_000).await;
+    let again = worker.fetch(at, 1, 20_000, &[]).await.remove(0);
+    assert_eq!((id_of(&again), &again["attempt"]), (id, &json!(1)));
+    assert_eq!(again["checkpoint"], json!({"row": 7}));
+    assert_eq!(worker.finish(at, &again, json!({"verdict": "succeeded"})).await["state"], "completed");
+    assert_eq!(tickr.verdicts(id).await, ["interrupted", "interrupted", "succeeded"]);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_says_how_long_its_request_was_here() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 1).await;
+    let began = Instant::now();
+    let body = json!({"slots": 1, "wait_ms": 700, "holding": [], "fetch_id": Uuid::now_v7()});
+    let fetched = worker.call(at, "fetch", body).await;
+    let took = Duration::from_millis(fetched.body["took_ms"].as_u64().unwrap());
+    assert!(took >= Duration::from_millis(700) && took <= began.elapsed(), "{took:?} of {:?}", began.elapsed());
+    tickr.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn pauses_limits_and_order_keys_hold_for_remote_workers() {
     let tickr = started().await;

@@ -256,12 +256,15 @@ export class Link {
       const id = this.#id;
       // The same body again, to any process, gets the same jobs and nothing new.
       const call = { method: 'POST', path: this.#path(id, '/fetch'), body };
+      const sent = performance.now();
       const answer = await this.#try(call, waitMs + 10_000, 'fetch', signal);
       if (signal.aborted) return;
       if (answer?.status === 200) {
         const fetched = readFetched(answer.text);
         if (fetched !== undefined) {
-          this.#deliver(answer.text, fetched.tokens);
+          // After a quarter of the lease on its way, the answer counts as lost. The next request lists none of its jobs.
+          const way = performance.now() - sent - fetched.tookMs;
+          if (way < this.#beatMs * 0.75) this.#deliver(answer.text, fetched.tokens);
           this.#drain(fetched.drain);
           return;
         }
@@ -656,10 +659,10 @@ export class Link {
   }
 }
 
-function readFetched(text: string): { tokens: string[]; drain: boolean } | undefined {
+function readFetched(text: string): { tokens: string[]; drain: boolean; tookMs: number } | undefined {
   try {
-    const { jobs, drain } = JSON.parse(text) as { jobs: { token: string }[]; drain: boolean };
-    return { tokens: jobs.map(({ token }) => token), drain };
+    const read = JSON.parse(text) as { jobs: { token: string }[]; drain: boolean; took_ms?: number };
+    return { tokens: read.jobs.map(({ token }) => token), drain: read.drain, tookMs: read.took_ms ?? Infinity };
   } catch {
     return undefined;
   }

@@ -37,8 +37,14 @@ use tickr_job::{AttemptToken, JobId, JobOptions, Name, Progress, RetryPolicy, Ru
 pub const MAX_REMOTE_CLAIM: usize = 256;
 /// Most batches of claims of one worker that are read. A worker holds at most as many as it has slots.
 const MAX_BATCHES: i64 = 2_000;
+/// Part of a lease for which an answer may hand out an attempt after its claim. The answer has as much time for its
+/// way, before half a lease is over.
+pub const HANDED_OUT_WITHIN: u32 = 4;
 /// Age from which an attempt that its worker does not list in a heartbeat counts as not delivered. At most half a lease.
 const UNDELIVERED_AFTER: Duration = Duration::from_secs(30);
+/// Part of that age from which the heartbeat before must have left the attempt out as well. Without this, the first
+/// heartbeat of a worker that stood still would give back an attempt whose answer the worker reads at the same moment.
+const MISSED_BEFORE: u32 = 3;
 
 /// Most requests for jobs of a worker that are remembered after its next one: the length of `runners.fetched`.
 const MAX_FETCHED: usize = 32;
@@ -444,11 +450,11 @@ impl Store {
         held: Vec<HeldAttempt>,
         timeouts: Arc<HashMap<Name, Duration>>,
     ) -> Result<Option<WorkerBeat>, StoreError> {
-        let (held, caution) = (Arc::new(held), Arc::clone(&self.shared.caution));
+        let (held, caution, arrived) = (Arc::new(held), Arc::clone(&self.shared.caution), Instant::now());
         on_pool(&self.shared.pools.beats, "write the heartbeat of a worker", move |conn, _| {
             let (worker, held, timeouts) = (worker.clone(), Arc::clone(&held), Arc::clone(&timeouts));
             let caution = Arc::clone(&caution);
-            Box::pin(async move { beat(conn, &worker, &held, &timeouts, &caution).await })
+            Box::pin(async move { beat(conn, &worker, &held, &timeouts, &caution, arrived).await })
         })
         .await
     }
@@ -589,13 +595,17 @@ async fn begin(
     let (open, of_fetch) = open_of(conn, &found.id, Some(fetch)).await?;
     let (listed, unlisted): (Vec<_>, Vec<_>) =
         open.iter().partition(|attempt| held.contains(&(attempt.id, attempt.token)));
-    let (ours, others): (Vec<_>, Vec<_>) = unlisted.into_iter().partition(|attempt| of_fetch.contains(&attempt.token));
+    let (of_this, others): (Vec<_>, Vec<_>) =
+        unlisted.into_iter().partition(|attempt| of_fetch.contains(&attempt.token));
     // An attempt that has arrived is left to the heartbeats.
     let others: Vec<_> = others.into_iter().filter(|attempt| !attempt.has_arrived(found.lease)).collect();
+    // A heartbeat may give an old one back before the worker lists it. A worker that has it already keeps it.
+    let young = |attempt: &&OpenAttempt| attempt.age < found.lease / HANDED_OUT_WITHIN;
+    let ours: Vec<_> = of_this.iter().copied().filter(young).collect();
     let again = read_again(conn, &found, &ours).await?;
     let mut listed_batches: BTreeSet<Uuid> =
         listed.iter().filter(|attempt| attempt.reached < LISTED).map(|attempt| attempt.batch).collect();
-    listed_batches.retain(|batch| ours.iter().all(|attempt| attempt.batch != *batch));
+    listed_batches.retain(|batch| of_this.iter().all(|attempt| attempt.batch != *batch));
     note_reached(conn, &found.id, listed_batches, LISTED).await?;
     let repeated: BTreeSet<Uuid> = ours.iter().map(|attempt| attempt.batch).collect();
     note_reached(conn, &found.id, repeated, HANDED_OUT_AGAIN).await?;
@@ -790,8 +800,10 @@ async fn beat(
     held: &[HeldAttempt],
     timeouts: &HashMap<Name, Duration>,
     caution: &Arc<Caution>,
+    arrived: Instant,
 ) -> Result<Option<WorkerBeat>, sqlx::Error> {
-    let sql = "SELECT lease_ms, drained_at IS NOT NULL AS drained, UTC_TIMESTAMP(6) AS moment FROM runners \
+    let sql = "SELECT lease_ms, drained_at IS NOT NULL AS drained, UTC_TIMESTAMP(6) AS moment, \
+               TIMESTAMPDIFF(MICROSECOND, heartbeat_at, UTC_TIMESTAMP(6)) AS silent_us FROM runners \
                WHERE id = ? AND via = 'http' AND stopped_at IS NULL";
     let sent = Instant::now();
     let Some(row) = sqlx::query(sql).bind(worker.as_str()).fetch_optional(&mut *conn).await? else {
@@ -799,6 +811,9 @@ async fn beat(
     };
     let reading = Reading { sent, received: Instant::now(), moment: row.try_get("moment")? };
     let lease = Duration::from_millis(u64::from(row.try_get::<u32, _>("lease_ms")?));
+    // Time since the heartbeat before. None if one was written while this one waited, which may be a run of this one.
+    let silent = Duration::from_micros(u64::try_from(row.try_get::<i64, _>("silent_us")?).unwrap_or(0));
+    let before = Some(silent).filter(|silent| *silent > arrived.elapsed());
     let mut found = WorkerBeat { drained: row.try_get::<i64, _>("drained")? != 0, ..WorkerBeat::default() };
     let leased = Instant::now();
     let live = |held: &HeldAttempt| {
@@ -836,9 +851,19 @@ async fn beat(
         Err(error) if is_locked_elsewhere(&error) => Vec::new(),
         Err(error) => return Err(error),
     };
+    // What the worker has received since it sent this heartbeat is not listed, however long the heartbeat waited here.
+    let (waited, since_reading) = (arrived.elapsed(), sent.elapsed());
+    let missed_before = |open: &OpenAttempt| {
+        let then = before.and_then(|silent| open.age.checked_sub(silent + since_reading));
+        then.is_some_and(|age| age >= late / MISSED_BEFORE)
+    };
     // Heartbeats are a third of a lease apart, so one that does not list an attempt that has arrived may be late.
     let is_late = |open: &&OpenAttempt| {
-        if open.has_arrived(lease) { open.silent(lease) >= lease / 2 } else { open.age >= late }
+        if open.has_arrived(lease) {
+            open.silent(lease).saturating_sub(waited) >= lease / 2
+        } else {
+            open.age.saturating_sub(waited) >= late && missed_before(open)
+        }
     };
     let unlisted = open.iter().filter(is_late).filter(|open| !listed.contains(&(open.id, open.token)));
     found.undelivered = by_token(unlisted);

@@ -532,6 +532,11 @@ final class Engine
             $this->fetch->repeat('the answer is not the JSON of tickr');
             return;
         }
+        $took = isset($answer['took_ms']) ? (float) $answer['took_ms'] / 1000 : INF;
+        if ($this->fetch->waited() - $took >= $this->beatSeconds * 0.75) {
+            // After a quarter of the lease on its way, the answer counts as lost. The next request lists none of its jobs.
+            $members = [];
+        }
         foreach ($members as $job) {
             $this->take($job);
         }

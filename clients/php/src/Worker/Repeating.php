@@ -25,6 +25,8 @@ final class Repeating
     /** The request that was answered last. */
     private ?Request $answered = null;
     private float $next = 0.0;
+    /** When the request was sent, the last time. */
+    private float $sent = 0.0;
     private float $pause = 0.1;
     private int $failures = 0;
 
@@ -82,6 +84,7 @@ final class Repeating
                 if (Channel::now() < $this->next) {
                     return null;
                 }
+                $this->sent = Channel::now();
                 $this->channel->begin($this->request);
             }
             $response = $this->channel->advance();
@@ -101,6 +104,12 @@ final class Repeating
         $why = Problem::of($response)->code;
         $this->again("$response->status $why", $this->obeys ? $response->retryAfter() : null);
         return null;
+    }
+
+    /** The seconds since the request was sent that was answered last. */
+    public function waited(): float
+    {
+        return Channel::now() - $this->sent;
     }
 
     /** Send the request that was answered last again, because its answer makes no sense. */

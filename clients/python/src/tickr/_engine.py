@@ -474,11 +474,12 @@ class Engine:
                 at_least = 0.0
                 try:
                     timeout = self.settings.wait_ms / 1000 + 10
+                    sent = time.monotonic()
                     answer = self.transport.call("POST", self._path(known, "fetch"), body, timeout=timeout, abort=abort)
                     if answer.status == 200:
                         found = _json.decode(answer.body, self.settings.exact)
                         pause.reset()
-                        self._take(found)
+                        self._take(found, time.monotonic() - sent)
                         break
                     if answer.status == 404:
                         self._register(known)
@@ -502,10 +503,15 @@ class Engine:
     def _room(self) -> int:
         return min(self.settings.slots - self._occupied, MAX_HOLDING - len(self._held))
 
-    def _take(self, found: Mapping[str, Any]) -> None:
-        """Start the jobs of an answer."""
-        for job in found["jobs"]:
-            self._accept(job)
+    def _take(self, found: Mapping[str, Any], waited: float) -> None:
+        """Start the jobs of an answer, unless it was on its way for a quarter of the lease."""
+        took = found.get("took_ms")
+        if took is not None and waited - took / 1000 >= self.beat_ms / 1000 * 0.75:
+            # The server may have given its jobs back. The next request lists none of them.
+            log.warning("an answer with %d jobs came late and counts as lost", len(found["jobs"]))
+        else:
+            for job in found["jobs"]:
+                self._accept(job)
         drained = bool(found.get("drain"))
         with self._changed:
             if drained and not self._drained:
