@@ -401,6 +401,9 @@ mutants() {
     mutant 'numbers that a form sends back' internal/dashboard/assets/ui/schema-form.js \
         'String(value) !== source' 'false' \
         dashboard_use::forms_send_the_numbers_of_a_payload_as_they_were_sent
+    mutant 'choices with the numbers of a payload' internal/dashboard/assets/ui/schema-form.js \
+        'named === value || asInSchema(named) === asInSchema(value)' 'same(named, value)' \
+        dashboard_use::forms_find_the_numbers_of_a_payload_among_the_choices_of_its_schema
     mutant 'priority of an empty field' internal/dashboard/assets/ui/bulk.js \
         "values.priority !== ''" 'true' \
         dashboard::jobs_are_found_by_a_filter_in_the_address_and_dealt_with_together

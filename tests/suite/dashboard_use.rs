@@ -364,6 +364,35 @@ async fn forms_send_the_numbers_of_a_payload_as_they_were_sent() {
     tickr.stop().await;
 }
 
+/// The page reads a schema with plain numbers, and a payload as it was sent: the 1 of the one is the 1.0 of the other.
+#[tokio::test(flavor = "multi_thread")]
+async fn forms_find_the_numbers_of_a_payload_among_the_choices_of_its_schema() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let plan = |level: f64| json!({"type": "object", "properties": {"level": {"const": level}}, "required": ["level"]});
+    let properties = json!({"rate": {"enum": [1.0, 2.5]}, "plan": {"anyOf": [plan(1.0), plan(2.0)]}});
+    let schema = json!({"schema": {"type": "object", "properties": properties}, "queue": "press"});
+    let declared = tickr.put("/v1/kinds/rated", schema).await;
+    assert_eq!(declared.status, 201, "{:#}", declared.body);
+    let payload = r#"{"rate":1.0,"plan":{"level":2.0}}"#;
+    let body = format!(r#"{{"kind":"rated","delay_ms":3600000,"payload":{payload}}}"#);
+    let sent = http().post(tickr.url("/v1/jobs")).header("content-type", "application/json").body(body);
+    let made = answer(sent).await;
+    assert_eq!(made.status, 201, "{:#}", made.body);
+
+    let page = browser.page(&tickr.url("")).await;
+    page.visit(&format!("/enqueue?from={}", made.body["id"].as_str().unwrap())).await;
+    page.until("the first rate is chosen", "document.querySelector('#payload-rate')?.value === '0'").await;
+    page.until("the second plan is chosen", "document.querySelector('#payload-plan--is')?.value === '1'").await;
+    page.click(&button("Enqueue")).await;
+    page.reads("Accepted and durable").await;
+    let newest = sqlx::query_scalar("SELECT payload FROM jobs ORDER BY id DESC LIMIT 1");
+    let newest: String = newest.fetch_one(&mut tickr.mysql().await).await.unwrap();
+    assert_eq!(newest, payload);
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
 /// The schema of a kind says which fields are sensitive. Until the page has it, and for a kind that the server does not
 /// know, any field may be.
 #[tokio::test(flavor = "multi_thread")]
