@@ -392,6 +392,9 @@ mutants() {
     mutant 'rejected rows that stand still' internal/dashboard/assets/pages/outbox.js \
         'const { rows } = still;' 'const rows = page.data?.data ?? [];' \
         dashboard_use::rejected_rows_and_operations_keep_their_places_under_the_mouse_and_are_named
+    mutant 'way from a row to the button of new rows' internal/dashboard/assets/ui/still.js \
+        'own.goesOn = event?.detail === 0' 'own.goesOn = false' \
+        dashboard_use::new_rows_wait_until_the_user_has_gone_from_a_row_to_the_button_that_shows_them
     mutant 'open dead letter of a trial' internal/store/dead_letters.rs \
         'if status == DeadLetterStatus::Open {' 'if false && status == DeadLetterStatus::Open {' \
         dashboard_use::try_one_takes_the_newest_dead_letter_that_is_still_open

@@ -1349,32 +1349,37 @@ async fn causes_keep_their_places_under_the_mouse_and_a_failed_reading_hides_no_
     tickr.stop().await;
 }
 
+/// Insert a rejected row of the outbox and a paused operation with this number. One with a higher number is newer.
+async fn insert_numbered(tickr: &TestApp, n: u8) {
+    let id = format!("x'0198a7b0c0de7000800000000000000{n}'");
+    tickr
+        .sql(format!(
+            "INSERT INTO outbox_rejected (id, kind, payload, rejected_at, reason) \
+             VALUES ({id}, 'kind-{n}', '{{}}', UTC_TIMESTAMP(6), 'no such kind'); \
+             INSERT INTO operations (id, action, filter, params, actor, created_at, estimate, capped, paused_at, \
+             paused_by, lease_until) SELECT {id}, 'cancel', '{{\"kind\":\"kind-{n}\"}}', '{{}}', 'ada', at, 0, FALSE, at, \
+             'ada', '9999-12-31' FROM (SELECT UTC_TIMESTAMP(6) AS at) t"
+        ))
+        .await;
+}
+
+/// Return script that says whether the page shows the rows with these numbers, in this order.
+fn shows_numbers(rows: &[u8]) -> String {
+    let kinds: Vec<String> = rows.iter().map(|n| format!("kind-{n}")).collect();
+    let rows = "[...document.querySelectorAll('main tr[data-row]')].map((row) => /kind-\\d/.exec(row.innerText)[0])";
+    format!("{rows}.join() === '{}'", kinds.join(","))
+}
+
+/// Script that makes the page read again what it reads repeatedly, as when it is seen again.
+const AGAIN: &str = "document.dispatchEvent(new Event('visibilitychange')) || null";
+
 /// What comes meanwhile moves no row under the mouse, and the dialog of an action names its row.
 #[tokio::test(flavor = "multi_thread")]
 async fn rejected_rows_and_operations_keep_their_places_under_the_mouse_and_are_named() {
     let Some((tickr, browser)) = begin().await else { return };
-    let insert = async |n: u8| {
-        let id = format!("x'0198a7b0c0de7000800000000000000{n}'");
-        tickr
-            .sql(format!(
-                "INSERT INTO outbox_rejected (id, kind, payload, rejected_at, reason) \
-                 VALUES ({id}, 'kind-{n}', '{{}}', UTC_TIMESTAMP(6), 'no such kind'); \
-                 INSERT INTO operations (id, action, filter, params, actor, created_at, estimate, capped, paused_at, \
-                 paused_by, lease_until) SELECT {id}, 'cancel', '{{\"kind\":\"kind-{n}\"}}', '{{}}', 'ada', at, 0, FALSE, at, \
-                 'ada', '9999-12-31' FROM (SELECT UTC_TIMESTAMP(6) AS at) t"
-            ))
-            .await;
-    };
-    insert(1).await;
-    insert(2).await;
+    insert_numbered(&tickr, 1).await;
+    insert_numbered(&tickr, 2).await;
     let page = browser.page(&tickr.url("")).await;
-    let shown = |rows: &[u8]| {
-        let kinds: Vec<String> = rows.iter().map(|n| format!("kind-{n}")).collect();
-        let rows =
-            "[...document.querySelectorAll('main tr[data-row]')].map((row) => /kind-\\d/.exec(row.innerText)[0])";
-        format!("{rows}.join() === '{}'", kinds.join(","))
-    };
-    let again = "document.dispatchEvent(new Event('visibilitychange')) || null";
     let top = "document.querySelector('main tr[data-row]').getBoundingClientRect().y";
     let place = "(({x, y}) => [x + 5, y + 5])([...document.querySelectorAll('main tr[data-row] button')].at(-1)\
                  .getBoundingClientRect())";
@@ -1397,24 +1402,75 @@ async fn rejected_rows_and_operations_keep_their_places_under_the_mouse_and_are_
         ),
     ] {
         page.visit(path).await;
-        page.until("the rows are shown", &shown(&before)).await;
+        page.until("the rows are shown", &shows_numbers(&before)).await;
         let at: Vec<f64> = page.eval(place).await;
         page.point(at[0], at[1]).await;
         let y: f64 = page.eval(top).await;
-        insert(before[0] + 1).await;
-        page.eval::<Value>(again).await;
+        insert_numbered(&tickr, before[0] + 1).await;
+        page.eval::<Value>(AGAIN).await;
         page.reads(news).await;
-        page.until("no row has moved", &shown(&before)).await;
+        page.until("no row has moved", &shows_numbers(&before)).await;
         assert_eq!(page.eval::<f64>(top).await, y, "the news are over the head of the table");
         page.click(&button(word).near(&format!("kind-{}", before[0]))).await;
         page.until("the row is named", &format!("document.querySelector('dialog').innerText.includes('{name}')")).await;
         page.click(&button(&format!("{word} it"))).await;
         page.point(5.0, 5.0).await;
-        page.until("the list goes on", &shown(&after)).await;
+        page.until("the list goes on", &shows_numbers(&after)).await;
     }
     tickr.until_count("SELECT COUNT(*) FROM outbox_rejected WHERE kind = 'kind-2'", 0).await;
     let stopped = "SELECT COUNT(*) FROM operations WHERE state = 'cancelled' AND filter LIKE '%kind-3%'";
     tickr.until_count(stopped, 1).await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop_broken("its operations were written by hand").await;
+}
+
+/// The user goes from a row to *Show*, by mouse or by keyboard, and new rows wait for that. The keyboard goes on at the
+/// newest one.
+#[tokio::test(flavor = "multi_thread")]
+async fn new_rows_wait_until_the_user_has_gone_from_a_row_to_the_button_that_shows_them() {
+    let Some((tickr, browser)) = begin().await else { return };
+    insert_numbered(&tickr, 1).await;
+    let page = browser.page(&tickr.url("")).await;
+    let button_of_row = "[...document.querySelector('main tr[data-row]').querySelectorAll('button')].at(-1)";
+    let mut rows = vec![1];
+    for (path, news) in [("/outbox", "1 new row"), ("/operations", "1 new operation")] {
+        page.visit(path).await;
+        page.until("the rows are shown", &shows_numbers(&rows)).await;
+        let at: Vec<f64> =
+            page.eval(&format!("(({{x, y}}) => [x + 5, y + 5])({button_of_row}.getBoundingClientRect())")).await;
+        page.point(at[0], at[1]).await;
+        rows.insert(0, rows[0] + 1);
+        insert_numbered(&tickr, rows[0]).await;
+        page.eval::<Value>(AGAIN).await;
+        page.reads(news).await;
+        page.click(&button("Show")).await;
+        page.until("the new row is shown", &shows_numbers(&rows)).await;
+        page.point(5.0, 5.0).await;
+
+        page.eval::<()>(&format!("void {button_of_row}.focus()")).await;
+        rows.insert(0, rows[0] + 1);
+        insert_numbered(&tickr, rows[0]).await;
+        page.eval::<Value>(AGAIN).await;
+        page.reads(news).await;
+        let on_show = "document.activeElement.innerText === 'Show'";
+        for _ in 0..8 {
+            page.press_with("Tab", 8).await;
+            if page.eval::<bool>(on_show).await {
+                break;
+            }
+        }
+        page.until("the button has the focus", on_show).await;
+        page.until("no row has moved", &shows_numbers(&rows[1..])).await;
+        page.press("Enter").await;
+        page.until("the new row is shown", &shows_numbers(&rows)).await;
+        page.until(
+            "the newest row has the focus",
+            "document.activeElement.closest('tr') === document.querySelector('main tr[data-row]')",
+        )
+        .await;
+        page.eval::<()>("void document.activeElement.blur()").await;
+    }
     page.assert_calm();
     drop(page);
     tickr.stop_broken("its operations were written by hand").await;
