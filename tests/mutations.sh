@@ -407,6 +407,9 @@ mutants() {
     mutant 'choices with the numbers of a payload' internal/dashboard/assets/ui/schema-form.js \
         'named === value || asInSchema(named) === asInSchema(value)' 'same(named, value)' \
         dashboard_use::forms_find_the_numbers_of_a_payload_among_the_choices_of_its_schema
+    mutant 'plus of the open dead letters of a queue' internal/dashboard/assets/ui/queues.js \
+        'queue.open_dead_letters_exact === false' 'false' \
+        dashboard_use::open_dead_letters_of_a_queue_that_are_not_all_counted_have_a_plus
     mutant 'priority of an empty field' internal/dashboard/assets/ui/bulk.js \
         "values.priority !== ''" 'true' \
         dashboard::jobs_are_found_by_a_filter_in_the_address_and_dealt_with_together
@@ -1566,6 +1569,9 @@ mutants() {
     mutant 'bound of open dead letters' internal/store/jobs/stats.rs \
         'MAX_OPEN: u32 = 100_000' \
         'MAX_OPEN: u32 = 100_000_000' \
+        bounds::counting_costs_the_same_behind_any_number_of_queues_and_open_dead_letters
+    mutant 'bound of the open dead letters of a queue' internal/api/queues.rs \
+        'open_dead_letters_exact: counts.open_dead_letters_exact' 'open_dead_letters_exact: true' \
         bounds::counting_costs_the_same_behind_any_number_of_queues_and_open_dead_letters
     mutant 'queues that are counted' internal/store/jobs/stats.rs \
         'MAX_QUEUES: usize = 200' \

@@ -685,6 +685,38 @@ async fn a_group_of_more_dead_letters_than_are_counted_shows_lower_bounds() {
     tickr.stop_broken("its dead letters were written by hand").await;
 }
 
+/// The server counts a hundred thousand open dead letters of a queue, and in the list of queues as many of all together.
+#[tokio::test(flavor = "multi_thread")]
+async fn open_dead_letters_of_a_queue_that_are_not_all_counted_have_a_plus() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let failed = tickr.enqueue(letter(&json!({"to": "nora", "fate": "returns"}))).await;
+    tickr.until(failed, State::Failed).await;
+    let page = browser.page(&tickr.url("")).await;
+    // `bounds::` makes so many in the database. Here they are in the answers alone.
+    page.beforehand(
+        "window.plainFetch = fetch; window.fetch = async (path, options) => { \
+             const answer = await plainFetch(path, options); \
+             if (!String(path).startsWith('/v1/queues')) return answer; \
+             const body = await answer.json(); \
+             for (const one of body.data ?? [body]) \
+                 Object.assign(one, {open_dead_letters: 100000, open_dead_letters_exact: false}); \
+             return new Response(JSON.stringify(body)); };",
+    )
+    .await;
+    // A narrower window leaves the column out.
+    page.size(1_440, 900).await;
+    page.visit("/queues").await;
+    page.reads("100k+ open dead letters").await;
+    page.visit("/queues/default").await;
+    let figure = "[...document.querySelectorAll('main .figure')] \
+                  .find((one) => one.querySelector('.name').textContent === 'Failed')?.querySelector('.value')";
+    page.until("they are a lower bound", &format!("{figure}?.textContent === '100k+'")).await;
+    page.until("the whole number is one as well", &format!("{figure}.title === '100,000+'")).await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
 /// More jobs match than are counted, so the page knows neither how long that takes nor how much of it is over.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operation_on_more_jobs_than_are_counted_shows_lower_bounds_alone() {
