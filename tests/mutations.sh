@@ -410,6 +410,9 @@ mutants() {
     mutant 'plus of the open dead letters of a queue' internal/dashboard/assets/ui/queues.js \
         'queue.open_dead_letters_exact === false' 'false' \
         dashboard_use::open_dead_letters_of_a_queue_that_are_not_all_counted_have_a_plus
+    mutant 'count of the jobs of a schedule' internal/dashboard/assets/pages/schedule.js \
+        '`schedule:${it.name}` }), { every: 10000 });' '`schedule:${it.name}` }));' \
+        dashboard::a_schedule_is_made_from_its_preview_triggered_and_paused
     mutant 'priority of an empty field' internal/dashboard/assets/ui/bulk.js \
         "values.priority !== ''" 'true' \
         dashboard::jobs_are_found_by_a_filter_in_the_address_and_dealt_with_together
