@@ -428,6 +428,9 @@ mutants() {
     mutant 'turns of the counts of queues' internal/dashboard/assets/pages/queues.js \
         'if (Object.keys(found).length > 0) await inLine();' '' \
         dashboard_use::a_page_of_many_late_queues_asks_the_server_about_once_a_second
+    mutant 'turns of the pages of a listing' internal/dashboard/assets/core/query.js \
+        'if (page > 0) await inLine()' 'if (page > 0) await new Promise((done) => setTimeout(done, 1000))' \
+        dashboard_use::pages_of_the_schedules_are_read_in_turns_by_the_overview_and_the_palette
     mutant 'seats of searches' internal/store/sql/pools.rs \
         '(self.reads - 1).clamp(1, 4)' '(self.reads + 1_000).clamp(1, 1_000)' \
         starvation::a_flood_of_heavy_reads_stops_nothing_and_its_key_ends_at_once

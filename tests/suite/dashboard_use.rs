@@ -1678,6 +1678,31 @@ async fn the_last_of_many_schedules_is_named_found_and_searched() {
     tickr.stop().await;
 }
 
+/// The palette reads all schedules while the Overview does. The pages of both take turns.
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_of_the_schedules_are_read_in_turns_by_the_overview_and_the_palette() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let page = browser.page(&tickr.url("")).await;
+    // Six pages in the answers, without a thousand schedules in the database. The first one of each is read at once.
+    page.beforehand(
+        "window.plainFetch = fetch; window.asked = []; window.fetch = async (path, options) => { \
+             if (!String(path).startsWith('/v1/schedules?')) return plainFetch(path, options); \
+             const place = Number(new URLSearchParams(String(path).split('?')[1]).get('cursor') ?? 0); \
+             if (place > 0) window.asked.push(performance.now()); \
+             const next_cursor = place < 5 ? String(place + 1) : null; \
+             return new Response(JSON.stringify({data: [], unreadable: [], next_cursor})); };",
+    )
+    .await;
+    page.visit("/").await;
+    open_palette(&page).await;
+    page.until("both have read all pages", "window.asked.length >= 10").await;
+    let gaps: Vec<f64> = page.eval("window.asked.slice(1).map((at, i) => at - window.asked[i])").await;
+    assert!(gaps.iter().all(|gap| *gap >= 800.0), "{gaps:.0?} ms between two pages");
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
 /// The list of runners ends at 200. All numbers that are made of it are lower bounds then.
 #[tokio::test(flavor = "multi_thread")]
 async fn more_runners_than_are_listed_are_counted_as_such() {
