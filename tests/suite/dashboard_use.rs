@@ -1,6 +1,8 @@
 //! The dashboard while an operator works with it: searches among many jobs, filters that are typed, lists that change
 //! under the mouse, figures that must be exact, and releases that must be watched.
 
+use std::cell::Cell;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -15,7 +17,7 @@ use uuid::Uuid;
 
 use crate::dashboard::{begin, letter};
 use crate::operations::{DIGITS, dead_letters};
-use crate::support::browser::{Browser, Page, button, field, heading, link};
+use crate::support::browser::{Browser, Page, Thing, button, field, heading, link};
 use crate::support::{Proxy, TestApp, answer, eventually, http, lasting_addr, make_api_key};
 
 /// Return script that says how many rows the page shows.
@@ -837,6 +839,155 @@ async fn the_overview_says_what_is_wrong_and_where_and_is_silent_otherwise() {
     page.assert_calm();
     drop(page);
     tickr.stop().await;
+}
+
+/// A charge of an account through a bank.
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
+struct Charge {
+    order: u32,
+    bank: String,
+}
+
+impl Kind for Charge {
+    const NAME: &'static str = "charge";
+}
+
+/// Return the kind of charges. Those through the bank `north` fail until it is `back`.
+fn charges(back: Arc<AtomicBool>) -> Registry {
+    let mut kinds = Registry::new();
+    kinds.register(move |charge: Charge, _: Context| {
+        let back = back.clone();
+        async move {
+            if charge.bank == "north" && !back.load(Ordering::SeqCst) {
+                Err(Failure::reject("the bank closed the connection"))
+            } else {
+                Output::json(&json!({"charged": charge.order}))
+            }
+        }
+    });
+    kinds
+}
+
+/// Return SQL that inserts so many dead letters of a kind with this error. The first one failed fifty hours ago, and each
+/// other one so many minutes after the one before it.
+fn old_failures(kind: &str, error: &str, count: u32, minutes: u32) -> String {
+    let id = format!("UNHEX(CONCAT(LPAD(HEX(1780000000000 + n), 12, '0'), '700080000000000{count:05}'))");
+    let at = format!("UTC_TIMESTAMP(3) - INTERVAL 50 HOUR + INTERVAL (n * {minutes}) MINUTE");
+    let numbers = numbers(count);
+    format!(
+        "INSERT INTO jobs (id, kind, queue, priority, max_attempts, payload, execute_at, created_at) \
+         SELECT {id}, '{kind}', 'default', 5, 1, '{{}}', {at}, {at} FROM {numbers}; \
+         INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, end_state, \
+         error) SELECT {id}, 1, 1, 'gone/1-x', {at}, {at}, {at}, 'failed', 'failed', '{error}' FROM {numbers}; \
+         INSERT INTO dead_letters (job_id, kind, queue, fingerprint, failed_at, error, since) \
+         SELECT {id}, '{kind}', 'default', UNHEX('00000000000{count:05}'), {at}, '{error}', {at} FROM {numbers}; \
+         INSERT INTO tallies (lane, queue, kind, state, n) VALUES (0, 'default', '{kind}', 'failed', {count})"
+    )
+}
+
+/// Take a picture of the page for docs/ON-CALL.md, if `TICKR_TEST_PICTURES` names a folder. The window is as high as its
+/// content for that, unless a dialog is open.
+async fn take_picture(page: &Page, name: &str) {
+    let Some(folder) = std::env::var_os("TICKR_TEST_PICTURES") else { return };
+    if !page.eval::<bool>("document.querySelector('dialog[open]') !== null").await {
+        let height: u32 = page.eval("document.documentElement.scrollHeight").await;
+        page.size(1_440, height).await;
+    }
+    // Charts draw themselves anew with the next frame.
+    page.eval::<Value>("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(null))))")
+        .await;
+    page.shot(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder).join(format!("{name}.png"))).await;
+    page.size(1_440, 900).await;
+}
+
+/// Two thousand jobs have failed, of three causes. Two began two days ago, and one four minutes ago, when a bank began to
+/// close its connections. The engineer on call finds the new cause and what is different about it, and releases its jobs
+/// as a canary when the bank is back. docs/ON-CALL.md tells the same story.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_on_call_story_takes_six_clicks_from_the_first_look_to_a_healthy_canary() {
+    let Some(browser) = Browser::shared().await else { return };
+    let back = Arc::new(AtomicBool::new(false));
+    let tickr = TestApp::start_with(|_| {}, charges(back.clone())).await;
+    let charge = |order: usize| {
+        let bank = if order % 5 < 2 { "north" } else { ["south", "east", "west"][order % 3] };
+        json!({"kind": "charge", "payload": {"order": order, "bank": bank}})
+    };
+    tickr.enqueue_many((0..1_000).map(charge)).await;
+    tickr.until_idle().await;
+    let shift = "SET since = since - INTERVAL 4 MINUTE, failed_at = failed_at - INTERVAL 4 MINUTE";
+    tickr.sql(format!("UPDATE dead_letters {shift}")).await;
+    tickr.sql(old_failures("email", "554 no such mailbox", 900, 3)).await;
+    tickr.sql(old_failures("report", "the table of orders is too large", 700, 4)).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM dead_letters").await, 2_000);
+
+    let page = browser.page(&tickr.url("")).await;
+    page.size(1_440, 900).await;
+    let clicks = Cell::new(0);
+    let click = async |thing: Thing| {
+        clicks.set(clicks.get() + 1);
+        page.click(&thing).await;
+    };
+    // The first look says how many failed and of how many causes, and leads there.
+    page.visit("/").await;
+    let verdict = "2,000 dead letters from 3 causes, newest";
+    page.until(
+        "the verdict says so",
+        &format!("document.querySelector('#verdict')?.innerText.replace(/\\s+/g, ' ').includes('{verdict}') === true"),
+    )
+    .await;
+    take_picture(&page, "on-call-1-verdict").await;
+    click(link(verdict)).await;
+
+    // One of the causes is new.
+    page.settles("/dead-letters").await;
+    has_rows(&page, 3).await;
+    let causes: Vec<[String; 2]> = page
+        .eval(
+            "[...document.querySelectorAll('main tr[data-fingerprint]')].map((row) => ['Open', 'First'].map((name) => \
+             row.querySelector(`td[data-label=${name}]`).innerText.trim()))",
+        )
+        .await;
+    let open: Vec<&str> = causes.iter().map(|[open, _]| open.as_str()).collect();
+    assert_eq!(open, ["400", "700", "900"], "the cause that struck last is the first: {causes:?}");
+    let began = |age: &str| causes.iter().map(|[_, first]| first.ends_with(age)).collect::<Vec<_>>();
+    assert_eq!(began(" m ago"), [true, false, false], "{causes:?}");
+    assert_eq!(began(" d ago"), [false, true, true], "{causes:?}");
+    take_picture(&page, "on-call-2-causes").await;
+    click(link("the bank closed the connection")).await;
+
+    // All of its jobs have one bank, and no job that passed at the same time has it.
+    let trait_of = |name: &str| {
+        format!(
+            "document.querySelector('[data-difference=\"payload.bank\"] td[data-label=\"{name}\"]')?.innerText.trim()"
+        )
+    };
+    for (name, value) in [("Value", "north"), ("Of the failed", "100 %"), ("Of the passed", "0 %")] {
+        page.until(&format!("{name} is {value}"), &format!("{} === '{value}'", trait_of(name))).await;
+    }
+    page.reads("400 open").await;
+    page.reads("When they failed").await;
+    take_picture(&page, "on-call-3-difference").await;
+
+    // The bank is back. A few jobs go first.
+    back.store(true, Ordering::SeqCst);
+    click(button("Release as a canary")).await;
+    page.reads("400 jobs match").await;
+    take_picture(&page, "on-call-4-canary").await;
+    click(button("Release as a canary")).await;
+
+    // Each job of the first step has passed when the second one begins.
+    page.until(
+        "the canary is healthy",
+        "/Step [23]: \\d+ released → [1-9]\\d* passed · 0 failed again/ \
+         .test(document.querySelector('[data-canary]')?.innerText.replace(/\\s+/g, ' '))",
+    )
+    .await;
+    take_picture(&page, "on-call-5-healthy").await;
+    println!("{} clicks", clicks.get());
+    assert!(clicks.get() <= 6, "{} clicks", clicks.get());
+    page.assert_calm();
+    drop(page);
+    tickr.stop_broken("its old failures were written by hand").await;
 }
 
 /// A remote worker with the usual lease sends a heartbeat every 20 s.
