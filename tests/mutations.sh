@@ -392,6 +392,9 @@ mutants() {
     mutant 'rejected rows that stand still' internal/dashboard/assets/pages/outbox.js \
         'const { rows } = still;' 'const rows = page.data?.data ?? [];' \
         dashboard_use::rejected_rows_and_operations_keep_their_places_under_the_mouse_and_are_named
+    mutant 'way from a row to the button of new rows' internal/dashboard/assets/ui/still.js \
+        'own.goesOn = event?.detail === 0' 'own.goesOn = false' \
+        dashboard_use::new_rows_wait_until_the_user_has_gone_from_a_row_to_the_button_that_shows_them
     mutant 'open dead letter of a trial' internal/store/dead_letters.rs \
         'if status == DeadLetterStatus::Open {' 'if false && status == DeadLetterStatus::Open {' \
         dashboard_use::try_one_takes_the_newest_dead_letter_that_is_still_open
@@ -401,6 +404,15 @@ mutants() {
     mutant 'numbers that a form sends back' internal/dashboard/assets/ui/schema-form.js \
         'String(value) !== source' 'false' \
         dashboard_use::forms_send_the_numbers_of_a_payload_as_they_were_sent
+    mutant 'choices with the numbers of a payload' internal/dashboard/assets/ui/schema-form.js \
+        'named === value || asInSchema(named) === asInSchema(value)' 'same(named, value)' \
+        dashboard_use::forms_find_the_numbers_of_a_payload_among_the_choices_of_its_schema
+    mutant 'plus of the open dead letters of a queue' internal/dashboard/assets/ui/queues.js \
+        'queue.open_dead_letters_exact === false' 'false' \
+        dashboard_use::open_dead_letters_of_a_queue_that_are_not_all_counted_have_a_plus
+    mutant 'count of the jobs of a schedule' internal/dashboard/assets/pages/schedule.js \
+        '`schedule:${it.name}` }), { every: 10000 });' '`schedule:${it.name}` }));' \
+        dashboard::a_schedule_is_made_from_its_preview_triggered_and_paused
     mutant 'priority of an empty field' internal/dashboard/assets/ui/bulk.js \
         "values.priority !== ''" 'true' \
         dashboard::jobs_are_found_by_a_filter_in_the_address_and_dealt_with_together
@@ -416,6 +428,9 @@ mutants() {
     mutant 'turns of the counts of queues' internal/dashboard/assets/pages/queues.js \
         'if (Object.keys(found).length > 0) await inLine();' '' \
         dashboard_use::a_page_of_many_late_queues_asks_the_server_about_once_a_second
+    mutant 'turns of the pages of a listing' internal/dashboard/assets/core/query.js \
+        'if (page > 0) await inLine()' 'if (page > 0) await new Promise((done) => setTimeout(done, 1000))' \
+        dashboard_use::pages_of_the_schedules_are_read_in_turns_by_the_overview_and_the_palette
     mutant 'seats of searches' internal/store/sql/pools.rs \
         '(self.reads - 1).clamp(1, 4)' '(self.reads + 1_000).clamp(1, 1_000)' \
         starvation::a_flood_of_heavy_reads_stops_nothing_and_its_key_ends_at_once
@@ -1569,6 +1584,9 @@ mutants() {
     mutant 'bound of open dead letters' internal/store/jobs/stats.rs \
         'MAX_OPEN: u32 = 100_000' \
         'MAX_OPEN: u32 = 100_000_000' \
+        bounds::counting_costs_the_same_behind_any_number_of_queues_and_open_dead_letters
+    mutant 'bound of the open dead letters of a queue' internal/api/queues.rs \
+        'open_dead_letters_exact: counts.open_dead_letters_exact' 'open_dead_letters_exact: true' \
         bounds::counting_costs_the_same_behind_any_number_of_queues_and_open_dead_letters
     mutant 'queues that are counted' internal/store/jobs/stats.rs \
         'MAX_QUEUES: usize = 200' \

@@ -128,6 +128,9 @@ fn list(answer: &Value) {
     ]);
     for queue in answer.get("data").and_then(Value::as_array).into_iter().flatten() {
         let states = queue.get("states").cloned().unwrap_or_default();
+        // A runner of an older version does not say it.
+        let capped = queue.get("open_dead_letters_exact") == Some(&Value::Bool(false));
+        let plus = if capped { "+" } else { "" };
         table.add_row([
             text(queue, "name"),
             number(queue, "priority").to_string(),
@@ -135,7 +138,7 @@ fn list(answer: &Value) {
             number(&states, "waiting").to_string(),
             number(&states, "retrying").to_string(),
             number(&states, "executing").to_string(),
-            number(queue, "open_dead_letters").to_string(),
+            format!("{}{plus}", number(queue, "open_dead_letters")),
             number(&states, "failed").to_string(),
             number(queue, "runners").to_string(),
             paused(queue),

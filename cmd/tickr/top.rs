@@ -240,8 +240,10 @@ impl Screen {
         let counts = ["waiting", "retrying", "executing", "completed", "failed", "cancelled"];
         let open = number(&stats, "open_dead_letters");
         let plus = if self.floors { "+" } else { "" };
+        let capped = stats.get("open_dead_letters_exact") == Some(&Value::Bool(false));
+        let more_open = if capped { "+" } else { "" };
         let count = |state: &&'static str| match (*state, open) {
-            ("failed", open @ 1..) => format!("failed {} ({open} open)", number(&states, state)),
+            ("failed", open @ 1..) => format!("failed {} ({open}{more_open} open)", number(&states, state)),
             ("waiting" | "retrying" | "executing", _) => format!("{state} {}{plus}", number(&states, state)),
             _ => format!("{state} {}", number(&states, state)),
         };

@@ -42,8 +42,11 @@ pub(super) struct QueueView {
     states: BTreeMap<String, i64>,
     /// False when the queue has too many unfinished jobs to count all; their counts are then lower bounds.
     exact: bool,
-    /// Number of failed jobs of the queue that were not retried, replayed or discarded.
+    /// Number of failed jobs of the queue that were not retried, replayed or discarded, up to 100,000.
     open_dead_letters: u64,
+    /// False when there are more of them than are counted; `open_dead_letters` is then a lower bound. The list of queues
+    /// counts 100,000 of all queues together, so with more than that the number of any queue there is a lower bound.
+    open_dead_letters_exact: bool,
     /// Number of living runners that serve the queue and take work. With 0, no job of the queue starts.
     runners: u32,
     /// Time when the settings were last changed; null if they never were.
@@ -143,6 +146,7 @@ struct Counts {
     runners: BTreeMap<Name, u32>,
     permits: BTreeMap<String, u32>,
     open_dead_letters: BTreeMap<Name, u64>,
+    open_dead_letters_exact: bool,
     whole: BTreeSet<Name>,
     exact: bool,
 }
@@ -168,8 +172,8 @@ async fn counts(store: &Store, only: Option<&Name>) -> Result<Counts, StoreError
     for queue in runners.iter().filter(|runner| runner.takes_jobs()).flat_map(|runner| &runner.queues) {
         *serving.entry(queue.clone()).or_default() += 1;
     }
-    let Stats { open_dead_letters, exact, whole, .. } = stats;
-    Ok(Counts { states, runners: serving, permits, open_dead_letters, whole, exact })
+    let Stats { open_dead_letters, open_dead_letters_exact, exact, whole, .. } = stats;
+    Ok(Counts { states, runners: serving, permits, open_dead_letters, open_dead_letters_exact, whole, exact })
 }
 
 fn view(name: &Name, setting: Option<&QueueSetting>, counts: &Counts) -> QueueView {
@@ -185,6 +189,7 @@ fn view(name: &Name, setting: Option<&QueueSetting>, counts: &Counts) -> QueueVi
         states: counts.states.get(name).cloned().unwrap_or_default(),
         exact: counts.exact || counts.whole.contains(name),
         open_dead_letters: counts.open_dead_letters.get(name).copied().unwrap_or(0),
+        open_dead_letters_exact: counts.open_dead_letters_exact,
         runners: counts.runners.get(name).copied().unwrap_or(0),
         changed_at: changed.map(|(at, _)| Moment(*at)),
         changed_by: changed.map(|(_, by)| by.to_string()),

@@ -234,6 +234,17 @@ async fn counting_costs_the_same_behind_any_number_of_queues_and_open_dead_lette
         );
         assert_eq!(queues["tenant-0"], json!({"waiting": 12}));
     }
+    // The queues say it as well. One that has all of them is known by its settings, and so is one that has none.
+    for (name, counted, exact, listed) in [("parked", 100_000, false, 100_000), ("spare", 0, true, 0)] {
+        assert_eq!(tickr.patch(&format!("/v1/queues/{name}"), json!({"priority": 6})).await.status, 200);
+        let queue = tickr.get(&format!("/v1/queues/{name}")).await.body;
+        let said = (&queue["open_dead_letters"], &queue["open_dead_letters_exact"]);
+        assert_eq!(said, (&json!(counted), &json!(exact)), "{queue:#}");
+        let queues = tickr.get("/v1/queues").await.body;
+        let queue = queues["data"].as_array().unwrap().iter().find(|queue| queue["name"] == name).unwrap();
+        let said = (&queue["open_dead_letters"], &queue["open_dead_letters_exact"]);
+        assert_eq!(said, (&json!(listed), &json!(false)), "{queue:#}");
+    }
     println!("rows read for a count behind 100,000 and 150,000 open dead letters: {costs:?}");
     assert!(costs[1] < costs[0] + costs[0] / 5 && costs[1] < 400_000, "{costs:?}");
     tickr.stop_broken("its dead letters and jobs were written by hand").await;

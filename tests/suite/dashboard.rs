@@ -924,7 +924,12 @@ async fn a_schedule_is_made_from_its_preview_triggered_and_paused() {
     page.click(&button("Trigger")).await;
     page.reads("weekly-letter fired").await;
     page.reads("fired by hand").await;
+    let jobs = "[...document.querySelectorAll('main dt')].find((one) => one.textContent === 'Jobs')";
+    page.until("its job is counted", &format!("{jobs}?.nextElementSibling.textContent.trim() === '1'")).await;
     tickr.until_count("SELECT COUNT(*) FROM attempts WHERE end_state = 'completed'", 1).await;
+    // One that another caller makes is counted as well.
+    assert!(tickr.post("/v1/schedules/weekly-letter/trigger", json!({})).await.status < 300);
+    page.until("both are counted", &format!("{jobs}?.nextElementSibling.textContent.trim() === '2'")).await;
 
     page.click(&button("Pause")).await;
     page.fill(&field("Reason"), "nora is away").await;

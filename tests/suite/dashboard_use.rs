@@ -1,6 +1,8 @@
 //! The dashboard while an operator works with it: searches among many jobs, filters that are typed, lists that change
 //! under the mouse, figures that must be exact, and releases that must be watched.
 
+use std::cell::Cell;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -15,7 +17,7 @@ use uuid::Uuid;
 
 use crate::dashboard::{begin, letter};
 use crate::operations::{DIGITS, dead_letters};
-use crate::support::browser::{Browser, Page, button, field, heading, link};
+use crate::support::browser::{Browser, Page, Thing, button, field, heading, link};
 use crate::support::{Proxy, TestApp, answer, eventually, http, lasting_addr, make_api_key};
 
 /// Return script that says how many rows the page shows.
@@ -364,6 +366,35 @@ async fn forms_send_the_numbers_of_a_payload_as_they_were_sent() {
     tickr.stop().await;
 }
 
+/// The page reads a schema with plain numbers, and a payload as it was sent: the 1 of the one is the 1.0 of the other.
+#[tokio::test(flavor = "multi_thread")]
+async fn forms_find_the_numbers_of_a_payload_among_the_choices_of_its_schema() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let plan = |level: f64| json!({"type": "object", "properties": {"level": {"const": level}}, "required": ["level"]});
+    let properties = json!({"rate": {"enum": [1.0, 2.5]}, "plan": {"anyOf": [plan(1.0), plan(2.0)]}});
+    let schema = json!({"schema": {"type": "object", "properties": properties}, "queue": "press"});
+    let declared = tickr.put("/v1/kinds/rated", schema).await;
+    assert_eq!(declared.status, 201, "{:#}", declared.body);
+    let payload = r#"{"rate":1.0,"plan":{"level":2.0}}"#;
+    let body = format!(r#"{{"kind":"rated","delay_ms":3600000,"payload":{payload}}}"#);
+    let sent = http().post(tickr.url("/v1/jobs")).header("content-type", "application/json").body(body);
+    let made = answer(sent).await;
+    assert_eq!(made.status, 201, "{:#}", made.body);
+
+    let page = browser.page(&tickr.url("")).await;
+    page.visit(&format!("/enqueue?from={}", made.body["id"].as_str().unwrap())).await;
+    page.until("the first rate is chosen", "document.querySelector('#payload-rate')?.value === '0'").await;
+    page.until("the second plan is chosen", "document.querySelector('#payload-plan--is')?.value === '1'").await;
+    page.click(&button("Enqueue")).await;
+    page.reads("Accepted and durable").await;
+    let newest = sqlx::query_scalar("SELECT payload FROM jobs ORDER BY id DESC LIMIT 1");
+    let newest: String = newest.fetch_one(&mut tickr.mysql().await).await.unwrap();
+    assert_eq!(newest, payload);
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
 /// The schema of a kind says which fields are sensitive. Until the page has it, and for a kind that the server does not
 /// know, any field may be.
 #[tokio::test(flavor = "multi_thread")]
@@ -656,6 +687,38 @@ async fn a_group_of_more_dead_letters_than_are_counted_shows_lower_bounds() {
     tickr.stop_broken("its dead letters were written by hand").await;
 }
 
+/// The server counts a hundred thousand open dead letters of a queue, and in the list of queues as many of all together.
+#[tokio::test(flavor = "multi_thread")]
+async fn open_dead_letters_of_a_queue_that_are_not_all_counted_have_a_plus() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let failed = tickr.enqueue(letter(&json!({"to": "nora", "fate": "returns"}))).await;
+    tickr.until(failed, State::Failed).await;
+    let page = browser.page(&tickr.url("")).await;
+    // `bounds::` makes so many in the database. Here they are in the answers alone.
+    page.beforehand(
+        "window.plainFetch = fetch; window.fetch = async (path, options) => { \
+             const answer = await plainFetch(path, options); \
+             if (!String(path).startsWith('/v1/queues')) return answer; \
+             const body = await answer.json(); \
+             for (const one of body.data ?? [body]) \
+                 Object.assign(one, {open_dead_letters: 100000, open_dead_letters_exact: false}); \
+             return new Response(JSON.stringify(body)); };",
+    )
+    .await;
+    // A narrower window leaves the column out.
+    page.size(1_440, 900).await;
+    page.visit("/queues").await;
+    page.reads("100k+ open dead letters").await;
+    page.visit("/queues/default").await;
+    let figure = "[...document.querySelectorAll('main .figure')] \
+                  .find((one) => one.querySelector('.name').textContent === 'Failed')?.querySelector('.value')";
+    page.until("they are a lower bound", &format!("{figure}?.textContent === '100k+'")).await;
+    page.until("the whole number is one as well", &format!("{figure}.title === '100,000+'")).await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
 /// More jobs match than are counted, so the page knows neither how long that takes nor how much of it is over.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operation_on_more_jobs_than_are_counted_shows_lower_bounds_alone() {
@@ -776,6 +839,155 @@ async fn the_overview_says_what_is_wrong_and_where_and_is_silent_otherwise() {
     page.assert_calm();
     drop(page);
     tickr.stop().await;
+}
+
+/// A charge of an account through a bank.
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
+struct Charge {
+    order: u32,
+    bank: String,
+}
+
+impl Kind for Charge {
+    const NAME: &'static str = "charge";
+}
+
+/// Return the kind of charges. Those through the bank `north` fail until it is `back`.
+fn charges(back: Arc<AtomicBool>) -> Registry {
+    let mut kinds = Registry::new();
+    kinds.register(move |charge: Charge, _: Context| {
+        let back = back.clone();
+        async move {
+            if charge.bank == "north" && !back.load(Ordering::SeqCst) {
+                Err(Failure::reject("the bank closed the connection"))
+            } else {
+                Output::json(&json!({"charged": charge.order}))
+            }
+        }
+    });
+    kinds
+}
+
+/// Return SQL that inserts so many dead letters of a kind with this error. The first one failed fifty hours ago, and each
+/// other one so many minutes after the one before it.
+fn old_failures(kind: &str, error: &str, count: u32, minutes: u32) -> String {
+    let id = format!("UNHEX(CONCAT(LPAD(HEX(1780000000000 + n), 12, '0'), '700080000000000{count:05}'))");
+    let at = format!("UTC_TIMESTAMP(3) - INTERVAL 50 HOUR + INTERVAL (n * {minutes}) MINUTE");
+    let numbers = numbers(count);
+    format!(
+        "INSERT INTO jobs (id, kind, queue, priority, max_attempts, payload, execute_at, created_at) \
+         SELECT {id}, '{kind}', 'default', 5, 1, '{{}}', {at}, {at} FROM {numbers}; \
+         INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, end_state, \
+         error) SELECT {id}, 1, 1, 'gone/1-x', {at}, {at}, {at}, 'failed', 'failed', '{error}' FROM {numbers}; \
+         INSERT INTO dead_letters (job_id, kind, queue, fingerprint, failed_at, error, since) \
+         SELECT {id}, '{kind}', 'default', UNHEX('00000000000{count:05}'), {at}, '{error}', {at} FROM {numbers}; \
+         INSERT INTO tallies (lane, queue, kind, state, n) VALUES (0, 'default', '{kind}', 'failed', {count})"
+    )
+}
+
+/// Take a picture of the page for docs/ON-CALL.md, if `TICKR_TEST_PICTURES` names a folder. The window is as high as its
+/// content for that, unless a dialog is open.
+async fn take_picture(page: &Page, name: &str) {
+    let Some(folder) = std::env::var_os("TICKR_TEST_PICTURES") else { return };
+    if !page.eval::<bool>("document.querySelector('dialog[open]') !== null").await {
+        let height: u32 = page.eval("document.documentElement.scrollHeight").await;
+        page.size(1_440, height).await;
+    }
+    // Charts draw themselves anew with the next frame.
+    page.eval::<Value>("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(null))))")
+        .await;
+    page.shot(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder).join(format!("{name}.png"))).await;
+    page.size(1_440, 900).await;
+}
+
+/// Two thousand jobs have failed, of three causes. Two began two days ago, and one four minutes ago, when a bank began to
+/// close its connections. The engineer on call finds the new cause and what is different about it, and releases its jobs
+/// as a canary when the bank is back. docs/ON-CALL.md tells the same story.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_on_call_story_takes_six_clicks_from_the_first_look_to_a_healthy_canary() {
+    let Some(browser) = Browser::shared().await else { return };
+    let back = Arc::new(AtomicBool::new(false));
+    let tickr = TestApp::start_with(|_| {}, charges(back.clone())).await;
+    let charge = |order: usize| {
+        let bank = if order % 5 < 2 { "north" } else { ["south", "east", "west"][order % 3] };
+        json!({"kind": "charge", "payload": {"order": order, "bank": bank}})
+    };
+    tickr.enqueue_many((0..1_000).map(charge)).await;
+    tickr.until_idle().await;
+    let shift = "SET since = since - INTERVAL 4 MINUTE, failed_at = failed_at - INTERVAL 4 MINUTE";
+    tickr.sql(format!("UPDATE dead_letters {shift}")).await;
+    tickr.sql(old_failures("email", "554 no such mailbox", 900, 3)).await;
+    tickr.sql(old_failures("report", "the table of orders is too large", 700, 4)).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM dead_letters").await, 2_000);
+
+    let page = browser.page(&tickr.url("")).await;
+    page.size(1_440, 900).await;
+    let clicks = Cell::new(0);
+    let click = async |thing: Thing| {
+        clicks.set(clicks.get() + 1);
+        page.click(&thing).await;
+    };
+    // The first look says how many failed and of how many causes, and leads there.
+    page.visit("/").await;
+    let verdict = "2,000 dead letters from 3 causes, newest";
+    page.until(
+        "the verdict says so",
+        &format!("document.querySelector('#verdict')?.innerText.replace(/\\s+/g, ' ').includes('{verdict}') === true"),
+    )
+    .await;
+    take_picture(&page, "on-call-1-verdict").await;
+    click(link(verdict)).await;
+
+    // One of the causes is new.
+    page.settles("/dead-letters").await;
+    has_rows(&page, 3).await;
+    let causes: Vec<[String; 2]> = page
+        .eval(
+            "[...document.querySelectorAll('main tr[data-fingerprint]')].map((row) => ['Open', 'First'].map((name) => \
+             row.querySelector(`td[data-label=${name}]`).innerText.trim()))",
+        )
+        .await;
+    let open: Vec<&str> = causes.iter().map(|[open, _]| open.as_str()).collect();
+    assert_eq!(open, ["400", "700", "900"], "the cause that struck last is the first: {causes:?}");
+    let began = |age: &str| causes.iter().map(|[_, first]| first.ends_with(age)).collect::<Vec<_>>();
+    assert_eq!(began(" m ago"), [true, false, false], "{causes:?}");
+    assert_eq!(began(" d ago"), [false, true, true], "{causes:?}");
+    take_picture(&page, "on-call-2-causes").await;
+    click(link("the bank closed the connection")).await;
+
+    // All of its jobs have one bank, and no job that passed at the same time has it.
+    let trait_of = |name: &str| {
+        format!(
+            "document.querySelector('[data-difference=\"payload.bank\"] td[data-label=\"{name}\"]')?.innerText.trim()"
+        )
+    };
+    for (name, value) in [("Value", "north"), ("Of the failed", "100 %"), ("Of the passed", "0 %")] {
+        page.until(&format!("{name} is {value}"), &format!("{} === '{value}'", trait_of(name))).await;
+    }
+    page.reads("400 open").await;
+    page.reads("When they failed").await;
+    take_picture(&page, "on-call-3-difference").await;
+
+    // The bank is back. A few jobs go first.
+    back.store(true, Ordering::SeqCst);
+    click(button("Release as a canary")).await;
+    page.reads("400 jobs match").await;
+    take_picture(&page, "on-call-4-canary").await;
+    click(button("Release as a canary")).await;
+
+    // Each job of the first step has passed when the second one begins.
+    page.until(
+        "the canary is healthy",
+        "/Step [23]: \\d+ released → [1-9]\\d* passed · 0 failed again/ \
+         .test(document.querySelector('[data-canary]')?.innerText.replace(/\\s+/g, ' '))",
+    )
+    .await;
+    take_picture(&page, "on-call-5-healthy").await;
+    println!("{} clicks", clicks.get());
+    assert!(clicks.get() <= 6, "{} clicks", clicks.get());
+    page.assert_calm();
+    drop(page);
+    tickr.stop_broken("its old failures were written by hand").await;
 }
 
 /// A remote worker with the usual lease sends a heartbeat every 20 s.
@@ -1320,32 +1532,37 @@ async fn causes_keep_their_places_under_the_mouse_and_a_failed_reading_hides_no_
     tickr.stop().await;
 }
 
+/// Insert a rejected row of the outbox and a paused operation with this number. One with a higher number is newer.
+async fn insert_numbered(tickr: &TestApp, n: u8) {
+    let id = format!("x'0198a7b0c0de7000800000000000000{n}'");
+    tickr
+        .sql(format!(
+            "INSERT INTO outbox_rejected (id, kind, payload, rejected_at, reason) \
+             VALUES ({id}, 'kind-{n}', '{{}}', UTC_TIMESTAMP(6), 'no such kind'); \
+             INSERT INTO operations (id, action, filter, params, actor, created_at, estimate, capped, paused_at, \
+             paused_by, lease_until) SELECT {id}, 'cancel', '{{\"kind\":\"kind-{n}\"}}', '{{}}', 'ada', at, 0, FALSE, at, \
+             'ada', '9999-12-31' FROM (SELECT UTC_TIMESTAMP(6) AS at) t"
+        ))
+        .await;
+}
+
+/// Return script that says whether the page shows the rows with these numbers, in this order.
+fn shows_numbers(rows: &[u8]) -> String {
+    let kinds: Vec<String> = rows.iter().map(|n| format!("kind-{n}")).collect();
+    let rows = "[...document.querySelectorAll('main tr[data-row]')].map((row) => /kind-\\d/.exec(row.innerText)[0])";
+    format!("{rows}.join() === '{}'", kinds.join(","))
+}
+
+/// Script that makes the page read again what it reads repeatedly, as when it is seen again.
+const AGAIN: &str = "document.dispatchEvent(new Event('visibilitychange')) || null";
+
 /// What comes meanwhile moves no row under the mouse, and the dialog of an action names its row.
 #[tokio::test(flavor = "multi_thread")]
 async fn rejected_rows_and_operations_keep_their_places_under_the_mouse_and_are_named() {
     let Some((tickr, browser)) = begin().await else { return };
-    let insert = async |n: u8| {
-        let id = format!("x'0198a7b0c0de7000800000000000000{n}'");
-        tickr
-            .sql(format!(
-                "INSERT INTO outbox_rejected (id, kind, payload, rejected_at, reason) \
-                 VALUES ({id}, 'kind-{n}', '{{}}', UTC_TIMESTAMP(6), 'no such kind'); \
-                 INSERT INTO operations (id, action, filter, params, actor, created_at, estimate, capped, paused_at, \
-                 paused_by, lease_until) SELECT {id}, 'cancel', '{{\"kind\":\"kind-{n}\"}}', '{{}}', 'ada', at, 0, FALSE, at, \
-                 'ada', '9999-12-31' FROM (SELECT UTC_TIMESTAMP(6) AS at) t"
-            ))
-            .await;
-    };
-    insert(1).await;
-    insert(2).await;
+    insert_numbered(&tickr, 1).await;
+    insert_numbered(&tickr, 2).await;
     let page = browser.page(&tickr.url("")).await;
-    let shown = |rows: &[u8]| {
-        let kinds: Vec<String> = rows.iter().map(|n| format!("kind-{n}")).collect();
-        let rows =
-            "[...document.querySelectorAll('main tr[data-row]')].map((row) => /kind-\\d/.exec(row.innerText)[0])";
-        format!("{rows}.join() === '{}'", kinds.join(","))
-    };
-    let again = "document.dispatchEvent(new Event('visibilitychange')) || null";
     let top = "document.querySelector('main tr[data-row]').getBoundingClientRect().y";
     let place = "(({x, y}) => [x + 5, y + 5])([...document.querySelectorAll('main tr[data-row] button')].at(-1)\
                  .getBoundingClientRect())";
@@ -1368,24 +1585,75 @@ async fn rejected_rows_and_operations_keep_their_places_under_the_mouse_and_are_
         ),
     ] {
         page.visit(path).await;
-        page.until("the rows are shown", &shown(&before)).await;
+        page.until("the rows are shown", &shows_numbers(&before)).await;
         let at: Vec<f64> = page.eval(place).await;
         page.point(at[0], at[1]).await;
         let y: f64 = page.eval(top).await;
-        insert(before[0] + 1).await;
-        page.eval::<Value>(again).await;
+        insert_numbered(&tickr, before[0] + 1).await;
+        page.eval::<Value>(AGAIN).await;
         page.reads(news).await;
-        page.until("no row has moved", &shown(&before)).await;
+        page.until("no row has moved", &shows_numbers(&before)).await;
         assert_eq!(page.eval::<f64>(top).await, y, "the news are over the head of the table");
         page.click(&button(word).near(&format!("kind-{}", before[0]))).await;
         page.until("the row is named", &format!("document.querySelector('dialog').innerText.includes('{name}')")).await;
         page.click(&button(&format!("{word} it"))).await;
         page.point(5.0, 5.0).await;
-        page.until("the list goes on", &shown(&after)).await;
+        page.until("the list goes on", &shows_numbers(&after)).await;
     }
     tickr.until_count("SELECT COUNT(*) FROM outbox_rejected WHERE kind = 'kind-2'", 0).await;
     let stopped = "SELECT COUNT(*) FROM operations WHERE state = 'cancelled' AND filter LIKE '%kind-3%'";
     tickr.until_count(stopped, 1).await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop_broken("its operations were written by hand").await;
+}
+
+/// The user goes from a row to *Show*, by mouse or by keyboard, and new rows wait for that. The keyboard goes on at the
+/// newest one.
+#[tokio::test(flavor = "multi_thread")]
+async fn new_rows_wait_until_the_user_has_gone_from_a_row_to_the_button_that_shows_them() {
+    let Some((tickr, browser)) = begin().await else { return };
+    insert_numbered(&tickr, 1).await;
+    let page = browser.page(&tickr.url("")).await;
+    let button_of_row = "[...document.querySelector('main tr[data-row]').querySelectorAll('button')].at(-1)";
+    let mut rows = vec![1];
+    for (path, news) in [("/outbox", "1 new row"), ("/operations", "1 new operation")] {
+        page.visit(path).await;
+        page.until("the rows are shown", &shows_numbers(&rows)).await;
+        let at: Vec<f64> =
+            page.eval(&format!("(({{x, y}}) => [x + 5, y + 5])({button_of_row}.getBoundingClientRect())")).await;
+        page.point(at[0], at[1]).await;
+        rows.insert(0, rows[0] + 1);
+        insert_numbered(&tickr, rows[0]).await;
+        page.eval::<Value>(AGAIN).await;
+        page.reads(news).await;
+        page.click(&button("Show")).await;
+        page.until("the new row is shown", &shows_numbers(&rows)).await;
+        page.point(5.0, 5.0).await;
+
+        page.eval::<()>(&format!("void {button_of_row}.focus()")).await;
+        rows.insert(0, rows[0] + 1);
+        insert_numbered(&tickr, rows[0]).await;
+        page.eval::<Value>(AGAIN).await;
+        page.reads(news).await;
+        let on_show = "document.activeElement.innerText === 'Show'";
+        for _ in 0..8 {
+            page.press_with("Tab", 8).await;
+            if page.eval::<bool>(on_show).await {
+                break;
+            }
+        }
+        page.until("the button has the focus", on_show).await;
+        page.until("no row has moved", &shows_numbers(&rows[1..])).await;
+        page.press("Enter").await;
+        page.until("the new row is shown", &shows_numbers(&rows)).await;
+        page.until(
+            "the newest row has the focus",
+            "document.activeElement.closest('tr') === document.querySelector('main tr[data-row]')",
+        )
+        .await;
+        page.eval::<()>("void document.activeElement.blur()").await;
+    }
     page.assert_calm();
     drop(page);
     tickr.stop_broken("its operations were written by hand").await;
@@ -1556,6 +1824,31 @@ async fn the_last_of_many_schedules_is_named_found_and_searched() {
     page.has(&heading("yearly-209")).await;
     page.follow("/schedules?q=yearly").await;
     page.reads("The first 200 of 210 schedules that match").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+/// The palette reads all schedules while the Overview does. The pages of both take turns.
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_of_the_schedules_are_read_in_turns_by_the_overview_and_the_palette() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let page = browser.page(&tickr.url("")).await;
+    // Six pages in the answers, without a thousand schedules in the database. The first one of each is read at once.
+    page.beforehand(
+        "window.plainFetch = fetch; window.asked = []; window.fetch = async (path, options) => { \
+             if (!String(path).startsWith('/v1/schedules?')) return plainFetch(path, options); \
+             const place = Number(new URLSearchParams(String(path).split('?')[1]).get('cursor') ?? 0); \
+             if (place > 0) window.asked.push(performance.now()); \
+             const next_cursor = place < 5 ? String(place + 1) : null; \
+             return new Response(JSON.stringify({data: [], unreadable: [], next_cursor})); };",
+    )
+    .await;
+    page.visit("/").await;
+    open_palette(&page).await;
+    page.until("both have read all pages", "window.asked.length >= 10").await;
+    let gaps: Vec<f64> = page.eval("window.asked.slice(1).map((at, i) => at - window.asked[i])").await;
+    assert!(gaps.iter().all(|gap| *gap >= 800.0), "{gaps:.0?} ms between two pages");
     page.assert_calm();
     drop(page);
     tickr.stop().await;

@@ -36,6 +36,7 @@ mod compat_later;
 mod conformance;
 mod contract;
 mod dashboard;
+mod dashboard_cost;
 mod dashboard_use;
 mod dead_letters;
 mod declared_kinds;

@@ -90,7 +90,7 @@ fn assert_out(answer: &Answer) {
 
 /// Return the processor time that a process has used.
 #[cfg(target_os = "linux")]
-fn used(pid: u32) -> Duration {
+pub(crate) fn used(pid: u32) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     // The name of the process may contain anything, so read behind it: user and system time are the 12th and 13th
     // field, in hundredths of a second.
@@ -100,7 +100,7 @@ fn used(pid: u32) -> Duration {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn used(_: u32) -> Duration {
+pub(crate) fn used(_: u32) -> Duration {
     Duration::ZERO
 }
 

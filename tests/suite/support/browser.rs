@@ -98,36 +98,48 @@ pub(crate) fn axe() -> Option<String> {
 impl Browser {
     /// Return the browser of all tests. On a machine without one, print the reason and return `None`.
     pub(crate) async fn shared() -> Option<Arc<Self>> {
-        static PROGRAM: OnceLock<Result<PathBuf, String>> = OnceLock::new();
         static SHARED: Mutex<Weak<Browser>> = Mutex::new(Weak::new());
-        let program = tokio::task::spawn_blocking(|| PROGRAM.get_or_init(|| installed("--chromium"))).await.unwrap();
-        let program = match program {
-            Ok(program) => program,
-            Err(why) => {
-                println!("skipped: {why}");
-                return None;
-            }
-        };
+        let program = Self::program().await?;
         let mut shared = SHARED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         // One that died fails the tests that use it, and no other.
         Some(shared.upgrade().filter(|browser| browser.is_alive()).unwrap_or_else(|| {
-            let browser = Arc::new(Self::launch(program));
+            let browser = Arc::new(Self::launch(program, &[]));
             *shared = Arc::downgrade(&browser);
             browser
         }))
+    }
+
+    /// Start a browser whose tabs share a process: with a process each, a hundred of them would fill the memory. On a
+    /// machine without a browser, print the reason and return `None`.
+    pub(crate) async fn of_many_tabs() -> Option<Arc<Self>> {
+        let program = Self::program().await?;
+        Some(Arc::new(Self::launch(program, &["--process-per-site"])))
+    }
+
+    /// Return the program, or print why there is none.
+    async fn program() -> Option<&'static Path> {
+        static PROGRAM: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+        match tokio::task::spawn_blocking(|| PROGRAM.get_or_init(|| installed("--chromium"))).await.unwrap() {
+            Ok(program) => Some(program),
+            Err(why) => {
+                println!("skipped: {why}");
+                None
+            }
+        }
     }
 
     fn is_alive(&self) -> bool {
         self.wire.waiting.lock().unwrap().is_some()
     }
 
-    fn launch(program: &Path) -> Self {
+    fn launch(program: &Path, more: &[&str]) -> Self {
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         // The browser reads commands from descriptor 3 and answers on descriptor 4.
         let mut child = Command::new("sh")
             .args(["-c", r#"exec "$0" "$@" 3<&0 4>&1 </dev/null >/dev/null 2>&1"#])
             .arg(program)
             .args(FLAGS)
+            .args(more)
             .arg(format!("--user-data-dir={}", dir.path().display()))
             .arg("about:blank")
             .env("HOME", dir.path())
@@ -334,6 +346,14 @@ impl Thing {
     fn json(&self) -> Value {
         json!({"role": self.role, "name": self.name, "near": self.near})
     }
+}
+
+/// The memory of a page: the bytes of its scripts' heap, its nodes and the listeners of events.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held {
+    pub(crate) bytes: f64,
+    pub(crate) nodes: f64,
+    pub(crate) listeners: f64,
 }
 
 /// One page of the browser. It is closed when dropped.
@@ -673,6 +693,22 @@ impl Page {
     pub(crate) fn assert_calm(&self) {
         let troubles = self.troubles();
         assert!(troubles.is_empty(), "{troubles:#?}");
+    }
+
+    /// Collect the garbage of the page, and return what it holds in memory then.
+    pub(crate) async fn held(&self) -> Held {
+        // What the browser lets go after the first collection goes with the second one.
+        for _ in 0..2 {
+            self.call("HeapProfiler.collectGarbage", json!({})).await;
+        }
+        let heap = self.call("Runtime.getHeapUsage", json!({})).await;
+        let document = self.call("Memory.getDOMCounters", json!({})).await;
+        let number = |answer: &Value, field: &str| answer[field].as_f64().unwrap_or_else(|| panic!("{answer}"));
+        Held {
+            bytes: number(&heap, "usedSize"),
+            nodes: number(&document, "nodes"),
+            listeners: number(&document, "jsEventListeners"),
+        }
     }
 
     /// Return the elements that exceed the page on the right.

@@ -228,26 +228,6 @@ export async function readText(path, signal) {
 
 export const get = (path, query, signal) => call('GET', url(path, query), { signal });
 
-/** Pages of a listing that is read as a whole. */
-const MAX_PAGES = 10;
-
-/**
- * A listing as a whole, up to two thousand entries, for what the API has no filter for. The query of `path` is not
- * sent: it tells such a reading from one of a page. `next_cursor` is that of the rest.
- */
-export async function readAll(path, signal) {
-  const found = { data: [], unreadable: [], next_cursor: null };
-  for (let page = 0; page < MAX_PAGES && (page === 0 || found.next_cursor); page += 1) {
-    // A tab asks the server about once a second at most.
-    if (page > 0) await new Promise((done) => setTimeout(done, 1000));
-    const next = await get(path.split('?')[0], { limit: 200, cursor: found.next_cursor }, signal);
-    found.data.push(...next.data);
-    found.unreadable.push(...(next.unreadable ?? []));
-    found.next_cursor = next.next_cursor;
-  }
-  return found;
-}
-
 export const post = (path, body) => call('POST', path, { body });
 /** One segment of a path. */
 export const seg = encodeURIComponent;

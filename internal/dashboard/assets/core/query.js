@@ -1,6 +1,6 @@
 // What a screen shows of the server, and when it asks again.
 
-import { call, isOut, skew } from './api.js';
+import { call, get, isOut, skew } from './api.js';
 import { useCallback, useEffect, useRef, useState } from './dom.js';
 import { announce, listen } from './live.js';
 
@@ -41,6 +41,26 @@ export const inLine = () =>
     line.add(resolve);
     serve();
   });
+
+/** Pages of a listing that is read as a whole. */
+const MAX_PAGES = 10;
+
+/**
+ * A listing as a whole, up to two thousand entries, for what the API has no filter for. The query of `path` is not
+ * sent: it tells such a reading from one of a page. `next_cursor` is that of the rest.
+ * All pages but the first take turns with the other readings of this page, also with those of another listing.
+ */
+export async function readAll(path, signal) {
+  const found = { data: [], unreadable: [], next_cursor: null };
+  for (let page = 0; page < MAX_PAGES && (page === 0 || found.next_cursor); page += 1) {
+    if (page > 0) await inLine();
+    const next = await get(path.split('?')[0], { limit: 200, cursor: found.next_cursor }, signal);
+    found.data.push(...next.data);
+    found.unreadable.push(...(next.unreadable ?? []));
+    found.next_cursor = next.next_cursor;
+  }
+  return found;
+}
 
 /**
  * Read `path` (null for nothing yet). Reads again:

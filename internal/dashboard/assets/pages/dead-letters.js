@@ -13,7 +13,7 @@ import { DeadLetters, failed, statuses, useSettled } from '../ui/dead-letters.js
 import { quoted } from '../ui/filter.js';
 import { howFar, isReleasing, isRunning, nameOf, ofGroup, useOperations, Watched } from '../ui/operation.js';
 import { Pages } from '../ui/paging.js';
-import { NewRows, useStill } from '../ui/still.js';
+import { Still, useStill } from '../ui/still.js';
 
 const PAGE = 50;
 /** What a release begins with, so that what has just come back is not pushed over again. */
@@ -238,94 +238,95 @@ function Groups({ page, groups: latest, listing, kind, operations, after }) {
   const drawn = groups.some(recentOf);
   return html`
   <${Trouble} error=${page.error} retry=${page.reload} />
-  <${NewRows} still=${still} one="new cause" />
-  <table class="cards dense">
-    <thead>
-      <tr>
-        <th>Cause</th>
-        <th class="right">Open</th>
-        ${drawn && html`<th>Last 24 h</th>`}
-        <th>First</th>
-        <th>Last</th>
-        <th class="optional">Sample</th>
-        <${Allowed}>
-          <th><span class="hidden-visually">Actions</span></th>
-        </${Allowed}>
-      </tr>
-    </thead>
-    <tbody ...${still.hold}>
-      ${groups.map((group) => {
-        const error = errorOf(group);
-        const recent = recentOf(group);
-        const act = async (what) => {
-          if (!(await what(group))) return;
-          // The dialog has given the focus back to the button. What was to be done here is done.
-          still.free();
-          after();
-        };
-        // A cause that left the list keeps its place while the list stands still.
-        const gone = !listed.has(group.fingerprint);
-        return html`<tr key=${group.fingerprint} data-row data-fingerprint=${group.fingerprint}>
-          <td data-label="Cause" class="cause">
-            <div class="stack tighter">
-              <a class="lines bold" href=${`/dead-letters/${group.fingerprint}`} title=${error}>${error}</a>
-              <span class="row">
-                <a class="tag" href=${url('/dead-letters', { kind: group.kind })} title="Only this kind">
-                  ${group.kind}
-                </a>
-                ${ofGroup(operations, group.fingerprint)
-                  .filter(isRunning)
-                  .map(
-                    (
-                      operation,
-                    ) => html`<a key=${operation.id} class="badge running" href=${`/operations/${operation.id}`}>
-                      ${nameOf(operation.action)}: ${howFar(operation)}
-                    </a>`,
-                  )}
-                ${
-                  error !== group.sample_error &&
-                  html`<span class="lines one faint grow" title=${group.sample_error}>${group.sample_error}</span>`
-                }
-              </span>
-            </div>
-          </td>
-          <td data-label="Open" class="right num bold">
-            ${
-              gone
-                ? html`<span class="faint" title="Not in the list any more">–</span>`
-                : count(group.open, group.capped)
-            }
-          </td>
-          ${
-            drawn &&
-            html`<td data-label="Last 24 h">
-              ${recent ? html`<${Spark} values=${recent} bars colour=${4} label="Failed in the last hour" />` : '–'}
-            </td>`
-          }
-          <td data-label="First">
-            <${Time} at=${group.first_seen} />
-            ${group.capped && html`<span class="faint" title="Not all were counted"> or earlier</span>`}
-          </td>
-          <td data-label="Last"><${Time} at=${group.last_seen} /></td>
-          <td data-label="Sample" class="optional"><${JobLink} id=${group.sample} /></td>
+  <${Still} still=${still} one="new cause">
+    <table class="cards dense">
+      <thead>
+        <tr>
+          <th>Cause</th>
+          <th class="right">Open</th>
+          ${drawn && html`<th>Last 24 h</th>`}
+          <th>First</th>
+          <th>Last</th>
+          <th class="optional">Sample</th>
           <${Allowed}>
-            <td>
-              <div class="row">
-                <button
-                  type="button"
-                  class="small"
-                  disabled=${isReleasing(operations, group)}
-                  title=${isReleasing(operations, group) ? 'A release of this group is running' : undefined}
-                  onClick=${() => act(release)}
-                >
-                  Release
-                </button>
-                <button type="button" class="small danger" onClick=${() => act(discard)}>Discard</button>
+            <th><span class="hidden-visually">Actions</span></th>
+          </${Allowed}>
+        </tr>
+      </thead>
+      <tbody>
+        ${groups.map((group) => {
+          const error = errorOf(group);
+          const recent = recentOf(group);
+          const act = async (what) => {
+            if (!(await what(group))) return;
+            // The dialog has given the focus back to the button. What was to be done here is done.
+            still.free();
+            after();
+          };
+          // A cause that left the list keeps its place while the list stands still.
+          const gone = !listed.has(group.fingerprint);
+          return html`<tr key=${group.fingerprint} data-row data-fingerprint=${group.fingerprint}>
+            <td data-label="Cause" class="cause">
+              <div class="stack tighter">
+                <a class="lines bold" href=${`/dead-letters/${group.fingerprint}`} title=${error}>${error}</a>
+                <span class="row">
+                  <a class="tag" href=${url('/dead-letters', { kind: group.kind })} title="Only this kind">
+                    ${group.kind}
+                  </a>
+                  ${ofGroup(operations, group.fingerprint)
+                    .filter(isRunning)
+                    .map(
+                      (
+                        operation,
+                      ) => html`<a key=${operation.id} class="badge running" href=${`/operations/${operation.id}`}>
+                        ${nameOf(operation.action)}: ${howFar(operation)}
+                      </a>`,
+                    )}
+                  ${
+                    error !== group.sample_error &&
+                    html`<span class="lines one faint grow" title=${group.sample_error}>${group.sample_error}</span>`
+                  }
+                </span>
               </div>
             </td>
-          </${Allowed}>
-        </tr>`;
-      })}
-    </tbody>
-  </table>`;
+            <td data-label="Open" class="right num bold">
+              ${
+                gone
+                  ? html`<span class="faint" title="Not in the list any more">–</span>`
+                  : count(group.open, group.capped)
+              }
+            </td>
+            ${
+              drawn &&
+              html`<td data-label="Last 24 h">
+                ${recent ? html`<${Spark} values=${recent} bars colour=${4} label="Failed in the last hour" />` : '–'}
+              </td>`
+            }
+            <td data-label="First">
+              <${Time} at=${group.first_seen} />
+              ${group.capped && html`<span class="faint" title="Not all were counted"> or earlier</span>`}
+            </td>
+            <td data-label="Last"><${Time} at=${group.last_seen} /></td>
+            <td data-label="Sample" class="optional"><${JobLink} id=${group.sample} /></td>
+            <${Allowed}>
+              <td>
+                <div class="row">
+                  <button
+                    type="button"
+                    class="small"
+                    disabled=${isReleasing(operations, group)}
+                    title=${isReleasing(operations, group) ? 'A release of this group is running' : undefined}
+                    onClick=${() => act(release)}
+                  >
+                    Release
+                  </button>
+                  <button type="button" class="small danger" onClick=${() => act(discard)}>Discard</button>
+                </div>
+              </td>
+            </${Allowed}>
+          </tr>`;
+        })}
+      </tbody>
+    </table>
+  </${Still}>`;
 }

@@ -8,7 +8,7 @@ import { Allowed, Badge, Empty, Head, Skeleton, Time, Trouble } from '../ui/base
 import { filterWords } from '../ui/filter-text.js';
 import { isRunning, meant, nameOf, outcome, Progress, paceOf, Released, stop, useOperations } from '../ui/operation.js';
 import { Pages } from '../ui/paging.js';
-import { NewRows, useStill } from '../ui/still.js';
+import { Still, useStill } from '../ui/still.js';
 
 const states = ['running', 'done', 'cancelled', 'failed'];
 /** Running operations of a page whose released jobs are counted: each count is a reading of its own. */
@@ -49,73 +49,76 @@ export default function Operations() {
     </nav>
     ${page.error && html`<${Trouble} error=${page.error} retry=${page.reload} />`}
     <section class="panel" aria-label="Operations found">
-      <${NewRows} still=${still} one="new operation" />
-      ${
-        !page.data
-          ? !page.error && html`<${Skeleton} />`
-          : rows.length === 0
-            ? html`<${None} state=${state} />`
-            : html`<table class="cards dense">
-              <thead>
-                <tr>
-                  <th>State</th>
-                  <th>Action</th>
-                  <th>Jobs</th>
-                  <th>Progress</th>
-                  <th>Rate</th>
-                  <th>Left</th>
-                  <th class="optional">Asked by</th>
-                  <th>When</th>
-                  <${Allowed}>
-                    <th><span class="hidden-visually">Actions</span></th>
-                  </${Allowed}>
-                </tr>
-              </thead>
-              <tbody ...${still.hold}>
-                ${rows.map(
-                  (operation) => html`<tr key=${operation.id} data-row>
-                    <td data-label="State"><${Badge} is=${operation.state} /></td>
-                    <td data-label="Action">
-                      <a class="bold nowrap" href=${`/operations/${operation.id}`}>${nameOf(operation.action)}</a>
-                    </td>
-                    <td data-label="Jobs" class="cause">
-                      <span class="lines" title=${filterWords(meant(operation))}>${filterWords(meant(operation))}</span>
-                    </td>
-                    <td data-label="Progress" class="pace">
-                      ${
-                        isRunning(operation)
-                          ? html`<div class="stack tighter">
-                            <${Progress} operation=${operation} />
-                            ${counted.includes(operation) && html`<${Released} operation=${operation} quiet />`}
-                          </div>`
-                          : html`<span class="num">${outcome(operation)}</span>`
-                      }
-                    </td>
-                    <td data-label="Rate" class="num nowrap" title=${paceOf(operation)}>
-                      ${rate(operation.measured_rate)}/s
-                    </td>
-                    <td data-label="Left" class="num nowrap">
-                      ${isRunning(operation) && operation.eta_s !== null ? span(operation.eta_s * 1000) : '–'}
-                    </td>
-                    <td data-label="Asked by" class="who optional">
-                      <span class="lines" title=${operation.asked_by}>${operation.asked_by}</span>
-                    </td>
-                    <td data-label="When"><${Time} at=${operation.created_at} /></td>
+      <${Still} still=${still} one="new operation">
+        ${
+          !page.data
+            ? !page.error && html`<${Skeleton} />`
+            : rows.length === 0
+              ? html`<${None} state=${state} />`
+              : html`<table class="cards dense">
+                <thead>
+                  <tr>
+                    <th>State</th>
+                    <th>Action</th>
+                    <th>Jobs</th>
+                    <th>Progress</th>
+                    <th>Rate</th>
+                    <th>Left</th>
+                    <th class="optional">Asked by</th>
+                    <th>When</th>
                     <${Allowed}>
-                      <td>
+                      <th><span class="hidden-visually">Actions</span></th>
+                    </${Allowed}>
+                  </tr>
+                </thead>
+                <tbody>
+                  ${rows.map(
+                    (operation) => html`<tr key=${operation.id} data-row>
+                      <td data-label="State"><${Badge} is=${operation.state} /></td>
+                      <td data-label="Action">
+                        <a class="bold nowrap" href=${`/operations/${operation.id}`}>${nameOf(operation.action)}</a>
+                      </td>
+                      <td data-label="Jobs" class="cause">
+                        <span class="lines" title=${filterWords(meant(operation))}>
+                          ${filterWords(meant(operation))}
+                        </span>
+                      </td>
+                      <td data-label="Progress" class="pace">
                         ${
-                          isRunning(operation) &&
-                          html`<button type="button" class="small danger" onClick=${() => end(operation)}>
-                            Stop
-                          </button>`
+                          isRunning(operation)
+                            ? html`<div class="stack tighter">
+                              <${Progress} operation=${operation} />
+                              ${counted.includes(operation) && html`<${Released} operation=${operation} quiet />`}
+                            </div>`
+                            : html`<span class="num">${outcome(operation)}</span>`
                         }
                       </td>
-                    </${Allowed}>
-                  </tr>`,
-                )}
-              </tbody>
-            </table>`
-      }
+                      <td data-label="Rate" class="num nowrap" title=${paceOf(operation)}>
+                        ${rate(operation.measured_rate)}/s
+                      </td>
+                      <td data-label="Left" class="num nowrap">
+                        ${isRunning(operation) && operation.eta_s !== null ? span(operation.eta_s * 1000) : '–'}
+                      </td>
+                      <td data-label="Asked by" class="who optional">
+                        <span class="lines" title=${operation.asked_by}>${operation.asked_by}</span>
+                      </td>
+                      <td data-label="When"><${Time} at=${operation.created_at} /></td>
+                      <${Allowed}>
+                        <td>
+                          ${
+                            isRunning(operation) &&
+                            html`<button type="button" class="small danger" onClick=${() => end(operation)}>
+                              Stop
+                            </button>`
+                          }
+                        </td>
+                      </${Allowed}>
+                    </tr>`,
+                  )}
+                </tbody>
+              </table>`
+        }
+      </${Still}>
       <${Pages} cursor=${cursor} next=${page.data?.next_cursor} change=${change} />
     </section>
   `;

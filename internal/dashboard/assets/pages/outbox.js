@@ -8,7 +8,7 @@ import { useWords } from '../core/route.js';
 import { Allowed, Empty, Head, Panel, Skeleton, Time, Trouble, tell } from '../ui/base.js';
 import { confirm } from '../ui/dialog.js';
 import { Pages } from '../ui/paging.js';
-import { NewRows, useStill } from '../ui/still.js';
+import { Still, useStill } from '../ui/still.js';
 
 /** The API counts no further. */
 const MAX_COUNTED = 10000;
@@ -41,28 +41,29 @@ export default function Outbox() {
     ${
       page.data &&
       html`<section class="panel scroll" aria-label="Rejected rows found">
-        <${NewRows} still=${still} one="new row" />
-        ${
-          rows.length === 0
-            ? html`<${Empty} title="No row is rejected">
-              A row that cannot become a job, because its kind is unknown or its payload does not fit, is kept here with
-              the reason.
-            </${Empty}>`
-            : html`<table class="cards">
-              <thead>
-                <tr>
-                  <th>Row</th>
-                  <th>Kind</th>
-                  <th>Rejected</th>
-                  <th>Reason</th>
-                  <th></th>
-                </tr>
-              </thead>
-              <tbody ...${still.hold}>
-                ${rows.map((row) => html`<${Row} key=${row.id} row=${row} done=${() => done(row)} />`)}
-              </tbody>
-            </table>`
-        }
+        <${Still} still=${still} one="new row">
+          ${
+            rows.length === 0
+              ? html`<${Empty} title="No row is rejected">
+                A row that cannot become a job, because its kind is unknown or its payload does not fit, is kept here
+                with the reason.
+              </${Empty}>`
+              : html`<table class="cards">
+                <thead>
+                  <tr>
+                    <th>Row</th>
+                    <th>Kind</th>
+                    <th>Rejected</th>
+                    <th>Reason</th>
+                    <th></th>
+                  </tr>
+                </thead>
+                <tbody>
+                  ${rows.map((row) => html`<${Row} key=${row.id} row=${row} done=${() => done(row)} />`)}
+                </tbody>
+              </table>`
+          }
+        </${Still}>
         <${Pages} cursor=${cursor} next=${page.data.next_cursor} change=${change} />
       </section>`
     }

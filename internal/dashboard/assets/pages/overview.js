@@ -1,12 +1,12 @@
 // The overview: is work flowing, what stands still, what is to come.
 
-import { readAll, seg } from '../core/api.js';
+import { seg } from '../core/api.js';
 import { errorOf } from '../core/dead-letter-group.js';
 import { html, useMemo } from '../core/dom.js';
 import { brief, count, plural, rate, span } from '../core/format.js';
 import { known } from '../core/known.js';
 import { useObservable } from '../core/observable.js';
-import { useQuery } from '../core/query.js';
+import { readAll, useQuery } from '../core/query.js';
 import { Badge, Empty, Figure, Head, JobLink, Panel, Skeleton, Time, Trouble } from '../ui/base.js';
 import { Chart } from '../ui/chart.js';
 import { HistoryCharts } from '../ui/history.js';

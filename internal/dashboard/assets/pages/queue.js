@@ -7,7 +7,7 @@ import { useQuery } from '../core/query.js';
 import { Acts } from '../ui/acts.js';
 import { Allowed, Badge, Empty, Figure, Head, JobLink, Panel, Skeleton, Time, Trouble } from '../ui/base.js';
 import { HistoryCharts } from '../ui/history.js';
-import { BEHIND, full, pause, resume, Standing, setUp, useLate, waiting } from '../ui/queues.js';
+import { BEHIND, full, hasUncounted, pause, resume, Standing, setUp, useLate, waiting } from '../ui/queues.js';
 import { standing } from '../ui/runners.js';
 
 export default function Queue({ params: [name] }) {
@@ -95,6 +95,7 @@ export default function Queue({ params: [name] }) {
       <${Jobs}
         name="Failed"
         of=${it.open_dead_letters ?? it.states.failed}
+        capped=${hasUncounted(it)}
         bad=${it.open_dead_letters > 0}
         note=${it.open_dead_letters === undefined ? 'for good, ever' : `open; ${count(it.states.failed ?? 0)} ever`}
         to=${to(it.open_dead_letters > 0 ? 'dead_letter:open' : 'state:failed')}

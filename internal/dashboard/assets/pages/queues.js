@@ -8,7 +8,7 @@ import { Allowed, Empty, Head, Skeleton, Time, Trouble } from '../ui/base.js';
 import { Chart, Spark } from '../ui/chart.js';
 import { HeatMap } from '../ui/heat-map.js';
 import { linesOf, useByQueue, useQueueHistory } from '../ui/history.js';
-import { BEHIND, pause, resume, Standing, troubleOf, useLate, waiting } from '../ui/queues.js';
+import { BEHIND, hasUncounted, pause, resume, Standing, troubleOf, useLate, waiting } from '../ui/queues.js';
 
 const happens = ['accepted', 'started', 'settled', 'cancelled', 'rescheduled', 'reaped'];
 const PAGE = 50;
@@ -43,6 +43,7 @@ function useBehind(rows, late) {
 }
 
 const INEXACT = '. There are so many jobs that not all are counted: + means at least';
+const UNCOUNTED = 'At least: there are more open dead letters in all queues together than the server counts';
 const permitsOf = ({ permits, concurrency }) =>
   `${count(permits)} of ${count(concurrency)} permits are taken, all runners together`;
 
@@ -177,10 +178,14 @@ export default function Queues() {
                         <div>
                           ${brief(queue.states.completed ?? 0)}
                           ${
-                            queue.open_dead_letters > 0 &&
+                            (queue.open_dead_letters > 0 || (hasUncounted(queue) && queue.states.failed > 0)) &&
                             html`<div>
-                              <a class="bad" href=${`/jobs?q=queue:${queue.name} dead_letter:open`}>
-                                ${brief(queue.open_dead_letters)} open dead letters
+                              <a
+                                class="bad"
+                                href=${`/jobs?q=queue:${queue.name} dead_letter:open`}
+                                title=${hasUncounted(queue) ? UNCOUNTED : undefined}
+                              >
+                                ${brief(queue.open_dead_letters, hasUncounted(queue))} open dead letters
                               </a>
                             </div>`
                           }

@@ -115,7 +115,7 @@ export default function SchedulePage({ params: [name] }) {
         <${Ticks} path=${path} round=${round} />
       </div>
       <div class="stack">
-        <${Panel} title="Details"><${Facts} it=${it} /></${Panel}>
+        <${Panel} title="Details"><${Facts} it=${it} round=${round} /></${Panel}>
         <${Panel} title="Payload of its jobs">
           <${Json} value=${it.payload} schema=${schema} label="payload" />
         </${Panel}>
@@ -148,9 +148,18 @@ function remove(it, path) {
   );
 }
 
-function Facts({ it }) {
+/** Read once more after each action of this page: `round` counts them. */
+function useRounds(round, reload) {
+  const [seen, see] = useState(round);
+  if (seen === round) return;
+  see(round);
+  reload();
+}
+
+function Facts({ it, round }) {
   // Servers that have no filter for schedules yet say 422.
-  const made = useQuery(url('/v1/jobs/count', { q: `schedule:${it.name}` }));
+  const made = useQuery(url('/v1/jobs/count', { q: `schedule:${it.name}` }), { every: 10000 });
+  useRounds(round, made.reload);
   const policy = (word, of) => html`<dd><b>${of}</b> <span class="soft">${policies[word][of]}</span></dd>`;
   return html`<dl class="facts">
     <dt>When</dt>
@@ -228,11 +237,7 @@ function Ticks({ path, gone, round }) {
   const outcome = outcomes.some(([word]) => word === asked) ? asked : '';
   const cursor = query.get('cursor') ?? '';
   const ticks = useQuery(url(`${path}/ticks`, { outcome, limit: TICKS, cursor }), { every: cursor ? 0 : 5000 });
-  const [seen, see] = useState(round);
-  if (seen !== round) {
-    see(round);
-    ticks.reload();
-  }
+  useRounds(round, ticks.reload);
   const rows = ticks.data?.data ?? [];
   if (gone && ticks.error) return null;
   const turn = (word) => change({ outcome: word, cursor: null });

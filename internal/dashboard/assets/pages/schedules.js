@@ -1,9 +1,9 @@
 // Schedules: jobs that come by the clock.
 
-import { call, get, readAll, seg, url } from '../core/api.js';
+import { call, get, seg, url } from '../core/api.js';
 import { html, useMemo } from '../core/dom.js';
 import { plural } from '../core/format.js';
-import { useQuery } from '../core/query.js';
+import { readAll, useQuery } from '../core/query.js';
 import { go, useWords } from '../core/route.js';
 import { Allowed, Badge, Empty, Head, JobLink, Skeleton, Time, Trouble, useMay, useNow } from '../ui/base.js';
 import { confirm } from '../ui/dialog.js';

@@ -1,7 +1,6 @@
 // The filter bar: words with completion, kept in the address.
-import { readAll } from '../core/api.js';
 import { html, useEffect, useId, useRef, useState } from '../core/dom.js';
-import { useQuery } from '../core/query.js';
+import { readAll, useQuery } from '../core/query.js';
 import { Icon } from './base.js';
 
 export { quoted, withWord, wordOf } from '../core/words.js';

@@ -1,8 +1,8 @@
 // The command palette: screens, queues, schedules, limits, jobs and a few actions, found by what is typed.
 
-import { may, readAll, seg, url } from '../core/api.js';
+import { may, seg, url } from '../core/api.js';
 import { cls, html, useEffect, useRef, useState } from '../core/dom.js';
-import { useQuery } from '../core/query.js';
+import { readAll, useQuery } from '../core/query.js';
 import { goOn } from '../core/route.js';
 import { screens } from '../core/screens.js';
 import { tell } from './base.js';

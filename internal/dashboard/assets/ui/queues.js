@@ -15,6 +15,8 @@ export const BEHIND = '<-10s';
 export const useLate = () => useObservable(known).stats.data?.lateness.oldest_due_ms_by_queue ?? {};
 
 export const waiting = (queue) => (queue.states.waiting ?? 0) + (queue.states.retrying ?? 0);
+/** Has it more open dead letters than the server counts? A server of an older version does not say it. */
+export const hasUncounted = (queue) => queue.open_dead_letters_exact === false;
 /** How many jobs wait, in words. */
 const waiters = (queue) => `${plural(waiting(queue), 'job')}${queue.exact ? '' : ' or more'}`;
 export const full = (queue) => queue.concurrency !== null && queue.permits >= queue.concurrency && waiting(queue) > 0;

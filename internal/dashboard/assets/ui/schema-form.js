@@ -33,6 +33,11 @@ const own = (object, name) => (kindOf(object) === 'object' && Object.hasOwn(obje
 const without = (object, name) => Object.fromEntries(Object.entries(object).filter(([key]) => key !== name));
 const segment = (name) => String(name).replaceAll('~', '~0').replaceAll('/', '~1');
 const same = (one, other) => one === other || JSON.stringify(one) === JSON.stringify(other);
+const isBig = (value) => Number.isInteger(plain(value)) && !Number.isSafeInteger(plain(value));
+/** JSON with the numbers as a schema has them. The page reads schemas with plain numbers, so 1.0 is 1. */
+const asInSchema = (value) => JSON.stringify(value, (_, part) => (isRaw(part) && !isBig(part) ? plain(part) : part));
+/** Is `value` of a payload what a schema names? Whole numbers that no plain number holds are compared as they are. */
+const isNamed = (named, value) => named === value || asInSchema(named) === asInSchema(value);
 
 function join(one, other) {
   const out = { ...other, ...one };
@@ -137,9 +142,9 @@ function fits(schema, value, root, depth = 0) {
   const inside = (part, child) => fits(part, child, root, depth + 1);
   switch (what.kind) {
     case 'const':
-      return same(s.const, value);
+      return isNamed(s.const, value);
     case 'choice':
-      return what.choices.some((choice) => same(choice.value, value));
+      return what.choices.some((choice) => isNamed(choice.value, value));
     case 'union':
       return what.variants.some((variant) => inside(variant, value));
     case 'number':
@@ -460,8 +465,8 @@ function Leaf(part) {
       <input
         type="checkbox"
         id=${fid}
-        checked=${same(value, s.const)}
-        disabled=${required && same(value, s.const)}
+        checked=${isNamed(s.const, value)}
+        disabled=${required && isNamed(s.const, value)}
         onChange=${(e) => set(e.target.checked ? s.const : undefined)}
       />${' '}
       <code>${JSON.stringify(s.const)}</code>
@@ -491,7 +496,7 @@ function Leaf(part) {
       { value: true, text: 'yes' },
       { value: false, text: 'no' },
     ];
-    const place = choices.findIndex((choice) => same(choice.value, value));
+    const place = choices.findIndex((choice) => isNamed(choice.value, value));
     const alien = value !== undefined && value !== null && place < 0;
     about = [about, choices[place]?.about].filter(Boolean).join(' · ');
     const pick = (event) =>
@@ -633,7 +638,7 @@ function ObjectPart(part) {
   // The tag of a variant was chosen with the variant.
   const drawn = names.filter(
     (name) =>
-      !('const' in whole(properties[name], c.root) && same(own(given, name), whole(properties[name], c.root).const)),
+      !('const' in whole(properties[name], c.root) && isNamed(whole(properties[name], c.root).const, own(given, name))),
   );
   const more = s.additionalProperties ?? s.unevaluatedProperties;
   const typed = more && typeof more === 'object' && Object.keys(more).length > 0;

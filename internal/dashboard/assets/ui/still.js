@@ -6,7 +6,7 @@ import { plural } from '../core/format.js';
 /**
  * `rows` as they stood when the mouse or the focus came to one of them, or when `held` began; what is known anew of
  * them is put in. `key` names the listing: the rows of another one are shown at once. The properties of `hold` belong
- * to the element around the rows.
+ * to the element around the rows and the button that shows the new ones: a user goes from a row to that button.
  * The newest row comes first, unless the list goes `forwards` or is `mixed`: a mixed one has any order, which changes.
  * `idOf` tells rows apart. `free` ends what the focus holds until it comes to a row again. A row that it gets, because
  * the user has acted on it, leaves as soon as the listing does not have it.
@@ -20,6 +20,10 @@ export function useStill(rows, key, held, { forwards = false, mixed = false, idO
   const own = kept.current;
   // A browser takes the focus from a button that is disabled or gone, and tells the page nothing.
   useEffect(() => {
+    if (own.goesOn) {
+      own.goesOn = false;
+      own.place?.querySelector('[data-row] a, [data-row] button')?.focus();
+    }
     if (focused && !own.place.contains(document.activeElement)) focus(false);
   });
   if (!frozen || own.key !== key || own.rows.length === 0) {
@@ -45,8 +49,10 @@ export function useStill(rows, key, held, { forwards = false, mixed = false, idO
     all: fresh > 0 && fresh === rows.length,
     /** Those of the same millisecond may have been accepted with the newest one. */
     since: newest?.created_at && new Date(Date.parse(newest.created_at) + 1).toISOString(),
-    show: () => {
+    show: (event) => {
       own.rows = rows;
+      // The button goes. A user of the keyboard, whose click has no detail, goes on at the newest row.
+      own.goesOn = event?.detail === 0;
       draw((n) => n + 1);
       return new Set(rows.map(idOf));
     },
@@ -66,11 +72,14 @@ export function useStill(rows, key, held, { forwards = false, mixed = false, idO
   };
 }
 
-/**
- * Counts the rows that a list which stands still does not show yet, over the head of its table: no row moves when it
- * comes. `one` is what a row is called.
- */
-export const NewRows = ({ still, one }) =>
+/** A list that stands still, under the count of its new rows. `one` is what a row is called. */
+export const Still = ({ still, one, children }) => html`<div ...${still.hold}>
+  <${NewRows} still=${still} one=${one} />
+  ${children}
+</div>`;
+
+/** The count of the rows that are not shown yet, over the head of the table: no row moves when it comes. */
+const NewRows = ({ still, one }) =>
   html`<div class="news" role="status">
     ${
       still.fresh > 0 &&
