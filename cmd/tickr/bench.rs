@@ -39,7 +39,7 @@ pub(crate) fn command() -> Command {
                 .value_parser(PossibleValuesParser::new(all))
                 .num_args(0..)
                 .default_value("all")
-                .help("Scenarios to measure; all is each of them but delayed and workers, which take minutes"),
+                .help("Scenarios to measure; all is each of them but delayed, limits and workers, which take minutes"),
         )
         .arg(number("repeat", "N", 1..=100).help("Measured runs of each scenario [default: 3, or 1 with --short]"))
         .arg(number("jobs", "N", 1..=100_000_000).help("Jobs of one run [default: each scenario's own]"))

@@ -12,6 +12,7 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError>
         jobs: bench.jobs(600_000, 2_000),
         per_second: 10_000,
         waiting: 0,
+        keyed: 0,
         aims: [None, Some(Target::at_most(250.0))],
     };
     Ok(measure(bench, Scenario::Delayed, &shape).await?.into())

@@ -11,13 +11,15 @@ use crate::config::Config;
 use crate::event::Health;
 use crate::handlers::Registry;
 use crate::index::Index;
-use crate::job::{JobId, Timestamp};
-use crate::store::{BareLane, CounterConnection, ServerCounters, Store};
+use crate::job::{Actor, JobId, Limit, Timestamp};
+use crate::store::{BareLane, Condition, CounterConnection, ParkedJobs, ServerCounters, Store};
 
 /// Interval between two reads of the number of ended jobs.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// Interval between two counts of the parked jobs, which may be a million.
+const COUNT_EVERY: Duration = Duration::from_millis(200);
 /// Without progress for this long, the run has failed.
-const STALLED: Duration = Duration::from_secs(60);
+pub(super) const STALLED: Duration = Duration::from_secs(60);
 /// Most transactions of earlier runs that the server may still have to purge when a run starts, and the time limit of
 /// that wait.
 const LITTLE_HISTORY: u64 = 1_000;
@@ -155,6 +157,48 @@ impl<'a> RunEnvironment<'a> {
                 return Err(BenchError::Failed(format!("{ended} of {jobs} jobs have ended, and none for a minute")));
             }
             tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Set a limit, as an operator does.
+    pub(super) async fn set_limit(&self, limit: Limit) -> Result<(), BenchError> {
+        self.store.set_limit(limit, Condition::Any, &Actor::command()).await?;
+        Ok(())
+    }
+
+    /// Wait until the runner has counted the attempts that ran when a limit was set. No job of the limit starts before.
+    pub(super) async fn until_limits_count(&self) -> Result<(), BenchError> {
+        let asked = Instant::now();
+        while self.store.limits().await?.iter().any(|set| !set.counted) {
+            if asked.elapsed() > STALLED {
+                return Err(BenchError::Failed("a limit is not in force after a minute".to_owned()));
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        Ok(())
+    }
+
+    /// Wait until as many jobs of the run have ended, or are parked at limits, as `enough` wants. Return the server's
+    /// time at that moment.
+    pub(super) async fn until_parked(
+        &mut self,
+        enough: impl Fn(u64, ParkedJobs) -> bool,
+    ) -> Result<Timestamp, BenchError> {
+        let (mut seen, mut moved) = ((0, ParkedJobs::default()), Instant::now());
+        loop {
+            let parked = self.counter_connection.parked_jobs().await?;
+            let (ended, now) = self.counter_connection.ended().await?;
+            let ended = ended.saturating_sub(self.ended_before);
+            if enough(ended, parked) {
+                return Ok(now);
+            }
+            if (ended, parked) != seen {
+                (seen, moved) = ((ended, parked), Instant::now());
+            } else if moved.elapsed() > STALLED {
+                let parked = parked.jobs;
+                return Err(BenchError::Failed(format!("{ended} jobs have ended, {parked} are parked, for a minute")));
+            }
+            tokio::time::sleep(COUNT_EVERY).await;
         }
     }
 

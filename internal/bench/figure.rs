@@ -89,6 +89,12 @@ impl Target {
         Self { of: TargetOf::Ratio, side: TargetSide::AtLeast, bound }
     }
 
+    /// A ratio to the bare figure of at most this value.
+    #[must_use]
+    pub const fn at_most_of_bare(bound: f64) -> Self {
+        Self { of: TargetOf::Ratio, side: TargetSide::AtMost, bound }
+    }
+
     /// True when the aim is met. `None` for an aim on the ratio when there is no ratio.
     #[must_use]
     pub fn is_met(&self, median: f64, ratio: Option<f64>) -> Option<bool> {
@@ -134,5 +140,6 @@ mod tests {
         assert_eq!(Target::at_most(1.5).is_met(1.6, None), Some(false));
         assert_eq!(Target::relative_to_bare(0.6).is_met(0.0, Some(0.7)), Some(true));
         assert_eq!(Target::relative_to_bare(0.6).is_met(1e9, None), None);
+        assert_eq!(Target::at_most_of_bare(2.0).is_met(0.0, Some(2.1)), Some(false));
     }
 }

@@ -1,13 +1,20 @@
 //! Scenario `keys`: a complete runner works off a backlog whose jobs have order keys, and one whose jobs all have the
-//! same one. The figure beside the first is that of the same backlog without keys.
+//! same one. The figure beside the first is that of the same backlog without keys. Then jobs without keys become due,
+//! alone and beside very many that wait for their order keys or are parked at limits.
 
 use super::drain::product;
 use super::environment::{RunChecks, RunEnvironment, rate, stop};
 use super::figure::Target;
+use super::lateness::{Shape, measure};
 use super::load::{jobs, payload};
-use super::result_row::{ResultRow, Samples};
-use super::{Bench, BenchError, Scenario, key_limits};
+use super::result_row::{ResultRow, Samples, deadlocks};
+use super::{Bench, BenchError, Scenario};
 use crate::job::{Due, OnFailure, Order, limits};
+
+/// Jobs without keys that become due in a second.
+const PER_SECOND: u64 = 100;
+/// Most such jobs. They come at their rate, so a larger number only takes longer.
+const MOST_DUE: u64 = 2_000;
 
 pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError> {
     let (many, keys) = (bench.jobs(100_000, 2_000), bench.pick(10_000, 200));
@@ -35,7 +42,15 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError>
         of_many.line(Scenario::Keys, name, "jobs/s", &[Target::relative_to_bare(0.6)]),
         of_one.line(Scenario::Keys, "drain, noop, one order key", "jobs/s", &[Target::at_least(1_000.0)]),
     ];
-    lines.extend(Box::pin(key_limits::run(bench)).await?);
+    let (due, waiting) = (bench.jobs(MOST_DUE, 50).min(bench.pick(MOST_DUE, 50)), bench.jobs(1_000_000, 2_000));
+    for (keyed, aim) in [(0, None), (waiting, Some(Target::at_most(5.0)))] {
+        let beside = if keyed > 0 { format!(", {keyed} wait for keys") } else { String::new() };
+        let name = format!("lateness without keys, {PER_SECOND}/s{beside}");
+        let shape = Shape { name, jobs: due, per_second: PER_SECOND, waiting: 0, keyed, aims: [None, aim] };
+        lines.extend(Box::pin(measure(bench, Scenario::Keys, &shape)).await?);
+    }
+    let counted = deadlocks(Scenario::Keys, &lines);
+    lines.extend(counted);
     Ok(lines)
 }
 

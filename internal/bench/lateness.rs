@@ -5,19 +5,17 @@
 use std::time::Duration;
 
 use chrono::TimeDelta;
-use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 
 use super::environment::{LEAD, RunChecks, RunEnvironment, stop, until_whole};
 use super::figure::{Target, percentile};
-use super::load::{LANES, call, insert_bare, jobs, payload};
+use super::held;
+use super::load::{LANES, call, call_in_batches, insert_bare, jobs, payload};
 use super::result_row::{ResultRow, Samples};
 use super::{Bench, BenchError, Repetition, Scenario};
 use crate::job::{Due, JobId, Timestamp, ceil_ms};
 
 /// Number of jobs that run before the measurement, so that everything was used once.
 const WARM_UP: u64 = 200;
-/// Number of jobs in one commit when they are enqueued.
-const TOGETHER: usize = 500;
 
 /// The jobs that become due, and the jobs that wait.
 pub(super) struct Shape {
@@ -25,6 +23,8 @@ pub(super) struct Shape {
     pub(super) jobs: u64,
     pub(super) per_second: u64,
     pub(super) waiting: u64,
+    /// Jobs that wait for order keys and limit keys.
+    pub(super) keyed: u64,
     /// Targets of p50 and p99.
     pub(super) aims: [Option<Target>; 2],
 }
@@ -35,7 +35,7 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError>
     let (far, very_many) = (bench.pick(200_000, 2_000), bench.pick(1_000_000, 5_000));
     let shape = |jobs, per_second, waiting, aims| {
         let beside = if waiting > 0 { format!(", {waiting} waiting") } else { String::new() };
-        Shape { name: format!("lateness, {per_second}/s{beside}"), jobs, per_second, waiting, aims }
+        Shape { name: format!("lateness, {per_second}/s{beside}"), jobs, per_second, waiting, keyed: 0, aims }
     };
     let mut lines = Vec::new();
     for shape in [
@@ -76,31 +76,27 @@ async fn once(bench: &Bench<'_>, shape: &Shape, round: Repetition) -> Result<(Ve
     insert_bare(stage.lanes(LANES).await?, waiting).await?;
     let app = stage.app().await?;
     until_whole(&app).await?;
+    let ran = Box::pin(held::fill(bench, &mut stage, &app, shape.keyed)).await?;
     let warm_up = bench.pick(WARM_UP, 20);
     call(app.broker(), 2, warm_up, &payload).await?;
-    stage.until_ended(warm_up).await?;
+    stage.until_ended(ran + warm_up).await?;
 
     bench.progress.step(&shape.name, round);
     let measured = JobId::new();
     // Enqueueing takes time, which grows with the number of jobs and is long when other tests run.
     let begin = stage.store.clock().now() + bench.pick(LEAD, LEAD * 2) + Duration::from_micros(200 * shape.jobs);
-    let mut due = jobs(shape.jobs, &payload, |number| Due::At(due_at(begin, number, shape.per_second)))?;
-    let mut batches = Vec::new();
-    while !due.is_empty() {
-        let rest = due.split_off(due.len().min(TOGETHER));
-        batches.push(std::mem::replace(&mut due, rest));
-    }
-    let accepted = stream::iter(batches).map(|batch| app.broker().enqueue_all(batch)).buffer_unordered(LANES.into());
-    accepted.try_for_each(async |_| Ok(())).await?;
+    let due = jobs(shape.jobs, &payload, |number| Due::At(due_at(begin, number, shape.per_second)))?;
+    call_in_batches(app.broker(), due).await?;
     if stage.store.clock().now() > begin {
         return Err(BenchError::Failed("the jobs were not enqueued before they were due".to_owned()));
     }
-    stage.until_ended(warm_up + shape.jobs).await?;
+    let done = ran + warm_up + shape.jobs;
+    stage.until_ended(done).await?;
     stop(app).await;
     let late_us = stage.counter_connection.lateness_us(measured).await?;
     let mut late_ms: Vec<f64> = late_us.into_iter().map(|us| us as f64 / 1e3).collect();
     late_ms.sort_by(f64::total_cmp);
-    let mut checked = stage.check(warm_up + shape.jobs, shape.waiting).await?;
+    let mut checked = stage.check(done, shape.waiting + shape.keyed).await?;
     // No job may be early (G7), and none of the measured jobs may be missing.
     checked.exactly_once &= late_ms.len() as u64 == shape.jobs && late_ms.first().is_none_or(|first| *first >= 0.0);
     stage.close().await?;

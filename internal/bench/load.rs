@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use serde_json::value::RawValue;
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinSet;
@@ -19,6 +20,8 @@ use crate::store::BareLane;
 pub(super) const KIND: &str = "noop";
 /// Number of connections of the bare store.
 pub(super) const LANES: u8 = 4;
+/// Number of jobs in one commit when the library enqueues many.
+const TOGETHER: usize = 500;
 /// Most batches that may wait between inserts and claims. The product's queues are bounded as well.
 const DEPTH: usize = 8;
 
@@ -72,6 +75,18 @@ pub(super) async fn call(
     }
     join(tasks).await?;
     Ok(began.elapsed())
+}
+
+/// Enqueue `jobs` through the library in batches, of which several are under way at the same time.
+pub(super) async fn call_in_batches(broker: &Broker, mut jobs: Vec<NewJob>) -> Result<(), BenchError> {
+    let mut batches = Vec::new();
+    while !jobs.is_empty() {
+        let rest = jobs.split_off(jobs.len().min(TOGETHER));
+        batches.push(std::mem::replace(&mut jobs, rest));
+    }
+    let accepted = stream::iter(batches).map(|batch| broker.enqueue_all(batch)).buffer_unordered(LANES.into());
+    accepted.try_for_each(async |_| Ok(())).await?;
+    Ok(())
 }
 
 /// Send `requests` requests over this many connections at the same time. Return the elapsed time without the opening of

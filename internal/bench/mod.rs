@@ -26,7 +26,8 @@
 //! - `rebuild.rs`: scenario `rebuild`
 //! - `idle.rs`: scenario `idle`
 //! - `growth.rs`: scenario `growth`
-//! - `keys.rs`, `key_limits.rs`: scenario `keys`
+//! - `keys.rs`, `held.rs`: scenario `keys`
+//! - `limits.rs`, `flood.rs`, `shares.rs`, `tenants.rs`: scenario `limits`
 //! - `batches.rs`: scenario `batches`
 //! - `graphs.rs`: scenario `graphs`
 //! - `outbox.rs`: scenario `outbox`
@@ -43,13 +44,15 @@ mod drain;
 mod enqueue;
 mod environment;
 mod figure;
+mod flood;
 mod flow;
 mod graphs;
 mod growth;
+mod held;
 mod idle;
-mod key_limits;
 mod keys;
 mod lateness;
+mod limits;
 mod load;
 mod outbox;
 mod process;
@@ -59,7 +62,9 @@ mod report;
 mod result_row;
 mod runner;
 mod servers;
+mod shares;
 mod table;
+mod tenants;
 mod wire;
 mod workers;
 
@@ -101,8 +106,10 @@ pub enum Scenario {
     Rebuild,
     /// A runner without work.
     Idle,
-    /// Work off a backlog of jobs with order keys, and jobs under limits by key.
+    /// Work off a backlog of jobs with order keys, and lateness beside jobs that wait for their keys.
     Keys,
+    /// Limits by key: their cost, their use, and how keys share the workers.
+    Limits,
     /// Work off a backlog in one batch of jobs, and cancel one.
     Batches,
     /// Work off random graphs of jobs with parents, and jobs without parents beside one.
@@ -134,7 +141,7 @@ impl Scenario {
     ];
 
     /// Scenarios that are measured only when they are named.
-    pub const NAMED: [Self; 2] = [Self::Delayed, Self::Workers];
+    pub const NAMED: [Self; 3] = [Self::Delayed, Self::Limits, Self::Workers];
 
     /// Name on the command line.
     #[must_use]
@@ -150,6 +157,7 @@ impl Scenario {
             Self::Rebuild => "rebuild",
             Self::Idle => "idle",
             Self::Keys => "keys",
+            Self::Limits => "limits",
             Self::Batches => "batches",
             Self::Graphs => "graphs",
             Self::Outbox => "outbox",
@@ -268,6 +276,7 @@ pub async fn run(settings: &BenchSettings, ground: &BenchServers) -> Result<Repo
             Scenario::Rebuild => rebuild::run(&bench).await?,
             Scenario::Idle => Box::pin(idle::run(&bench)).await?,
             Scenario::Keys => Box::pin(keys::run(&bench)).await?,
+            Scenario::Limits => Box::pin(limits::run(&bench)).await?,
             Scenario::Batches => Box::pin(batches::run(&bench)).await?,
             Scenario::Graphs => Box::pin(graphs::run(&bench)).await?,
             Scenario::Outbox => Box::pin(outbox::run(&bench)).await?,

@@ -17,7 +17,8 @@ impl Progress {
         let steps = settings.scenarios.iter().map(|scenario| match scenario {
             Scenario::Enqueue | Scenario::Batch | Scenario::Drain | Scenario::Flow => 2 * rounds,
             Scenario::Batches | Scenario::Graphs => 3 * rounds,
-            Scenario::Keys => 8 * rounds,
+            Scenario::Keys => 3 * rounds + 4 * repeat,
+            Scenario::Limits => 11 * rounds,
             Scenario::Outbox => rounds + repeat,
             Scenario::Rebuild => rounds,
             Scenario::Lateness => 6 * repeat,

@@ -83,6 +83,17 @@ impl Samples {
     }
 }
 
+/// Make a row of the deadlocks that the server counted in all runs of these rows. There is none if the count is
+/// unknown.
+pub(super) fn deadlocks(scenario: Scenario, rows: &[ResultRow]) -> Option<ResultRow> {
+    let counted: u64 = rows.iter().map(|row| row.deadlocks).sum::<Option<u64>>()?;
+    let mut samples = Samples::default();
+    // Those rows have the checks of the runs.
+    samples.product(counted as f64, rows.iter().map(|row| row.jobs).sum(), RunChecks::default());
+    let name = format!("deadlocks that InnoDB counted in {}", scenario.as_str());
+    Some(samples.line(scenario, name, "", &[Target::at_most(0.0)]))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -106,5 +117,18 @@ mod tests {
         samples.product(1.0, 1, good);
         let line = samples.line(Scenario::Drain, "drain", "jobs/s", &[]);
         assert_eq!((line.exactly_once, line.deadlocks), (false, Some(2)));
+    }
+
+    #[test]
+    fn the_deadlocks_of_a_scenario_are_those_of_all_its_rows() {
+        let row = |deadlocks| {
+            let mut samples = Samples::default();
+            samples.product(1.0, 5, RunChecks { exactly_once: true, deadlocks });
+            samples.line(Scenario::Keys, "row", "", &[])
+        };
+        let counted = deadlocks(Scenario::Keys, &[row(Some(1)), row(Some(2))]).unwrap();
+        assert_eq!((counted.figure.median, counted.jobs, counted.aims[0].met), (3.0, 10, Some(false)));
+        assert_eq!(counted.deadlocks, Some(0), "each deadlock is reported once");
+        assert_eq!(deadlocks(Scenario::Keys, &[row(Some(1)), row(None)]), None);
     }
 }

@@ -139,6 +139,7 @@ mod tests {
         assert_eq!(met(Target::at_least(30_000.0), Some(true)), "≥ 30,000 ✓");
         assert_eq!(met(Target::relative_to_bare(0.6), Some(false)), "≥ 0.6 of bare ✗");
         assert_eq!(met(Target::at_most(1.5), None), "≤ 1.5");
+        assert_eq!(met(Target::at_most_of_bare(2.0), Some(true)), "≤ 2 of bare ✓");
     }
 
     #[test]

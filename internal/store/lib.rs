@@ -101,6 +101,7 @@ pub use bench::bare::{BareClaims, BareLane};
 pub use bench::growth::Growth;
 pub use bench::links::OutboxWriter;
 pub use bench::server_counters::{CounterConnection, JobCounts, ServerCounters, StatementCounts};
+pub use bench::waits::{ParkedJobs, StartedJob};
 pub use breakers::OpenBreaker;
 pub use bulk::{BatchOutcome, CancelOutcome, MadeJobs, OperationLease, ReleaseRunning};
 pub use bulk_pauses::{OperationPause, PauseOperation};

@@ -49,7 +49,7 @@ async fn a_bench_with_a_table_prefix_measures_tables_with_that_prefix() {
 async fn every_scenario_completes_each_job_once_and_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     // Fewer jobs than those of a short run: the sizes of the scenarios are not what is looked at.
-    let args = ["all", "delayed", "workers", "--short", "--jobs", "200", "--json"];
+    let args = ["all", "delayed", "limits", "workers", "--short", "--jobs", "200", "--json"];
     let (code, out, err) = outcome(on_shared_servers(&dir, &args)).await;
     assert_eq!((code, err.as_str()), (0, ""), "{out}");
     let report: Value = serde_json::from_str(&out).unwrap();
@@ -57,8 +57,8 @@ async fn every_scenario_completes_each_job_once_and_leaves_nothing_behind() {
     assert!(report["machine"]["cores"].as_u64().unwrap() >= 1 && report["servers"]["mysql"].is_string());
     let lines = report["lines"].as_array().unwrap();
     for scenario in [
-        "enqueue", "batch", "drain", "keys", "batches", "graphs", "outbox", "flow", "lateness", "delayed", "callback",
-        "rebuild", "idle", "workers",
+        "enqueue", "batch", "drain", "keys", "limits", "batches", "graphs", "outbox", "flow", "lateness", "delayed",
+        "callback", "rebuild", "idle", "workers",
     ] {
         assert!(lines.iter().any(|line| line["scenario"] == scenario), "{scenario} is missing:\n{out}");
     }
