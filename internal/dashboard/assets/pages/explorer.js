@@ -76,6 +76,7 @@ export default function Explorer() {
   const shown = survey.data && { from: Date.parse(survey.data.from), to: Date.parse(survey.data.to) };
   return html`
     <${Head} title="Explorer">
+      <a class="button" href=${url('/tail', { q })} title="What happens to these jobs, as it happens">Follow</a>
       <${Views} here=${`/jobs?${query}`} />
       <${Export} q=${whole} sort=${sort} />
       <${Allowed} to="enqueue"><a class="button" href="/enqueue">Enqueue a job</a></${Allowed}>
