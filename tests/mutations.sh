@@ -431,6 +431,33 @@ mutants() {
     mutant 'turns of the pages of a listing' internal/dashboard/assets/core/query.js \
         'if (page > 0) await inLine()' 'if (page > 0) await new Promise((done) => setTimeout(done, 1000))' \
         dashboard_use::pages_of_the_schedules_are_read_in_turns_by_the_overview_and_the_palette
+    mutant 'rows that the tail keeps' internal/dashboard/assets/core/events.js \
+        '[...added, ...own.rows].slice(0, KEPT)' '[...added, ...own.rows]' \
+        tail::the_tail_is_bounded_while_thousands_of_events_happen_and_says_what_it_leaves_out
+    mutant 'rows of one drawing of the tail' internal/dashboard/assets/core/events.js \
+        'const PER_DRAWING = 50' 'const PER_DRAWING = 2000' \
+        tail::the_tail_is_bounded_while_thousands_of_events_happen_and_says_what_it_leaves_out
+    mutant 'failures first in the tail' internal/dashboard/assets/core/events.js \
+        'const matters = (event) => event.bad || !event.job' 'const matters = (event) => !event.job' \
+        tail::the_tail_is_bounded_while_thousands_of_events_happen_and_says_what_it_leaves_out
+    mutant 'pace of the tail' internal/dashboard/assets/pages/tail.js \
+        'const PACE = 250' 'const PACE = 5000' \
+        tail::the_tail_shows_events_within_a_second_and_the_errors_of_failures_as_text
+    mutant 'errors in the tail' internal/dashboard/assets/pages/tail.js \
+        'found.get(row.job)?.last_error ?? null' 'null' \
+        tail::the_tail_shows_events_within_a_second_and_the_errors_of_failures_as_text
+    mutant 'filter of the tail' internal/dashboard/assets/core/events.js \
+        'if (!wants(event)) return false' '' \
+        tail::the_filter_of_the_tail_hides_other_events_and_is_kept_in_the_address
+    mutant 'words that events do not have' internal/dashboard/assets/pages/tail.js \
+        'filter.wrong.length > 0 ? () => false : filter.test' 'filter.test' \
+        tail::the_filter_of_the_tail_hides_other_events_and_is_kept_in_the_address
+    mutant 'pause of the tail' internal/dashboard/assets/pages/tail.js \
+        'paused || Boolean(current)' 'Boolean(current)' \
+        tail::the_tail_stands_still_while_it_is_paused_hovered_or_focused_and_counts
+    mutant 'tail that is scrolled' internal/dashboard/assets/pages/tail.js \
+        'Boolean(current) || away || marked' 'Boolean(current) || marked' \
+        tail::the_tail_stands_still_while_it_is_paused_hovered_or_focused_and_counts
     mutant 'seats of searches' internal/store/sql/pools.rs \
         '(self.reads - 1).clamp(1, 4)' '(self.reads + 1_000).clamp(1, 1_000)' \
         starvation::a_flood_of_heavy_reads_stops_nothing_and_its_key_ends_at_once

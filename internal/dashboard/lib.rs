@@ -31,6 +31,7 @@ const SCREENS: &[&str] = &[
     "/",
     "/jobs",
     "/jobs/{id}",
+    "/tail",
     "/batches",
     "/batches/{id}",
     "/dead-letters",

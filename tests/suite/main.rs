@@ -111,6 +111,7 @@ mod store;
 mod supervisor;
 mod survey;
 mod table_prefix;
+mod tail;
 mod timeline;
 mod traces;
 mod unique_keys;

@@ -26,6 +26,9 @@ let parted = 0;
 /** Tabs with the same API key meet under this name. */
 const meeting = () => `tickr.events.${keyMark()}`;
 
+/** The stream goes on behind an event, so none is missed when it is away for a moment. */
+export const hasPlace = () => lastId !== null;
+
 const wanted = () => listeners.size > 0 && !document.hidden;
 
 function refresh() {

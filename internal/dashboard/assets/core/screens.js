@@ -16,6 +16,7 @@ export const screens = [
   { at: /^\/$/, page: 'overview', item: ['Overview', '/', 'overview', 'o'] },
   { at: /^\/jobs$/, page: 'explorer', item: ['Explorer', '/jobs', 'jobs', 'j'] },
   { at: /^\/jobs\/([^/]+)$/, page: 'job', under: '/jobs' },
+  { at: /^\/tail$/, page: 'tail', item: ['Tail', '/tail', 'tail', 'f'] },
   { at: /^\/batches$/, page: 'batches', item: ['Batches', '/batches', 'batches', 't'] },
   { at: /^\/batches\/([^/]+)$/, page: 'batch', under: '/batches' },
   {

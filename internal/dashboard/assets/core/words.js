@@ -25,7 +25,7 @@ const unquoted = (written) =>
   written.startsWith('"') ? written.replace(/^"|"$/g, '').replace(/\\(.)/g, '$1') : written;
 
 /** The values of a word. `|` separates them outside of quotes. */
-const valuesOf = (written) => (written.match(/(?:[^|"]|"(?:\\.|[^"\\])*")+/g) ?? []).map(unquoted);
+export const valuesOf = (written) => (written.match(/(?:[^|"]|"(?:\\.|[^"\\])*")+/g) ?? []).map(unquoted);
 
 /** What a filter says of a field: the values that it wants, and those that it does not want. */
 export function termsOf(text, field) {

@@ -21,15 +21,11 @@ import { RangeChoice, rangeName } from '../ui/range.js';
 import { patiently, SearchState, useSearch } from '../ui/search.js';
 import { useStill } from '../ui/still.js';
 import { Views } from '../ui/views.js';
-import { JobView } from './job.js';
+import { Inspector, NARROW, PASSING } from './inspector.js';
 
 /** Rows of an export. */
 const MAX_ROWS = 10000;
 const happens = ['accepted', 'started', 'settled', 'cancelled', 'rescheduled', 'reaped', 'cancel_requested'];
-/** On such a page the job covers the list. */
-const NARROW = '(max-width: 900px)';
-/** A job that is passed on the way to another one is not read, in ms. */
-const PASSING = 120;
 
 export default function Explorer() {
   const [query, change] = useWords();
@@ -80,6 +76,7 @@ export default function Explorer() {
   const shown = survey.data && { from: Date.parse(survey.data.from), to: Date.parse(survey.data.to) };
   return html`
     <${Head} title="Explorer">
+      <a class="button" href=${url('/tail', { q })} title="What happens to these jobs, as it happens">Follow</a>
       <${Views} here=${`/jobs?${query}`} />
       <${Export} q=${whole} sort=${sort} />
       <${Allowed} to="enqueue"><a class="button" href="/enqueue">Enqueue a job</a></${Allowed}>
@@ -355,27 +352,6 @@ function Looks({ kept, keep, sort, order }) {
           )}
     </${Drop}>
   </span>`;
-}
-
-/** One job beside the list. `step` opens the next one (1) or the one before (-1). */
-function Inspector({ id, step, close }) {
-  const box = useRef(null);
-  useEffect(() => {
-    // On a wide page the focus stays in the list, so that j and k go on from there.
-    if (matchMedia(NARROW).matches) box.current.focus();
-  }, []);
-  useEffect(() => box.current.scrollTo(0, 0), [id]);
-  return html`<aside class="inspector panel" aria-label="Job" ref=${box} tabindex="-1">
-    <header>
-      <span class="row tight grow">
-        <button type="button" class="small" aria-label="Previous job" title="k" onClick=${() => step(-1)}>↑</button>
-        <button type="button" class="small" aria-label="Next job" title="j" onClick=${() => step(1)}>↓</button>
-      </span>
-      <a class="button small" href=${`/jobs/${id}`}>Open page</a>
-      <button type="button" class="small" data-escape aria-label="Close the job" onClick=${close}>✕</button>
-    </header>
-    <div class="body stack"><${JobView} key=${id} id=${id} aside gone=${close} /></div>
-  </aside>`;
 }
 
 /** What the server does not understand, in its words. */

@@ -34,6 +34,7 @@ export const Badge = ({ is, children, title }) =>
 const paths = {
   overview: 'M4 13h4l2 5 4-12 2 7h4',
   jobs: 'M4 6h16M4 12h16M4 18h10',
+  tail: 'M4 6h16M4 11h16M4 16h7M17 14v6m-3-3 3 3 3-3',
   batches: 'M12 4 4 8l8 4 8-4-8-4ZM4 12l8 4 8-4M4 16l8 4 8-4',
   'dead-letters': 'M12 4 3 20h18L12 4Zm0 6v4m0 3v.01',
   queues: 'M4 5h16v4H4zM4 12h11v3H4zM4 18h7v2H4z',

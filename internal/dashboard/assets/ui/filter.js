@@ -46,7 +46,8 @@ function wordAt(text, cursor) {
   return { from, to, word: text.slice(from, cursor) };
 }
 
-export function FilterBar({ value, on, wrong, label = 'Filter', id = 'filter' }) {
+/** `words` are those that it completes, as `[word, meaning]`, and `more` has values of some of them. */
+export function FilterBar({ value, on, wrong, label = 'Filter', id = 'filter', words = fields, more = {}, example }) {
   const [text, setText] = useState(value);
   const [open, setOpen] = useState(false);
   const [at, setAt] = useState(-1);
@@ -79,11 +80,12 @@ export function FilterBar({ value, on, wrong, label = 'Filter', id = 'filter' })
     kind: kinds.data?.data.map((k) => k.kind) ?? [],
     queue: queues.data?.data.map((q) => q.name) ?? [],
     schedule: schedules.data?.data.map((s) => s.name) ?? [],
+    ...more,
   };
   let choices = [];
   if (open) {
     if (colon < 0)
-      choices = fields.filter(([name]) => name.startsWith(word)).map(([name, what]) => ({ text: name, what }));
+      choices = words.filter(([name]) => name.startsWith(word)).map(([name, what]) => ({ text: name, what }));
     else {
       const field = word.slice(0, colon);
       // Behind a `|` comes another value of the same word.
@@ -149,7 +151,7 @@ export function FilterBar({ value, on, wrong, label = 'Filter', id = 'filter' })
       aria-invalid=${wrong ? 'true' : undefined}
       autocomplete="off"
       spellcheck=${false}
-      placeholder="state:failed kind:email payload.user.id:42"
+      placeholder=${example ?? 'state:failed kind:email payload.user.id:42'}
       onInput=${(event) => {
         setText(event.target.value);
         moved(event);

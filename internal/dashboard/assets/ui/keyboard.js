@@ -19,7 +19,8 @@ const shortcuts = [
       .join(' · '),
   ],
   ['j · k', 'Next and previous row'],
-  ['Enter', 'Open the row; in the explorer beside the list'],
+  ['Enter', 'Open the row; in the explorer and the tail beside the list'],
+  ['Space', 'Pause the tail, and go on'],
   ['x', 'Select the row'],
   ['Esc', 'Close, clear the selection'],
 ];
