@@ -23,8 +23,8 @@ use tickr_job::{
     AttemptToken, CallOutcome, JobId, Name, Progress, RetryPolicy, RunnerId, State, Timestamp, Verdict, limits,
 };
 use tickr_store::{
-    Again, BegunFetch, CheckpointUse, Claimed, HANDED_OUT_WITHIN, HeldAttempt, LimitKey, NewCheckpoint, Reading, Reaped,
-    RemoteAttempt, RemoteFetch, Settled, Settlement, StoreError,
+    Again, BegunFetch, CheckpointUse, Claimed, HANDED_OUT_WITHIN, HeldAttempt, LimitKey, NewCheckpoint, Reading,
+    Reaped, RemoteAttempt, RemoteFetch, Settled, Settlement, StoreError,
 };
 
 /// Time beyond its time limit for which an attempt may still be finished by its worker. From the limit on, heartbeats tell
