@@ -1093,6 +1093,7 @@ async fn keys_are_made_used_and_revoked_and_readers_see_no_buttons() {
         "/index",
         "/operations",
         "/audit",
+        "/incident",
     ] {
         reader.follow(path).await;
         let shown: Vec<String> = reader.eval(ACTS).await;
@@ -1244,6 +1245,7 @@ async fn hostile_text_is_shown_as_it_is_and_never_runs() {
         ("/audit", true),
         (&format!("/enqueue?from={failed}"), true),
         ("/api-keys", true),
+        ("/incident", true),
     ] {
         page.size(1_280, 900).await;
         page.follow(path).await;
@@ -1390,6 +1392,8 @@ async fn furnish(tickr: &TestApp, delivered: usize) -> (Vec<(&'static str, Strin
         ("audit", "/audit"),
         ("enqueue", "/enqueue?kind=letter"),
         ("api-keys", "/api-keys"),
+        // Links lead on from it with its range, so it is the last.
+        ("incident", "/incident"),
     ];
     (screens.map(|(name, path)| (name, path.to_owned())).to_vec(), key)
 }

@@ -1,4 +1,4 @@
-//! Calls that read a range of time: the same story at any time.
+//! The page of an incident, and the calls that read a range of time: the same story for every reader and at any time.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,15 @@ use tickr::handlers::Registry;
 use tickr::job::{Histogram, RunnerId, Series, SlotWidth, Tally, Timestamp};
 use tickr::store::{Figures, Sample};
 
-use crate::support::TestApp;
+use crate::dashboard::{barriers, begin, letter};
+use crate::support::browser::{Page, axe, button, link};
+use crate::support::{TestApp, eventually};
+
+/// Text that a page must not take for elements, and Markdown not for its own signs.
+const HOSTILE: &str = "<img src=x onerror=alert(1)> | `code` *bold*";
+
+/// Return script with the Markdown of the page.
+const MARKDOWN: &str = "(document.querySelector('#incident-markdown')?.textContent ?? '')";
 
 /// Configure a tickr that accepts jobs and runs none of them.
 fn bystander(config: &mut Config) {
@@ -241,5 +249,167 @@ async fn history_marks_and_audit_are_read_for_a_range_of_the_past() {
         let refused = tickr.get(&path).await;
         assert_eq!((refused.status, refused.pointers()), (422, vec![pointer]), "{path}");
     }
+    tickr.stop().await;
+}
+
+/// Wait until the page tells of the story, and return its Markdown.
+async fn told(page: &Page) -> String {
+    page.until(
+        "the verdict names each trouble",
+        "/^4 jobs failed for good from 3 causes, 3 of them new · the runner gone\\/7-00000000 was lost · \
+         press was paused for \\d+/.test(document.querySelector('#incident-verdict')?.innerText.replace(/\\s+/g, ' '))",
+    )
+    .await;
+    page.eval(MARKDOWN).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_of_an_incident_tells_the_same_in_every_tab_and_as_markdown() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let from = now(&tickr) - seconds(600);
+    let pause = json!({"reason": HOSTILE});
+    assert_eq!(tickr.post("/v1/queues/press/pause", pause).await.status, 200);
+    let returns = |to: &str| letter(&json!({"to": to, "fate": "returns"}));
+    let fails = json!({"kind": "fail", "payload": {"permanent": true}});
+    tickr.enqueue_many([returns("nora"), returns("nora"), returns(HOSTILE), fails]).await;
+    tickr.until_count("SELECT COUNT(*) FROM dead_letters", 4).await;
+    tickr
+        .sql(format!(
+            "INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at, stopped_at) \
+             VALUES ('gone/7-00000000', '{}', '[]', '[]', 1, 30000, UTC_TIMESTAMP(6) - INTERVAL 2 HOUR, \
+             UTC_TIMESTAMP(6) - INTERVAL 90 SECOND, UTC_TIMESTAMP(6))",
+            env!("CARGO_PKG_VERSION")
+        ))
+        .await;
+    let to = now(&tickr) + seconds(1);
+    let range = format!("from={}&to={}", text(from), text(to));
+    // Runners write every five seconds.
+    eventually("the history has all jobs", || async {
+        let answer = read(&tickr, &format!("/v1/history?{range}")).await;
+        let (step, last) = (answer["step_ms"].as_f64().unwrap(), answer["last_ms"].as_f64().unwrap());
+        let sum = |name: &str| {
+            let rates = answer["points"][name].as_array().unwrap();
+            let ms = |place: usize| if place + 1 < rates.len() { step } else { last };
+            let parts = rates.iter().enumerate().map(|(place, rate)| rate.as_f64().unwrap() * ms(place) / 1e3);
+            parts.sum::<f64>().round()
+        };
+        (sum("accepted") == 4.0 && sum("failed") == 4.0).then_some(())
+    })
+    .await;
+    let causes = read(&tickr, &format!("/v1/dead-letters/causes?{range}")).await;
+
+    let path = format!("/incident?{range}");
+    let page = browser.page(&tickr.url("")).await;
+    page.beforehand(
+        "Object.defineProperty(navigator, 'clipboard', \
+         {value: {writeText: async (text) => { window.copied = text; }}})",
+    )
+    .await;
+    page.visit(&path).await;
+    let markdown = told(&page).await;
+    for cause in causes["data"].as_array().unwrap() {
+        let (failed, kind) = (&cause["failed"], cause["kind"].as_str().unwrap());
+        assert!(markdown.contains(&format!("- {failed} × `{kind}`: ")), "{cause:#} {markdown}");
+        assert!(markdown.contains(cause["fingerprint"].as_str().unwrap()), "{markdown}");
+    }
+    for part in [
+        "## Incident ",
+        "about 4 jobs accepted, 0 completed, 4 attempts failed",
+        "The runner gone/7-00000000 was lost.",
+        "`queue.pause` `press`: ``<img src=x onerror=alert(1)> | `code` *bold*``",
+        "All times are in UTC.",
+    ] {
+        // A text with the sign of code in it has spaces beside its signs.
+        let part = part.replace("``<", "`` <").replace("*``", "* ``");
+        assert!(markdown.contains(&part), "{part}: {markdown}");
+    }
+    let made: usize = page.eval("document.querySelectorAll('img[src=x], [onerror]').length").await;
+    assert_eq!(made, 0, "text became elements");
+    for name in ["Copy as Markdown", "Copy link"] {
+        page.click(&button(name)).await;
+        let wanted = if name == "Copy link" { "location.href" } else { MARKDOWN };
+        page.until(&format!("{name} copies it"), &format!("window.copied === {wanted}")).await;
+    }
+
+    // By link in a fresh tab, with nothing in common but the server.
+    let other = browser.page(&tickr.url("")).await;
+    other.visit(&path).await;
+    let again = told(&other).await;
+    assert_eq!(again, markdown);
+    drop(other);
+
+    let axe = axe();
+    if let Some(axe) = &axe {
+        page.aside::<Value>(&format!("{axe};null")).await;
+    }
+    page.eval::<()>("document.querySelector('#incident-text').open = true").await;
+    for width in [390, 1_440, 2_560] {
+        page.size(width, 900).await;
+        let overflow = page.overflow().await;
+        assert!(overflow.is_empty(), "{width} px: {overflow:?}");
+        for theme in ["light", "dark"] {
+            page.theme(theme).await;
+            if axe.is_some() {
+                assert_eq!(page.aside::<Vec<String>>(&barriers(theme)).await, [""; 0], "{width} px, {theme}");
+            }
+        }
+    }
+
+    // Only one queue, and one cause.
+    page.visit(&format!("{path}&queue=press")).await;
+    page.until(
+        "the story is that of the queue",
+        "/^the runner gone\\/7-00000000 was lost · press was paused for/\
+         .test(document.querySelector('#incident-verdict')?.innerText.replace(/\\s+/g, ' '))",
+    )
+    .await;
+    page.click(&link("Without the queue press")).await;
+    told(&page).await;
+    let cause = causes["data"][0]["fingerprint"].as_str().unwrap();
+    page.visit(&format!("/dead-letters/{cause}")).await;
+    page.click(&button("Incident page")).await;
+    page.until(
+        "the page of the cause is there",
+        &format!("location.pathname === '/incident' && location.search.includes('cause={cause}')"),
+    )
+    .await;
+    page.reads("2 jobs failed for good from 1 cause").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_without_moments_gets_them_once_and_keeps_them() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/jobs?span=24h").await;
+    page.press_with("k", 2).await;
+    page.until("the palette is open", "document.activeElement?.closest('.palette') !== null").await;
+    page.types("incident").await;
+    page.until("the page is first", "document.querySelector('.palette li.at')?.innerText.startsWith('Incident')").await;
+    page.press("Enter").await;
+    page.until(
+        "the range has two moments, a day apart",
+        "location.pathname === '/incident' && (() => { const words = new URLSearchParams(location.search); \
+         return Date.parse(words.get('to')) - Date.parse(words.get('from')) === 86400000 && !words.has('span'); })()",
+    )
+    .await;
+    page.reads("Nothing stood out in this range").await;
+    let address = page.address().await;
+    page.visit(&address).await;
+    page.reads("Nothing stood out in this range").await;
+    assert_eq!(page.address().await, address);
+
+    // What is not kept any more is said.
+    let month = chrono::TimeDelta::days(30);
+    let (from, to) = (text(now(&tickr) - month), text(now(&tickr) - month + seconds(3_600)));
+    page.visit(&format!("/incident?from={from}&to={to}")).await;
+    page.reads("Not kept any more for this range: figures, charts and queues").await;
+    page.reads_not("failed jobs and their causes.").await;
+    page.visit(&format!("/incident?from={from}&to={}", text(now(&tickr)))).await;
+    page.reads("The page shows at most 7 days").await;
+    page.assert_calm();
+    drop(page);
     tickr.stop().await;
 }
