@@ -316,6 +316,18 @@ mutants() {
     mutant 'record of a lost Redis' internal/engine/index_changes.rs \
         'Some(IndexChange::Lost)' 'None' \
         marks::charts_are_told_when_redis_was_lost_and_came_back
+    mutant 'end of a range of marks' internal/store/marks.rs \
+        'mark.at >= from && to.is_none_or(|to| mark.at < to)' 'mark.at >= from' \
+        incident::history_marks_and_audit_are_read_for_a_range_of_the_past
+    mutant 'end of a range of the audit' internal/store/audit.rs \
+        '(to.is_some(), "at < ? AND ")' '(to.is_some(), "? IS NOT NULL AND ")' \
+        incident::history_marks_and_audit_are_read_for_a_range_of_the_past
+    mutant 'bound of the causes of a range' internal/store/dead_letter_causes.rs \
+        'const MAX_COUNTED: i64 = 50_000' 'const MAX_COUNTED: i64 = 5_000_000' \
+        incident::causes_are_bounded_and_read_quickly_among_many
+    mutant 'moments in the address of an incident' internal/dashboard/assets/pages/incident.js \
+        'if (!fixed) change(toRange(absolute(asked)))' '' \
+        incident::an_address_without_moments_gets_them_once_and_keeps_them
     mutant 'search that goes on' internal/dashboard/assets/ui/search.js \
         'while (found.next && found.rows.length < PAGE && !own.stopped)' 'while (!found)' \
         dashboard_use::a_search_goes_on_until_it_has_a_page_and_says_how_far_it_looked

@@ -17,6 +17,7 @@
 //! - `bulk.rs`: bulk operations (`/v1/operations`)
 //! - `bulk_pauses.rs`: pauses of bulk operations
 //! - `canary.rs`: the canary of a bulk operation
+//! - `dead_letter_causes.rs`: why jobs failed for good in a range of time (`/v1/dead-letters/causes`)
 //! - `dead_letters.rs`: dead letters and their groups, replay and discard (`/v1/dead-letters`)
 //! - `events.rs`: server-sent events of one job and of the cluster (`/v1/events`)
 //! - `kinds.rs`: the kinds of jobs, and the declarations of those that remote workers execute (`/v1/kinds`)
@@ -37,6 +38,7 @@ mod bulk;
 mod bulk_pauses;
 mod canary;
 mod compat;
+mod dead_letter_causes;
 mod dead_letters;
 mod events;
 mod http;
@@ -63,6 +65,7 @@ pub use http::problem_table::markdown as problems_as_markdown;
 pub use http::shares::RequestPermits;
 pub use jobs::warnings::Warnings;
 pub use system::health::while_migrating;
+pub use system::marks::KeptFor;
 pub use system::metrics::Readings;
 pub use system::readiness::Readiness;
 pub use system::verify::Verifier;
@@ -121,6 +124,8 @@ pub struct ApiParts {
     pub declared_schedules: Arc<BTreeSet<String>>,
     /// Maximum time in which a request body must arrive.
     pub body_timeout: Duration,
+    /// How long records of the past are kept.
+    pub kept: KeptFor,
     /// Finds finished reports on disk and in MySQL.
     pub reports: FinishedReports,
     /// Permits for downloads of reports from MySQL.
@@ -207,6 +212,7 @@ fn routes() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(jobs::children))
         .routes(routes!(dead_letters::list))
         .routes(routes!(dead_letters::groups))
+        .routes(routes!(dead_letter_causes::list))
         .routes(routes!(dead_letters::group))
         .routes(routes!(jobs::differences::of_group))
         .routes(routes!(dead_letters::replay))

@@ -320,6 +320,7 @@ impl App {
             body_limit_bytes: config.body_limit_bytes,
             declared_schedules: declared,
             body_timeout: config.http_body_timeout,
+            kept: api::KeptFor { audit: config.retention_audit, failed: config.retention_failed },
             reports: finished,
             downloads: RequestPermits::new(MAX_DOWNLOADS),
             cluster_events,

@@ -115,7 +115,7 @@ pub enum SlotWidth {
     FiveSeconds,
     /// One minute, for the last hour.
     Minute,
-    /// Fifteen minutes, for the last day.
+    /// Fifteen minutes, for the last day and for ranges of the last week.
     Quarter,
 }
 
@@ -144,7 +144,9 @@ impl SlotWidth {
     pub const fn keep(self) -> TimeDelta {
         match self {
             Self::FiveSeconds => TimeDelta::minutes(10),
-            Self::Minute | Self::Quarter => TimeDelta::hours(25),
+            Self::Minute => TimeDelta::hours(25),
+            // A page about a range of the past can be read a week later.
+            Self::Quarter => TimeDelta::days(8),
         }
     }
 
@@ -172,6 +174,18 @@ words!(Span {
     Hour => "1h",
     Day => "24h",
 });
+
+/// The time that a chart is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// A span that ends now.
+    Span(Span),
+    /// From the first moment up to the second, which comes later.
+    Range(Timestamp, Timestamp),
+}
+
+/// Most steps of a minute that a range has. A longer range has steps of fifteen minutes.
+const MOST_MINUTES: i32 = 180;
 
 /// Time after the end of a slot when every runner counts as having written it.
 const WRITTEN: TimeDelta = TimeDelta::seconds(2);
@@ -204,6 +218,28 @@ impl Span {
         let last = step.floor(written - SlotWidth::FiveSeconds.width());
         let from = last - step.width() * (steps as i32 - 1);
         Window { step, from, steps, written }
+    }
+}
+
+impl Extent {
+    /// Return the slots of a chart drawn at this moment. Those of a range are all slots that share time with it. They
+    /// are minutes if the range is short and minutes are still retained.
+    #[must_use]
+    pub fn window(self, now: Timestamp) -> Window {
+        let (from, to) = match self {
+            Self::Span(span) => return span.window(now),
+            Self::Range(from, to) => (from, to),
+        };
+        let minute = SlotWidth::Minute;
+        let retained = minute.floor(from) >= now - minute.keep();
+        let step = if retained && to - from <= minute.width() * MOST_MINUTES { minute } else { SlotWidth::Quarter };
+        let written = SlotWidth::FiveSeconds.floor(now - WRITTEN);
+        // Nothing is known of later slots.
+        let newest = written - SlotWidth::FiveSeconds.width();
+        let last = step.floor(newest.min(to - TimeDelta::microseconds(1)));
+        let first = step.floor(from).min(last);
+        let passed = (last - first).num_seconds() / i64::from(step.seconds());
+        Window { step, from: first, steps: usize::try_from(passed).unwrap_or(0) + 1, written }
     }
 }
 
@@ -261,6 +297,30 @@ mod tests {
         let window = Span::Day.window(at("12:14:59"));
         assert_eq!((window.moments().last(), window.moments().count()), (Some(at("12:00:00")), 96));
         assert_eq!(window.last(None), Duration::from_secs(14 * 60 + 55));
+    }
+
+    #[test]
+    fn the_slots_of_a_range_are_those_that_share_time_with_it() {
+        let slots = |from: &str, to: &str, now: &str| {
+            let window = Extent::Range(at(from), at(to)).window(at(now));
+            (window.step, window.from, window.steps, window.last(None))
+        };
+        let (minute, quarter) = (SlotWidth::Minute, SlotWidth::Quarter);
+        let whole = Duration::from_secs(60);
+        assert_eq!(slots("10:00:30", "10:02:00", "12:00:00"), (minute, at("10:00:00"), 2, whole));
+        assert_eq!(slots("10:00:30", "10:02:00.5", "12:00:00"), (minute, at("10:00:00"), 3, whole));
+        assert_eq!(slots("08:59:00", "12:00:00", "12:30:00").0, quarter);
+        // The end of the range is still to come, or its beginning.
+        assert_eq!(slots("11:58:00", "12:30:00", "12:00:12"), (minute, at("11:58:00"), 3, Duration::from_secs(10)));
+        assert_eq!(slots("12:10:00", "12:30:00", "12:00:12").1, at("12:00:00"));
+        // A week later the minutes are gone.
+        let later = at("12:00:00") + TimeDelta::days(7);
+        let window = Extent::Range(at("10:07:00"), at("10:31:00")).window(later);
+        assert_eq!((window.step, window.from, window.steps), (quarter, at("10:00:00"), 3));
+        assert!(later - window.from < quarter.keep());
+        let week = Extent::Range(at("12:00:00"), later).window(later);
+        assert_eq!(week.steps, 672);
+        assert_eq!(Extent::Span(Span::Hour).window(later), Span::Hour.window(later));
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //! - `filter`: [`Filter`], the conditions that select jobs
 //! - `fingerprint`: [`Fingerprint`], the group of dead letters with the same cause
 //! - `histogram`: [`Histogram`], counts of durations
-//! - `history`: [`Tally`], [`SlotWidth`] and [`Span`], counts per time slot for charts
+//! - `history`: [`Tally`], [`SlotWidth`] and [`Extent`], counts per time slot for charts
 //! - `hours`: [`Hours`], a part of the day in UTC
 //! - `id`: [`JobId`], [`BatchId`], [`AttemptToken`] and [`RunnerId`]
 //! - `id_hashes`: [`IdHashes`], the hash of maps whose keys are ids
@@ -92,12 +92,12 @@ pub use exchange::{Exchange, ExchangeResponse};
 pub use filter::{Choice, Filter, InvalidPath, PayloadPath, Wanted};
 pub use fingerprint::{Fingerprint, InvalidFingerprint, normalise};
 pub use histogram::{Histogram, InvalidHistogram};
-pub use history::{Point, Series, SlotWidth, Span, Tally, Window};
+pub use history::{Extent, Point, Series, SlotWidth, Span, Tally, Window};
 pub use hours::Hours;
 pub use id::{AttemptToken, BatchId, JobId, RunnerId, first_id_of, moment_of_id};
 pub use id_hashes::{IdHasher, IdHashes};
 pub use limit::{Bounds, Breaker, CallOutcome, CountedBy, Limit, Rate, SharedBy};
-pub use mark::{IndexChange, Mark, MarkedEvent, RunnerStart, marks_of_index_changes, marks_of_starts};
+pub use mark::{IndexChange, Mark, MarkedEvent, RunnerStart, marks_of_index_changes, marks_of_losses, marks_of_starts};
 pub use name::{InvalidName, Name};
 pub use operation::{Action, Among, NewOperation, Operation, OperationParams, OperationState};
 pub use producer::Producer;

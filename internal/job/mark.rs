@@ -3,7 +3,7 @@
 use chrono::TimeDelta;
 use uuid::Uuid;
 
-use super::{Action, Actor, Name, Timestamp};
+use super::{Action, Actor, Name, RunnerId, Timestamp};
 
 /// Events of several runners that are this close to the first of them are one mark.
 const TOGETHER: TimeDelta = TimeDelta::seconds(30);
@@ -28,6 +28,13 @@ pub enum MarkedEvent {
         version: String,
         /// The version of the runner that started before them, if it is another one.
         previous_version: Option<String>,
+    },
+    /// Runners were found dead: they stopped sending heartbeats. Its time is that of the last heartbeat.
+    RunnersLost {
+        /// The first of them.
+        runner: RunnerId,
+        /// Number of runners.
+        runners: u32,
     },
     /// An operator paused a queue, or changed the reason of its pause.
     QueuePaused {
@@ -113,6 +120,23 @@ pub fn marks_of_starts(mut starts: Vec<RunnerStart>, from: Timestamp) -> Vec<Mar
     marks
 }
 
+/// Return the marks of runners that were found dead, oldest first. Each comes with the time of its last heartbeat.
+#[must_use]
+pub fn marks_of_losses(mut losses: Vec<(Timestamp, RunnerId)>) -> Vec<Mark> {
+    losses.sort_by_key(|(at, _)| *at);
+    let mut marks: Vec<Mark> = Vec::new();
+    for (at, runner) in losses {
+        if let Some(Mark { at: first, event: MarkedEvent::RunnersLost { runners, .. } }) = marks.last_mut()
+            && at - *first <= TOGETHER
+        {
+            *runners += 1;
+            continue;
+        }
+        marks.push(Mark { at, event: MarkedEvent::RunnersLost { runner, runners: 1 } });
+    }
+    marks
+}
+
 /// Return the marks of changes that runners recorded, oldest first.
 #[must_use]
 pub fn marks_of_index_changes(mut changes: Vec<(Timestamp, IndexChange)>) -> Vec<Mark> {
@@ -165,6 +189,17 @@ mod tests {
             [two(500, 1, Some("1")), one(505, 1, Some("2")), two(510, 1, Some("1"))]
         );
         assert!(starts(&[(0, "1"), (10, "1")], 400).is_empty());
+    }
+
+    #[test]
+    fn runners_that_are_lost_together_are_one_mark_with_the_name_of_the_first() {
+        let runner = |name: &str| RunnerId::from_stored(name.to_owned());
+        let losses = [(31, "c"), (0, "a"), (30, "b")].map(|(second, name)| (at(second), runner(name)));
+        let lost = |second, name, runners| Mark {
+            at: at(second),
+            event: MarkedEvent::RunnersLost { runner: runner(name), runners },
+        };
+        assert_eq!(marks_of_losses(losses.to_vec()), [lost(0, "a", 2), lost(31, "c", 1)]);
     }
 
     #[test]

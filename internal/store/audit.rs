@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use chrono::TimeDelta;
 use serde_json::Value;
 use sqlx::Row;
 use uuid::Uuid;
@@ -14,7 +15,10 @@ use crate::sql::connection::{on_pool, transact};
 use crate::sql::error::{Fault, corrupt, fault};
 use crate::sql::session::Session;
 use crate::{Store, StoreError};
-use tickr_job::{Actor, Timestamp};
+use tickr_job::{Actor, Timestamp, first_id_of};
+
+/// The ids of recorded actions are made by hosts whose clocks may differ by this much from that of the database.
+pub(super) const CLOCKS: TimeDelta = TimeDelta::minutes(5);
 
 /// The table `audit`, purged in the order in which the actions were requested.
 const ACTS: Aged = Aged { table: "audit", made: "at" };
@@ -64,6 +68,17 @@ pub struct AuditRecord {
     pub target: String,
     /// Details, a JSON object.
     pub detail: Option<Value>,
+}
+
+/// Conditions for recorded actions.
+#[derive(Clone, Debug, Default)]
+pub struct AuditFilter {
+    /// The id or the name of the thing that was changed.
+    pub target: Option<String>,
+    /// The time of the change, by the clock of the database: this or later.
+    pub from: Option<Timestamp>,
+    /// The time of the change: earlier than this.
+    pub to: Option<Timestamp>,
 }
 
 /// Record an action, in the transaction of its change.
@@ -121,29 +136,45 @@ pub(super) async fn was_recorded(conn: &mut Session<'_>, act: &AuditEntry) -> Re
 }
 
 impl Store {
-    /// Read recorded actions, newest first: those older than the action `before`, and only those on `target` if it is
-    /// given.
+    /// Read recorded actions that match, newest first: those older than the action `before`. A range of time is read as
+    /// a range of ids, with some minutes more on both sides.
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn audit(
         &self,
-        target: Option<String>,
+        filter: AuditFilter,
         before: Option<Uuid>,
         limit: u32,
     ) -> Result<Vec<AuditRecord>, StoreError> {
         on_pool(&self.shared.pools.reads, "read the audit", move |conn, _| {
-            let target = target.clone();
+            let AuditFilter { target, from, to } = filter.clone();
             Box::pin(async move {
-                let only = if target.is_some() { "target = ? AND" } else { "" };
+                let mut conditions = String::new();
+                for (is_set, condition) in [
+                    (target.is_some(), "target = ? AND "),
+                    (from.is_some(), "id >= ? AND at >= ? AND "),
+                    (to.is_some(), "at < ? AND "),
+                ] {
+                    conditions.push_str(if is_set { condition } else { "" });
+                }
                 let sql = format!(
-                    "SELECT id, at, actor, action, target, detail FROM audit WHERE {only} id < ? ORDER BY id DESC LIMIT ?"
+                    "SELECT id, at, actor, action, target, detail FROM audit WHERE {conditions}id < ? \
+                     ORDER BY id DESC LIMIT ?"
                 );
                 let mut query = statement(sql);
                 if let Some(target) = target {
                     query = query.bind(target);
                 }
-                let found = query.bind(before.unwrap_or(Uuid::max())).bind(limit).fetch_all(conn).await?;
+                if let Some(from) = from {
+                    query = query.bind(first_id_of(from - CLOCKS)).bind(from);
+                }
+                let mut end = before.unwrap_or(Uuid::max());
+                if let Some(to) = to {
+                    query = query.bind(to);
+                    end = end.min(first_id_of(to + CLOCKS));
+                }
+                let found = query.bind(end).bind(limit).fetch_all(conn).await?;
                 let done = |row: &sqlx::mysql::MySqlRow| {
                     let detail: Option<String> = row.try_get("detail")?;
                     let detail = detail.map(|text| serde_json::from_str(&text)).transpose();

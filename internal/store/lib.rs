@@ -27,6 +27,7 @@
 //! - `bulk_pauses.rs`: pauses of bulk operations.
 //! - `canary.rs`: the outcomes of jobs that a canary released, and what follows from them.
 //! - `change_summary.rs`: a summary of what runners look at each second.
+//! - `dead_letter_causes.rs`: the causes for which jobs failed for good in a range of time.
 //! - `dead_letters.rs`: dead letters.
 //! - `idempotency.rs`: carries out requests with an idempotency key at most once, and stores their responses.
 //! - `index_changes.rs`: when runners lost Redis and had it again.
@@ -50,6 +51,7 @@ mod bulk;
 mod bulk_pauses;
 mod canary;
 mod change_summary;
+mod dead_letter_causes;
 mod dead_letters;
 mod idempotency;
 mod index_changes;
@@ -91,7 +93,7 @@ pub use attempts::renewal::HeartbeatAnswer;
 pub use attempts::settlement::{Again, CheckpointUse, Settled, Settlement};
 use attempts::settlement::{SettleReply, SettleRequest};
 pub use attempts::suspects::Death;
-pub use audit::{AuditEntry, AuditRecord};
+pub use audit::{AuditEntry, AuditFilter, AuditRecord};
 pub use batches::callbacks::{Callback, CallbackEvent};
 pub use batches::cancel::{BatchCancelled, LEFT_AT_ONCE};
 pub use batches::count::BatchCounted;
@@ -107,8 +109,10 @@ pub use bulk::{BatchOutcome, CancelOutcome, MadeJobs, OperationLease, ReleaseRun
 pub use bulk_pauses::{OperationPause, PauseOperation};
 pub use canary::CanaryTurn;
 pub use change_summary::ChangeSummary;
+pub use dead_letter_causes::{CauseFilter, Causes, DeadLetterCause};
 pub use dead_letters::{DeadLetterCount, DeadLetterGroup, Original, Refusal, Remake, WholeDeadLetterGroup};
 pub use idempotency::{Answer, Digest, IdempotentOutcome, IdempotentRequest, ResponseBuilder};
+pub use index_changes::KEEP_INDEX_CHANGES;
 pub use jobs::actions::{ActionOutcome, JobAction, UpdatedJob};
 pub use jobs::backlog::StateCount;
 pub use jobs::change::{Change, ChangeCondition, ChangeOutcome, NewPayload};

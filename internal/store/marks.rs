@@ -1,23 +1,24 @@
-//! Events that charts mark: starts of runners, pauses of queues, bulk operations, and losses of Redis. They are read from the
-//! rows that record them anyway.
+//! Events that charts mark: starts and losses of runners, pauses of queues, bulk operations, and losses of Redis. They
+//! are read from the rows that record them anyway.
 //!
-//! Each of the reads is bounded, however much happened: it looks at the newest rows of its table only.
+//! Each of the reads is bounded, however much happened: it looks at the newest rows of its table only, those before the
+//! end of a range.
 
-use chrono::TimeDelta;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
+use uuid::Uuid;
 
-use crate::audit::reason_in;
+use crate::audit::{CLOCKS, reason_in};
 use crate::index_changes::index_changes;
-use crate::sql::batches::statement;
+use crate::sql::batches::{Sql, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
 use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{
-    Action, Actor, Filter, Mark, MarkedEvent, Name, RunnerStart, Span, Timestamp, Window, first_id_of,
-    marks_of_index_changes, marks_of_starts,
+    Action, Actor, Extent, Filter, Mark, MarkedEvent, Name, RunnerId, RunnerStart, Timestamp, first_id_of,
+    marks_of_index_changes, marks_of_losses, marks_of_starts,
 };
 
 /// Most marks of one reading: the newest.
@@ -26,93 +27,123 @@ pub const MAX_MARKS: usize = 50;
 const MAX_SEARCHED: u32 = 5_000;
 /// Most runners that are read, of the living ones and of those that have stopped.
 const MAX_STARTS: u32 = 500;
-/// The ids of recorded actions are made by hosts whose clocks may differ by this much from that of the database.
-const CLOCKS: TimeDelta = TimeDelta::minutes(5);
 
-/// The events within the steps of a span.
+/// The events of a span or of a range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Marks {
     /// The database's clock at the time of the read.
     pub at: Timestamp,
-    /// The steps.
-    pub window: Window,
-    /// The newest events since the first step, at most [`MAX_MARKS`], the oldest first.
+    /// The time from which on there are events: the first step of a span, or the beginning of a range.
+    pub from: Timestamp,
+    /// The newest events, at most [`MAX_MARKS`], the oldest first.
     pub marks: Vec<Mark>,
     /// True if there are older events that were left out.
     pub more: bool,
 }
 
 impl Store {
-    /// Read the events that charts of this span mark: those of the cluster, and those of this queue, or of all queues
+    /// Read the events that charts of this extent mark: those of the cluster, and those of this queue, or of all queues
     /// without one.
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses.
-    pub async fn marks(&self, span: Span, queue: Option<Name>) -> Result<Marks, StoreError> {
+    pub async fn marks(&self, extent: Extent, queue: Option<Name>) -> Result<Marks, StoreError> {
         let shared = self.shared.clone();
         on_pool(&self.shared.pools.reads, "read the marks of charts", move |conn, _| {
             let (shared, queue) = (shared.clone(), queue.clone());
             Box::pin(async move {
                 let at = read_clock(conn, &shared.clock).await?;
-                let window = span.window(at);
-                let (starts, too_many_starts) = starts(conn, window.from).await?;
-                let mut marks = marks_of_starts(starts, window.from);
-                let (changes, too_many_changes) = index_changes(conn, window.from).await?;
+                let within = match extent {
+                    Extent::Span(span) => (span.window(at).from, None),
+                    Extent::Range(from, to) => (from, Some(to)),
+                };
+                let (from, to) = within;
+                let seen = runners(conn, within).await?;
+                let mut marks = marks_of_starts(seen.starts, from);
+                marks.extend(marks_of_losses(seen.losses));
+                let (changes, too_many_changes) = index_changes(conn, within).await?;
                 marks.extend(marks_of_index_changes(changes));
-                let mut more = too_many_starts || too_many_changes;
-                for found in [
-                    pauses(conn, window.from, queue.as_ref()).await?,
-                    releases(conn, window.from, queue.as_ref()).await?,
-                ] {
+                let mut more = seen.more || too_many_changes;
+                let paused = pauses(conn, within, queue.as_ref()).await?;
+                let released = releases(conn, within, queue.as_ref()).await?;
+                for found in [paused, released] {
                     more |= found.len() > MAX_MARKS;
                     marks.extend(found);
                 }
-                marks.retain(|mark| mark.at >= window.from);
+                marks.retain(|mark| mark.at >= from && to.is_none_or(|to| mark.at < to));
                 marks.sort_by_key(|mark| mark.at);
                 let older = marks.len().saturating_sub(MAX_MARKS);
                 marks.drain(..older);
-                Ok(Marks { at, window, marks, more: more || older > 0 })
+                Ok(Marks { at, from, marks, more: more || older > 0 })
             })
         })
         .await
     }
 }
 
-/// Read the starts of runners that live, or that stopped later than `from`, and whether there are more. Remote workers
-/// and processes for suspects are left out: these start whenever there is work.
-async fn starts(conn: &mut Session<'_>, from: Timestamp) -> Result<(Vec<RunnerStart>, bool), sqlx::Error> {
+/// A time from which on events are read, and the time before which they are, if it is not now.
+type Within = (Timestamp, Option<Timestamp>);
+
+/// The runners that were there.
+struct RunnersSeen {
+    starts: Vec<RunnerStart>,
+    /// Those that were found dead, with the times of their last heartbeats.
+    losses: Vec<(Timestamp, RunnerId)>,
+    more: bool,
+}
+
+/// Return the range of the ids that recorded actions and bulk operations of this time have.
+fn ids((from, to): Within) -> (Uuid, Uuid) {
+    (first_id_of(from - CLOCKS), to.map_or(Uuid::max(), |to| first_id_of(to + CLOCKS)))
+}
+
+/// Read the runners that live, or that stopped later than `from`, and started before `to`. Of remote workers only those
+/// are read that were found dead: they start whenever there is work. Processes for suspects are left out.
+async fn runners(conn: &mut Session<'_>, (from, to): Within) -> Result<RunnersSeen, sqlx::Error> {
+    let before = if to.is_some() { "AND started_at < ?" } else { "" };
     let newest = |condition: &str, order: &str| {
         format!(
-            "SELECT started_at, version FROM (SELECT started_at, version, parent, via FROM runners \
-             FORCE INDEX (runners_stopped) WHERE {condition} ORDER BY {order} DESC LIMIT ?) newest \
-             WHERE parent IS NULL AND via = 'process'"
+            "SELECT id, started_at, version, heartbeat_at, via = 'process' AS is_process, COALESCE(stopped_at > \
+             heartbeat_at + INTERVAL lease_ms * 1000 MICROSECOND, FALSE) AS is_lost FROM (SELECT id, started_at, \
+             version, heartbeat_at, stopped_at, lease_ms, parent, via FROM runners FORCE INDEX (runners_stopped) \
+             WHERE {condition} {before} ORDER BY {order} DESC LIMIT ?) newest WHERE parent IS NULL"
         )
     };
-    let living = newest("stopped_at IS NULL", "started_at");
-    let mut rows = statement(living).bind(MAX_STARTS).fetch_all(&mut *conn).await?;
+    let up_to = |query: Sql| if let Some(to) = to { query.bind(to) } else { query };
+    let living = up_to(statement(newest("stopped_at IS NULL", "started_at"))).bind(MAX_STARTS);
+    let mut rows = living.fetch_all(&mut *conn).await?;
     let mut more = rows.len() >= MAX_STARTS as usize;
-    let stopped = newest("stopped_at >= ?", "stopped_at");
-    let stopped = statement(stopped).bind(from).bind(MAX_STARTS).fetch_all(conn).await?;
+    let stopped = up_to(statement(newest("stopped_at >= ?", "stopped_at")).bind(from)).bind(MAX_STARTS);
+    let stopped = stopped.fetch_all(conn).await?;
     more |= stopped.len() >= MAX_STARTS as usize;
     rows.extend(stopped);
-    let start = |row: &MySqlRow| Ok(RunnerStart { at: row.try_get("started_at")?, version: row.try_get("version")? });
-    Ok((rows.iter().map(start).collect::<Result<_, sqlx::Error>>()?, more))
+    let (mut starts, mut losses) = (Vec::new(), Vec::new());
+    for row in &rows {
+        if row.try_get("is_process")? {
+            starts.push(RunnerStart { at: row.try_get("started_at")?, version: row.try_get("version")? });
+        }
+        if row.try_get("is_lost")? {
+            losses.push((row.try_get("heartbeat_at")?, RunnerId::from_stored(row.try_get("id")?)));
+        }
+    }
+    Ok(RunnersSeen { starts, losses, more })
 }
 
 /// Read the pauses and resumes of a queue, or of all queues, one more than can be shown.
-async fn pauses(conn: &mut Session<'_>, from: Timestamp, queue: Option<&Name>) -> Result<Vec<Mark>, sqlx::Error> {
+async fn pauses(conn: &mut Session<'_>, within: Within, queue: Option<&Name>) -> Result<Vec<Mark>, sqlx::Error> {
     const THESE: &str = "action IN ('queue.pause', 'queue.resume')";
     const COLUMNS: &str = "at, actor, action, target, detail";
-    let first = first_id_of(from - CLOCKS);
+    let (first, end) = ids(within);
     let found = match queue {
         Some(queue) => {
             let sql = format!(
-                "SELECT {COLUMNS} FROM audit FORCE INDEX (audit_target) WHERE target = ? AND id >= ? AND {THESE} \
-                 ORDER BY id DESC LIMIT ?"
+                "SELECT {COLUMNS} FROM audit FORCE INDEX (audit_target) WHERE target = ? AND id >= ? AND id < ? \
+                 AND {THESE} ORDER BY id DESC LIMIT ?"
             );
             statement(sql)
                 .bind(queue.as_str().to_owned())
                 .bind(first)
+                .bind(end)
                 .bind(MAX_MARKS as u32 + 1)
                 .fetch_all(conn)
                 .await?
@@ -120,10 +151,12 @@ async fn pauses(conn: &mut Session<'_>, from: Timestamp, queue: Option<&Name>) -
         None => {
             // The rows themselves are read of those that are shown alone: details may be long.
             let sql = format!(
-                "SELECT {COLUMNS} FROM (SELECT id FROM (SELECT id, action FROM audit WHERE id >= ? ORDER BY id DESC LIMIT ?) \
-                 recent WHERE {THESE} ORDER BY id DESC LIMIT ?) chosen JOIN audit a ON a.id = chosen.id"
+                "SELECT {COLUMNS} FROM (SELECT id FROM (SELECT id, action FROM audit WHERE id >= ? AND id < ? \
+                 ORDER BY id DESC LIMIT ?) recent WHERE {THESE} ORDER BY id DESC LIMIT ?) chosen \
+                 JOIN audit a ON a.id = chosen.id"
             );
-            statement(sql).bind(first).bind(MAX_SEARCHED).bind(MAX_MARKS as u32 + 1).fetch_all(conn).await?
+            let query = statement(sql).bind(first).bind(end).bind(MAX_SEARCHED).bind(MAX_MARKS as u32 + 1);
+            query.fetch_all(conn).await?
         }
     };
     let mark = |row: &MySqlRow| {
@@ -139,14 +172,14 @@ async fn pauses(conn: &mut Session<'_>, from: Timestamp, queue: Option<&Name>) -
 }
 
 /// Read the bulk operations that make jobs run, of a queue or of all queues, one more than can be shown.
-async fn releases(conn: &mut Session<'_>, from: Timestamp, queue: Option<&Name>) -> Result<Vec<Mark>, sqlx::Error> {
+async fn releases(conn: &mut Session<'_>, within: Within, queue: Option<&Name>) -> Result<Vec<Mark>, sqlx::Error> {
     // The rows themselves are read of those that are shown alone: filters may be long.
     let sql = "SELECT a.id AS operation_id, action, filter, actor, created_at, canary IS NOT NULL AS is_canary FROM \
-               (SELECT id FROM (SELECT id, action FROM operations WHERE id >= ? ORDER BY id DESC LIMIT ?) recent \
-               WHERE action IN ('replay', 'retry', 'run_now') ORDER BY id DESC LIMIT ?) chosen \
+               (SELECT id FROM (SELECT id, action FROM operations WHERE id >= ? AND id < ? ORDER BY id DESC LIMIT ?) \
+               recent WHERE action IN ('replay', 'retry', 'run_now') ORDER BY id DESC LIMIT ?) chosen \
                JOIN operations a ON a.id = chosen.id";
-    let first = first_id_of(from - CLOCKS);
-    let query = sqlx::query(sql).bind(first).bind(MAX_SEARCHED).bind(MAX_MARKS as u32 + 1);
+    let (first, end) = ids(within);
+    let query = sqlx::query(sql).bind(first).bind(end).bind(MAX_SEARCHED).bind(MAX_MARKS as u32 + 1);
     let mut marks = Vec::new();
     for row in &query.fetch_all(conn).await? {
         let filter: Filter =

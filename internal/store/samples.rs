@@ -16,7 +16,7 @@ use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
 use crate::sql::session::Session;
 use crate::{Store, StoreError};
-use tickr_job::{Histogram, Point, RunnerId, Series, SlotWidth, Span, Tally, Timestamp, Window};
+use tickr_job::{Extent, Histogram, Point, RunnerId, Series, SlotWidth, Tally, Timestamp, Window};
 
 /// Most queues with series of their own in one reading: the busiest ones.
 pub const MAX_CHARTED: usize = 100;
@@ -76,7 +76,7 @@ impl From<&Tally> for Figures {
     }
 }
 
-/// The figures for the steps of a span, all runners together.
+/// The figures for the steps of a span or a range, all runners together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct History {
     /// The database's clock at the time of the read.
@@ -137,13 +137,13 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn history(&self, span: Span, series: Series) -> Result<History, StoreError> {
+    pub async fn history(&self, extent: Extent, series: Series) -> Result<History, StoreError> {
         let shared = self.shared.clone();
         on_pool(&self.shared.pools.reads, "read the history", move |conn, _| {
             let (shared, series) = (shared.clone(), series.clone());
             Box::pin(async move {
                 let at = read_clock(conn, &shared.clock).await?;
-                let window = span.window(at);
+                let window = extent.window(at);
                 // Name each step of the window: `queue` follows `at` in the key, so rows of other queues are not read.
                 let moments: Vec<Timestamp> = window.moments().collect();
                 let list = placeholders(padded_len(moments.len()));
@@ -166,13 +166,13 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn history_by_queue(&self, span: Span) -> Result<History, StoreError> {
+    pub async fn history_by_queue(&self, extent: Extent) -> Result<History, StoreError> {
         let shared = self.shared.clone();
         on_pool(&self.shared.pools.reads, "read the history of queues", move |conn, _| {
             let shared = shared.clone();
             Box::pin(async move {
                 let at = read_clock(conn, &shared.clock).await?;
-                let window = span.window(at);
+                let window = extent.window(at);
                 sqlx::raw_sql(SUMS).execute(&mut *conn).await?;
                 // One walk through the slots is enough, unless there are more queues than are shown.
                 let most = MAX_CHARTED * window.steps;

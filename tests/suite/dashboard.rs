@@ -1098,6 +1098,7 @@ async fn keys_are_made_used_and_revoked_and_readers_see_no_buttons() {
         "/index",
         "/operations",
         "/audit",
+        "/incident",
     ] {
         reader.follow(path).await;
         let shown: Vec<String> = reader.eval(ACTS).await;
@@ -1250,6 +1251,7 @@ async fn hostile_text_is_shown_as_it_is_and_never_runs() {
         ("/audit", true),
         (&format!("/enqueue?from={failed}"), true),
         ("/api-keys", true),
+        ("/incident", true),
     ] {
         page.size(1_280, 900).await;
         page.follow(path).await;
@@ -1397,6 +1399,8 @@ async fn furnish(tickr: &TestApp, delivered: usize) -> (Vec<(&'static str, Strin
         ("audit", "/audit"),
         ("enqueue", "/enqueue?kind=letter"),
         ("api-keys", "/api-keys"),
+        // Links lead on from it with its range, so it is the last.
+        ("incident", "/incident"),
     ];
     (screens.map(|(name, path)| (name, path.to_owned())).to_vec(), key)
 }

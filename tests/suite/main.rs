@@ -60,6 +60,7 @@ mod follow_ups;
 mod galera;
 mod history;
 mod import;
+mod incident;
 mod index;
 mod index_partitions;
 mod janitor;

@@ -14,6 +14,7 @@
 //! - `pages.rs`: the routes beside the API
 //! - `problem.rs`: problem documents and their codes
 //! - `problem_table.rs`: the meaning of each problem code and its remedy
+//! - `range.rs`: ranges of time in query strings
 //! - `revocation.rs`: the end of long requests when their API key is revoked
 //! - `searches.rs`: the limit on searches, counts and other heavy reads that run at the same time
 //! - `shares.rs`: permits for streams, imports and downloads, shared between API keys
@@ -33,6 +34,7 @@ pub(super) mod origin;
 pub(super) mod pages;
 pub(super) mod problem;
 pub(super) mod problem_table;
+pub(super) mod range;
 pub(super) mod revocation;
 pub(super) mod searches;
 pub(super) mod shares;

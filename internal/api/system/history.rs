@@ -6,17 +6,22 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
+use chrono::TimeDelta;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::http::body::QueryParams;
 use crate::http::filter::refused;
 use crate::http::problem::Problem;
+use crate::http::range::{MAX_RANGE, read_range};
 use crate::http::searches::run_with_seat;
 use crate::view::Moment;
 use crate::{Api, json};
-use tickr_job::{Point, Series, Span};
+use tickr_job::{Extent, Point, Series, Span};
 use tickr_store::History;
+
+/// The longest range of the histories by queue.
+const MAX_RANGE_OF_QUEUES: TimeDelta = TimeDelta::hours(24);
 
 /// Time span of a chart: `5m` in steps of five seconds, `1h` in steps of a minute, `24h` in steps of fifteen minutes.
 #[derive(ToSchema)]
@@ -39,6 +44,14 @@ pub(crate) struct HistoryQuery {
     /// Default: `1h`.
     #[param(value_type = Option<SpanWord>, inline)]
     span: Option<String>,
+    /// Start of a range, with `to` and without `span`. The range is at most 7 days long. Its steps are minutes if it
+    /// is at most three hours long and began in the last 25 hours. Otherwise they are quarters of an hour, which are
+    /// kept for 8 days.
+    #[param(example = "2026-11-01T10:00:00Z")]
+    from: Option<String>,
+    /// End of the range.
+    #[param(example = "2026-11-01T11:00:00Z")]
+    to: Option<String>,
     /// Only this queue, or `_other` for all queues together that have no history of their own. Default: all queues.
     #[param(pattern = "^([a-z0-9][a-z0-9_.-]{0,63}|_other)$")]
     queue: Option<String>,
@@ -53,6 +66,14 @@ pub(crate) struct QueuesHistoryQuery {
     /// Default: `1h`.
     #[param(value_type = Option<SpanWord>, inline)]
     span: Option<String>,
+    /// Start of a range, with `to` and without `span`. The range is at most 24 hours long. Its steps are minutes if it
+    /// is at most three hours long and began in the last 25 hours. Otherwise they are quarters of an hour, which are
+    /// kept for 8 days.
+    #[param(example = "2026-11-01T10:00:00Z")]
+    from: Option<String>,
+    /// End of the range.
+    #[param(example = "2026-11-01T11:00:00Z")]
+    to: Option<String>,
 }
 
 /// A history, step by step.
@@ -61,7 +82,7 @@ pub(crate) struct HistoryAnswer {
     /// Time of this reading, by the clock of the database.
     #[schema(value_type = String, format = DateTime)]
     at: Moment,
-    /// Time span: `5m`, `1h` or `24h`.
+    /// Time span: `5m`, `1h`, `24h`, or `range` for a range.
     span: &'static str,
     /// Length of a step, in milliseconds.
     step_ms: u64,
@@ -100,7 +121,7 @@ pub(crate) struct QueuesHistoryAnswer {
     /// Time of this reading, by the clock of the database.
     #[schema(value_type = String, format = DateTime)]
     at: Moment,
-    /// Time span: `5m`, `1h` or `24h`.
+    /// Time span: `5m`, `1h`, `24h`, or `range` for a range.
     span: &'static str,
     /// Length of a step, in milliseconds.
     step_ms: u64,
@@ -137,9 +158,28 @@ pub(crate) struct QueueHistoryView {
     run_p99_ms: Vec<Option<f64>>,
 }
 
-pub(super) fn span_of(word: Option<&str>) -> Result<Span, Problem> {
-    let span = word.map_or(Some(Span::Hour), Span::from_word);
-    span.ok_or_else(|| refused(vec![tickr_handlers::Problem::at("span", "must be 5m, 1h or 24h")]))
+/// Return the time that a chart is about: that of `span`, or the range of `from` and `to`, at most this long.
+pub(super) fn extent_of(
+    span: Option<&str>,
+    from: Option<&str>,
+    to: Option<&str>,
+    longest: TimeDelta,
+) -> Result<Extent, Problem> {
+    let wrong = |detail: &str| refused(vec![tickr_handlers::Problem::at("span", detail)]);
+    match (span, read_range(from, to, longest)?) {
+        (Some(_), Some(_)) => Err(wrong("is not allowed together with from and to")),
+        (None, Some((from, to))) => Ok(Extent::Range(from, to)),
+        (None, None) => Ok(Extent::Span(Span::Hour)),
+        (Some(word), None) => Span::from_word(word).map(Extent::Span).ok_or_else(|| wrong("must be 5m, 1h or 24h")),
+    }
+}
+
+/// Return the word for the time of a chart in its answer.
+pub(super) const fn word_of(extent: Extent) -> &'static str {
+    match extent {
+        Extent::Span(span) => span.as_str(),
+        Extent::Range(..) => "range",
+    }
 }
 
 pub(super) fn series_of(queue: Option<&str>) -> Result<Series, Problem> {
@@ -155,12 +195,13 @@ pub(super) fn series_of(queue: Option<&str>) -> Result<Series, Problem> {
 ///
 /// All runners together. The data come from MySQL, so every runner gives the same response, also about runners that
 /// have stopped since. Runners write every five seconds. The newest step shown is one that they had two seconds to
-/// write; the last step of `1h` and `24h` may still be open. Each runner keeps separate histories for the first two
+/// write; the last step of `1h`, `24h` and a range may still be open. A range is shown by all steps that share time
+/// with it. Each runner keeps separate histories for the first two
 /// hundred queues that it sees.
 #[utoipa::path(
     get, path = "/v1/history", tag = "system", operation_id = "show_history", params(HistoryQuery),
     responses(
-        (status = 200, description = "Every step of the span", body = HistoryAnswer),
+        (status = 200, description = "Every step of the span or range", body = HistoryAnswer),
         (status = 422, description = "invalid_request", body = Problem),
     )
 )]
@@ -168,15 +209,16 @@ pub(crate) async fn show(
     State(api): State<Api>,
     QueryParams(asked): QueryParams<HistoryQuery>,
 ) -> Result<Response, Problem> {
-    let (span, series) = (span_of(asked.span.as_deref())?, series_of(asked.queue.as_deref())?);
+    let extent = extent_of(asked.span.as_deref(), asked.from.as_deref(), asked.to.as_deref(), MAX_RANGE)?;
+    let series = series_of(asked.queue.as_deref())?;
     let store = api.broker.store().clone();
-    let history = run_with_seat(&api, async move { store.history(span, series).await }).await?;
+    let history = run_with_seat(&api, async move { store.history(extent, series).await }).await?;
     let scale = Scale::new(&history);
     let points = history.series.first().map(|(_, points)| points.as_slice()).unwrap_or_default();
     let queue = scale.view(String::new(), points);
     let answer = HistoryAnswer {
         at: Moment(history.at),
-        span: span.as_str(),
+        span: word_of(extent),
         step_ms: millis(scale.step),
         last_ms: millis(scale.last),
         points: PointsView {
@@ -201,7 +243,7 @@ pub(crate) async fn show(
     get, path = "/v1/history/queues", tag = "system", operation_id = "show_history_of_queues",
     params(QueuesHistoryQuery),
     responses(
-        (status = 200, description = "Every step of the span for each queue", body = QueuesHistoryAnswer),
+        (status = 200, description = "Every step of the span or range for each queue", body = QueuesHistoryAnswer),
         (status = 422, description = "invalid_request", body = Problem),
     )
 )]
@@ -209,13 +251,14 @@ pub(crate) async fn queues(
     State(api): State<Api>,
     QueryParams(asked): QueryParams<QueuesHistoryQuery>,
 ) -> Result<Response, Problem> {
-    let span = span_of(asked.span.as_deref())?;
+    let (span, from, to) = (asked.span.as_deref(), asked.from.as_deref(), asked.to.as_deref());
+    let extent = extent_of(span, from, to, MAX_RANGE_OF_QUEUES)?;
     let store = api.broker.store().clone();
-    let history = run_with_seat(&api, async move { store.history_by_queue(span).await }).await?;
+    let history = run_with_seat(&api, async move { store.history_by_queue(extent).await }).await?;
     let scale = Scale::new(&history);
     let answer = QueuesHistoryAnswer {
         at: Moment(history.at),
-        span: span.as_str(),
+        span: word_of(extent),
         step_ms: millis(scale.step),
         last_ms: millis(scale.last),
         at_ms: at_ms(&history),

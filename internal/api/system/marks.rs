@@ -1,19 +1,24 @@
 //! `/v1/history/marks`: events that charts mark, because they may be the reason why figures changed.
 
+use std::time::Duration;
+
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
+use chrono::TimeDelta;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
 use crate::http::body::QueryParams;
 use crate::http::problem::Problem;
+use crate::http::range::MAX_RANGE;
 use crate::http::searches::run_with_seat;
-use crate::system::history::{SpanWord, series_of, span_of};
+use crate::system::history::{SpanWord, extent_of, series_of, word_of};
 use crate::view::Moment;
 use crate::{Api, json};
-use tickr_job::{IndexChange, Mark, MarkedEvent, Series};
+use tickr_job::{IndexChange, Mark, MarkedEvent, Series, SlotWidth, Timestamp};
+use tickr_store::{KEEP_INDEX_CHANGES, KEEP_RUNNERS};
 
 /// Parameters of the marks.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -23,26 +28,76 @@ pub(crate) struct MarksQuery {
     /// Time span: `5m`, `1h` or `24h`. Default: `1h`.
     #[param(value_type = Option<SpanWord>, inline)]
     span: Option<String>,
+    /// Start of a range of at most 7 days, with `to` and without `span`.
+    #[param(example = "2026-11-01T10:00:00Z")]
+    from: Option<String>,
+    /// End of the range.
+    #[param(example = "2026-11-01T11:00:00Z")]
+    to: Option<String>,
     /// Leave out pauses and bulk operations of other queues; `_other` leaves out none. Default: all queues.
     #[param(pattern = "^([a-z0-9][a-z0-9_.-]{0,63}|_other)$")]
     queue: Option<String>,
 }
 
-/// The events of a span.
+/// How long the configuration of this runner lets the sources of a page about the past be kept.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KeptFor {
+    /// Retention of the audit.
+    pub audit: Duration,
+    /// Retention of failed jobs. Single kinds may have another one.
+    pub failed: Duration,
+}
+
+/// The events of a span or a range.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct MarksAnswer {
     /// Time of this reading, by the clock of the database.
     #[schema(value_type = String, format = DateTime)]
     at: Moment,
-    /// Time span: `5m`, `1h` or `24h`.
+    /// Time span: `5m`, `1h`, `24h`, or `range` for a range.
     span: &'static str,
-    /// Start of the first step of the history of this span.
+    /// Start of the range, or of the first step of the history of this span.
     #[schema(value_type = String, format = DateTime)]
     from: Moment,
     /// Events, the oldest first, at most 50.
     marks: Vec<MarkView>,
-    /// True when older events of the span were left out.
+    /// True when older events of the span or range were left out.
     more: bool,
+    kept: KeptView,
+}
+
+/// The times before which records have been removed, or are about to be. A page about an earlier time lacks them.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct KeptView {
+    /// The history in steps of a quarter of an hour.
+    #[schema(value_type = String, format = DateTime)]
+    history: Moment,
+    /// Runners that stopped or were lost.
+    #[schema(value_type = String, format = DateTime)]
+    runners: Moment,
+    /// Losses of Redis.
+    #[schema(value_type = String, format = DateTime)]
+    redis: Moment,
+    /// What operators did, pauses among them.
+    #[schema(value_type = String, format = DateTime)]
+    audit: Moment,
+    /// Failed jobs. Single kinds may have another retention.
+    #[schema(value_type = String, format = DateTime)]
+    failed: Moment,
+}
+
+impl KeptView {
+    fn new(kept: KeptFor, at: Timestamp) -> Self {
+        // A retention has at most ten years.
+        let before = |kept: Duration| Moment(at - TimeDelta::from_std(kept).unwrap_or(TimeDelta::zero()));
+        Self {
+            history: Moment(at - SlotWidth::Quarter.keep()),
+            runners: before(KEEP_RUNNERS),
+            redis: Moment(at - KEEP_INDEX_CHANGES),
+            audit: before(kept.audit),
+            failed: before(kept.failed),
+        }
+    }
 }
 
 /// Type of an event.
@@ -51,6 +106,8 @@ pub(crate) struct MarksAnswer {
 pub(crate) enum MarkType {
     /// Runners of one version started within 30 s.
     RunnersStarted,
+    /// Runners stopped sending heartbeats within 30 s, and were found dead later.
+    RunnersLost,
     /// An operator paused a queue, or changed the reason of its pause.
     QueuePaused,
     /// An operator resumed a queue.
@@ -81,9 +138,12 @@ pub(crate) struct MarkView {
     /// Reason of a pause.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
-    /// Number of runners that started, or that lost Redis or had it again.
+    /// Number of runners that started or were lost, or that lost Redis or had it again.
     #[serde(skip_serializing_if = "Option::is_none")]
     runners: Option<u32>,
+    /// Id of the first runner that was lost.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    runner: Option<String>,
     /// Version of the runners that started.
     #[serde(skip_serializing_if = "Option::is_none")]
     version: Option<String>,
@@ -110,6 +170,7 @@ impl From<Mark> for MarkView {
             by: None,
             reason: None,
             runners: None,
+            runner: None,
             version: None,
             previous_version: None,
             operation: None,
@@ -123,6 +184,9 @@ impl From<Mark> for MarkView {
                 previous_version,
                 ..blank(MarkType::RunnersStarted)
             },
+            MarkedEvent::RunnersLost { runner, runners } => {
+                Self { runners: Some(runners), runner: Some(runner.to_string()), ..blank(MarkType::RunnersLost) }
+            }
             MarkedEvent::QueuePaused { queue, by, reason } => Self {
                 queue: Some(queue.to_string()),
                 by: Some(by.to_string()),
@@ -153,13 +217,13 @@ impl From<Mark> for MarkView {
 
 /// Show the events that charts mark
 ///
-/// Starts of runners with their versions, pauses and resumes of queues, the starts of bulk operations that make jobs run,
-/// and when runners lost Redis and had it again. The newest 50 of the span. Pauses are searched among the newest 5,000
-/// changes of operators.
+/// Starts of runners with their versions, runners that were lost, pauses and resumes of queues, the starts of bulk
+/// operations that make jobs run, and when runners lost Redis and had it again. The newest 50 of the span or range.
+/// Pauses are searched among the newest 5,000 changes of operators. `kept` says how far back the records go.
 #[utoipa::path(
     get, path = "/v1/history/marks", tag = "system", operation_id = "show_history_marks", params(MarksQuery),
     responses(
-        (status = 200, description = "The events of the span", body = MarksAnswer),
+        (status = 200, description = "The events of the span or range", body = MarksAnswer),
         (status = 422, description = "invalid_request", body = Problem),
     )
 )]
@@ -167,19 +231,20 @@ pub(crate) async fn show(
     State(api): State<Api>,
     QueryParams(asked): QueryParams<MarksQuery>,
 ) -> Result<Response, Problem> {
-    let span = span_of(asked.span.as_deref())?;
+    let extent = extent_of(asked.span.as_deref(), asked.from.as_deref(), asked.to.as_deref(), MAX_RANGE)?;
     let queue = match series_of(asked.queue.as_deref())? {
         Series::Queue(name) => Some(name),
         Series::All | Series::Other => None,
     };
     let store = api.broker.store().clone();
-    let found = run_with_seat(&api, async move { store.marks(span, queue).await }).await?;
+    let found = run_with_seat(&api, async move { store.marks(extent, queue).await }).await?;
     let answer = MarksAnswer {
         at: Moment(found.at),
-        span: span.as_str(),
-        from: Moment(found.window.from),
+        span: word_of(extent),
+        from: Moment(found.from),
         marks: found.marks.into_iter().map(MarkView::from).collect(),
         more: found.more,
+        kept: KeptView::new(api.kept, found.at),
     };
     Ok(json(StatusCode::OK, answer))
 }

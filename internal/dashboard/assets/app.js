@@ -63,7 +63,7 @@ function Screen({ who }) {
       if (!now || now === document.body || now === before) heading.focus({ preventScroll: true });
     });
   }, [path, shown?.screen]);
-  const title = found?.item?.[0] ?? (found ? decoded(path.split('/').pop()) : 'Not found');
+  const title = found?.item?.[0] ?? found?.name ?? (found ? decoded(path.split('/').pop()) : 'Not found');
   useEffect(() => {
     document.title = `${title} · tickr`;
   }, [title]);

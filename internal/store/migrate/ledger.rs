@@ -87,6 +87,7 @@ const FILES: &[(&str, &str)] = embedded![
     "0058_operations_ahead.sql",
     "0059_remote_requests.sql",
     "0060_distant_ids.sql",
+    "0061_dead_letters_failed.sql",
 ];
 
 /// The migrations that this binary brings, in order.

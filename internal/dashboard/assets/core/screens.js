@@ -10,7 +10,8 @@ export async function load({ page }, again = 0) {
 }
 
 /**
- * `item` is the name, address, icon and shortcut in the menu. A screen without one is shown under another (`under`).
+ * `item` is the name, address, icon and shortcut in the menu. A screen without one is shown under another (`under`),
+ * and has a `name` unless its title is the last part of its address.
  */
 export const screens = [
   { at: /^\/$/, page: 'overview', item: ['Overview', '/', 'overview', 'o'] },
@@ -50,6 +51,7 @@ export const screens = [
   },
   { at: /^\/operations\/([^/]+)$/, page: 'operation', under: '/operations' },
   { at: /^\/audit$/, page: 'audit', item: ['Audit', '/audit', 'audit', 'a'] },
+  { at: /^\/incident$/, page: 'incident', name: 'Incident', under: '/' },
   {
     at: /^\/enqueue$/,
     page: 'enqueue',

@@ -121,7 +121,7 @@ function Row({ row: { acts, operation } }) {
   </tr>`;
 }
 
-function Target({ act }) {
+export function Target({ act }) {
   if (nounOf(act) === 'job') return html`<${JobLink} id=${act.target} />`;
   const place = places[nounOf(act)]?.(act.target);
   return place
@@ -129,7 +129,7 @@ function Target({ act }) {
     : html`<span class="mono lines" title=${act.target}>${act.target}</span>`;
 }
 
-function Detail({ detail, operation }) {
+export function Detail({ detail, operation }) {
   if (operation)
     return html`<span>
       by the operation${' '}

@@ -5,6 +5,7 @@ import { errorOf, recentOf } from '../core/dead-letter-group.js';
 import { cls, html, useMemo, useRef, useState } from '../core/dom.js';
 import { brief, count, plural, utc } from '../core/format.js';
 import { useQuery } from '../core/query.js';
+import { toRange } from '../core/range.js';
 import { useWords } from '../core/route.js';
 import {
   Allowed,
@@ -118,6 +119,7 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
     <${Head} title=${title} sub=${sub}>
       ${/* It comes a moment later, and first, so that it moves none of the others under the mouse. */ ''}
       ${sample && html`<${Pause} queue=${sample.queue} />`}
+      <a class="button" href=${url('/incident', { ...incidentOf(it), cause: it.fingerprint })}>Incident page</a>
       ${
         it.open > 0 &&
         html`<${Allowed}>
@@ -259,6 +261,12 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
       </${Panel}>`
     }
   `;
+}
+
+/** The time from a little before the first failure to the last one, or the last day of it. */
+function incidentOf({ first_seen: first, last_seen: last }) {
+  const to = Date.parse(last) + 60000;
+  return toRange({ from: Math.max(Date.parse(first) - 600000, to - 86400000), to });
 }
 
 /** Only the listing of groups knows the hours. */

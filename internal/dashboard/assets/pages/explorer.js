@@ -8,7 +8,7 @@ import { useKept } from '../core/kept.js';
 import { useQuery } from '../core/query.js';
 import { rangeIn, rangeOf, toRange, within } from '../core/range.js';
 import { remember, remembered, useWords } from '../core/route.js';
-import { excluded, toggled, withWord, wordOf } from '../core/words.js';
+import { excluded, termsOf, toggled, withWord, wordOf } from '../core/words.js';
 import { Allowed, Empty, Head, Skeleton, Trouble, tell, tellProblem, useMay } from '../ui/base.js';
 import { actions, bulk } from '../ui/bulk.js';
 import { DifferencesPanel } from '../ui/differences.js';
@@ -77,6 +77,7 @@ export default function Explorer() {
   return html`
     <${Head} title="Explorer">
       <a class="button" href=${url('/tail', { q })} title="What happens to these jobs, as it happens">Follow</a>
+      ${!wordOf(q, 'created') && html`<a class="button" href=${incidentOf(q, query)}>Incident page</a>`}
       <${Views} here=${`/jobs?${query}`} />
       <${Export} q=${whole} sort=${sort} />
       <${Allowed} to="enqueue"><a class="button" href="/enqueue">Enqueue a job</a></${Allowed}>
@@ -172,6 +173,13 @@ export default function Explorer() {
       html`<${Selected} selection=${selection} q=${whole} rows=${rows} reload=${page.reload} />`
     }
   `;
+}
+
+/** The page of what went wrong in the range of the address, for the queue and the kind that the filter wants. */
+function incidentOf(q, query) {
+  const [queue, kind] = ['queue', 'kind'].map((field) => termsOf(q, field).wanted);
+  const one = (values) => (values.length === 1 ? values[0] : null);
+  return url('/incident', { ...rangeIn(query), queue: one(queue), kind: one(kind) });
 }
 
 /**

@@ -77,7 +77,13 @@ export function HistoryCharts({ queue, first = '1h' }) {
       ? html`<${Chart} label=${label} x=${points.at_ms} series=${series} format=${format} marks=${marks} />`
       : html`<${Trouble} error=${history.error} retry=${history.reload} />`;
   return html`<div class="grid">
-    <${Panel} title="Jobs per second" side=${html`<${Segment} label="Span" of=${spans} is=${over} on=${choose} />`}>
+    <${Panel}
+      title="Jobs per second"
+      side=${html`<div class="row tight">
+        <a class="soft" href=${url('/incident', { span: over, queue })}>Incident page</a>
+        <${Segment} label="Span" of=${spans} is=${over} on=${choose} />
+      </div>`}
+    >
       ${chart('Jobs per second', lines?.flow, rate)}
     </${Panel}>
     <${Panel} title="Lateness" side=${html`<span class="faint">start after due</span>`}>

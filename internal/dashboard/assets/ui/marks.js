@@ -1,5 +1,5 @@
-// Events that charts mark: starts of runners, pauses, releases, losses of Redis. A chart shows them as thin lines, and
-// a list beneath the charts tells each of them to readers of screens and to the keyboard.
+// Events that charts mark: starts and losses of runners, pauses, releases, losses of Redis. A chart shows them as thin
+// lines, and a list beneath the charts tells each of them to readers of screens and to the keyboard.
 
 import { seg, url } from '../core/api.js';
 import { cls, html, useMemo } from '../core/dom.js';
@@ -20,14 +20,12 @@ export function useMarks(over, queue) {
     every: over === '5m' ? 10000 : 30000,
     pace: 3000,
   });
-  return useMemo(
-    () => ({
-      marks: (data?.marks ?? []).map((mark) => ({ ...told(mark), at: Date.parse(mark.at) })),
-      more: data?.more,
-    }),
-    [data],
-  );
+  return useMemo(() => ({ marks: readMarks(data), more: data?.more }), [data]);
 }
+
+/** The marks of an answer, with their moments in ms and as words. */
+export const readMarks = (data) =>
+  (data?.marks ?? []).map((mark) => ({ ...mark, ...told(mark), at: Date.parse(mark.at) }));
 
 const releases = { replay: 'release', retry: 'bulk retry', run_now: 'run at once' };
 const lost = {
@@ -43,6 +41,11 @@ function told(mark) {
     const before = mark.previous_version ? ` Before that, version ${mark.previous_version} ran.` : '';
     const started = `${plural(runners, 'runner')} of version ${version} started.`;
     return { short: before ? `version ${version}` : 'start', text: started + before, href: '/runners' };
+  }
+  if (type === 'runners_lost') {
+    const text =
+      runners === 1 ? `The runner ${mark.runner} was lost.` : `${runners} runners were lost, ${mark.runner} first.`;
+    return { short: 'runner lost', text, href: '/runners', bad: true };
   }
   if (type === 'queue_paused') {
     const reason = mark.reason ? `: ${mark.reason}` : '.';

@@ -35,6 +35,7 @@ function entriesOf(typed, queues, schedules, limits) {
   const entries = screens
     .filter((screen) => screen.item && (!screen.need || may(screen.need)))
     .map((screen) => to(screen.item[0], 'screen', screen.item[1]));
+  entries.push(to('Incident page of this range', 'screen', '/incident'));
   for (const queue of queues) {
     entries.push(to(queue.name, 'queue', `/queues/${seg(queue.name)}`));
     if (!may('admin')) continue;

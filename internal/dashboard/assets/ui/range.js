@@ -23,11 +23,14 @@ export function rangeName({ span, from, to }) {
   return to === null ? `since ${momentText(from)}` : `in the range ${rangeText(from, to)}`;
 }
 
-/** `range` is that of the address, `shown` the one of the last survey: `{from, to}` in ms. `on` takes a new one. */
-export function RangeChoice({ range, shown, own, on }) {
+/**
+ * `range` is that of the address, `shown` the one of the last survey: `{from, to}` in ms. `on` takes a new one.
+ * `offered` are the ranges that end now.
+ */
+export function RangeChoice({ range, shown, own, on, offered = spans }) {
   if (own) return html`<span class="soft nowrap">Range: from the filter</span>`;
   const custom = range.from !== null || range.to !== null;
-  const known = spans.some(([span]) => span === range.span);
+  const known = offered.some(([span]) => span === range.span);
   const now = Date.now();
   const from = range.from ?? shown?.from ?? now - DAY;
   const to = range.to ?? shown?.to ?? now;
@@ -36,8 +39,8 @@ export function RangeChoice({ range, shown, own, on }) {
     <label>
       <span class="hidden-visually">Range of time</span>
       <select value=${custom ? 'custom' : range.span} onChange=${(event) => choose(event.target.value)}>
-        ${spans.map(([span, name]) => html`<option key=${span} value=${span}>${name}</option>`)}
-        ${!known && html`<option value=${range.span}>Last ${range.span}</option>`}
+        ${offered.map(([span, name]) => html`<option key=${span} value=${span}>${name}</option>`)}
+        ${!known && range.span && html`<option value=${range.span}>Last ${range.span}</option>`}
         <option value="custom">${custom ? rangeText(from, to) : 'Custom range…'}</option>
       </select>
     </label>

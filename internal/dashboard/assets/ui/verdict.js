@@ -19,7 +19,7 @@ const MAX_REJECTED = 10000;
 const LATE_TICK = 60000;
 
 /** `parts`, with one that counts the others when there are more than `MANY`. */
-function named(parts, rest) {
+export function named(parts, rest) {
   return parts.length > MANY ? [...parts.slice(0, MANY), rest(parts.length - MANY)] : parts;
 }
 
@@ -169,17 +169,10 @@ export function behindOf(stats, queues, least = BEHIND) {
   return ms > least ? { name, ms } : null;
 }
 
-export function Verdict(answers) {
-  const parts = partsOf(answers);
-  const behind = behindOf(answers.stats, answers.queues);
-  if (behind)
-    parts.push({
-      key: 'behind',
-      to: url(`/queues/${seg(behind.name)}`),
-      text: `${behind.name} is ${span(behind.ms)} behind`,
-    });
+/** Parts as one sentence of links; nothing without a part. */
+export function Sentence({ parts, id }) {
   if (!parts.length) return null;
-  return html`<p class=${cls('verdict', parts.some((part) => part.bad) && 'bad')} id="verdict" role="status">
+  return html`<p class=${cls('verdict', parts.some((part) => part.bad) && 'bad')} id=${id} role="status">
     ${parts.map(
       ({ key, bad, to, text, at }, i) => html`${i > 0 && html`<span class="faint"> · </span>`}<a
           key=${key}
@@ -189,4 +182,16 @@ export function Verdict(answers) {
         >`,
     )}
   </p>`;
+}
+
+export function Verdict(answers) {
+  const parts = partsOf(answers);
+  const behind = behindOf(answers.stats, answers.queues);
+  if (behind)
+    parts.push({
+      key: 'behind',
+      to: url(`/queues/${seg(behind.name)}`),
+      text: `${behind.name} is ${span(behind.ms)} behind`,
+    });
+  return html`<${Sentence} parts=${parts} id="verdict" />`;
 }

@@ -1,0 +1,415 @@
+//! The page of an incident, and the calls that read a range of time: the same story for every reader and at any time.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tickr::config::Config;
+use tickr::handlers::Registry;
+use tickr::job::{Histogram, RunnerId, Series, SlotWidth, Tally, Timestamp};
+use tickr::store::{Figures, Sample};
+
+use crate::dashboard::{barriers, begin, letter};
+use crate::support::browser::{Page, axe, button, link};
+use crate::support::{TestApp, eventually};
+
+/// Text that a page must not take for elements, and Markdown not for its own signs.
+const HOSTILE: &str = "<img src=x onerror=alert(1)> | `code` *bold*";
+
+/// Return script with the Markdown of the page.
+const MARKDOWN: &str = "(document.querySelector('#incident-markdown')?.textContent ?? '')";
+
+/// Configure a tickr that accepts jobs and runs none of them.
+fn bystander(config: &mut Config) {
+    config.queues = vec!["elsewhere".into()];
+}
+
+/// Return a time as addresses have it.
+fn text(at: Timestamp) -> String {
+    at.format("%Y-%m-%dT%H:%M:%S%.3fZ").to_string()
+}
+
+fn now(tickr: &TestApp) -> Timestamp {
+    tickr.app.broker().store().clock().now()
+}
+
+fn seconds(seconds: i64) -> chrono::TimeDelta {
+    chrono::TimeDelta::seconds(seconds)
+}
+
+/// Read a call that must succeed.
+async fn read(tickr: &TestApp, path: &str) -> Value {
+    let answer = tickr.get(path).await;
+    assert_eq!(answer.status, 200, "{path}: {:#}", answer.body);
+    answer.body
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn causes_of_a_range_are_counted_whatever_was_done_about_them_since() {
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
+    // Whole seconds, as the rows have them.
+    let to = SlotWidth::FiveSeconds.floor(now(&tickr)) - seconds(60);
+    let from = to - seconds(600);
+    let row = |n: u32, cause: &str, kind: &str, queue: &str, at: Timestamp, status: &str| {
+        let (at, done) = (at.format("%F %T"), "UTC_TIMESTAMP(6)");
+        let rest = match status {
+            "replayed" => format!("'replayed', {done}, UNHEX(LPAD('{n:x}', 32, 'f')), 'anyone', NULL"),
+            "discarded" => format!("'discarded', {done}, NULL, 'anyone', 'no need'"),
+            _ => format!("'open', '{at}', NULL, NULL, NULL"),
+        };
+        let id = format!("UNHEX(LPAD('{n:x}', 32, '0'))");
+        format!("({id}, '{kind}', '{queue}', UNHEX('{cause}'), '{at}', 'error {n} of {kind}', {rest})")
+    };
+    let (old, new) = ("00000000000000aa", "00000000000000bb");
+    let rows = [
+        row(1, old, "mail", "post", from - seconds(5), "open"),
+        row(2, old, "mail", "post", from, "open"),
+        row(3, old, "mail", "post", from + seconds(20), "replayed"),
+        row(4, old, "mail", "post", to - seconds(1), "discarded"),
+        row(5, old, "mail", "post", to, "open"),
+        row(6, new, "http", "default", from + seconds(30), "replayed"),
+    ];
+    tickr
+        .sql(format!(
+            "INSERT INTO dead_letters (job_id, kind, queue, fingerprint, failed_at, error, standing, since, \
+             replayed_as, actor, reason) VALUES {}",
+            rows.join(", ")
+        ))
+        .await;
+    let range = format!("from={}&to={}", text(from), text(to));
+    let shown = |answer: &Value| -> Vec<(String, u64, u64)> {
+        let causes = answer["data"].as_array().unwrap().iter();
+        causes
+            .map(|cause| {
+                let count = |name: &str| cause[name].as_u64().unwrap();
+                (cause["fingerprint"].as_str().unwrap().to_owned(), count("failed"), count("failed_before"))
+            })
+            .collect()
+    };
+    let all = read(&tickr, &format!("/v1/dead-letters/causes?{range}")).await;
+    let wanted = [(old.to_owned(), 3, 1), (new.to_owned(), 1, 0)];
+    assert_eq!(shown(&all), wanted, "those at the ends of the range: {all:#}");
+    assert_eq!((&all["more"], &all["capped"]), (&json!(false), &json!(false)));
+    assert_eq!(all["data"][1]["known_since"], all["data"][1]["first_at"], "the cause is new: {all:#}");
+    let narrow = format!("from={}&to={}", text(from + seconds(10)), text(to - seconds(20)));
+    for (filter, wanted) in [
+        ("", vec![(new.to_owned(), 1, 0), (old.to_owned(), 1, 2)]),
+        ("&kind=http", vec![(new.to_owned(), 1, 0)]),
+        ("&queue=post", vec![(old.to_owned(), 1, 2)]),
+        ("&fingerprint=00000000000000bb", vec![(new.to_owned(), 1, 0)]),
+        ("&kind=nothing", vec![]),
+    ] {
+        let answer = read(&tickr, &format!("/v1/dead-letters/causes?{narrow}{filter}")).await;
+        let mut found = shown(&answer);
+        found.sort_by(|one, other| other.0.cmp(&one.0));
+        assert_eq!(found, wanted, "{filter}: {answer:#}");
+        for cause in answer["data"].as_array().unwrap() {
+            let began = cause["known_since"].as_str() >= cause["first_at"].as_str();
+            assert_eq!(began, cause["fingerprint"] == new, "{cause:#}");
+        }
+    }
+    for (query, pointer) in [
+        (format!("from={}&to={}", text(to), text(from)), "to"),
+        (format!("from={}&to={}", text(from - chrono::TimeDelta::days(8)), text(to)), "to"),
+        (format!("from=yesterday&to={}", text(to)), "from"),
+        (format!("{range}&kind=No%20Name"), "kind"),
+        (format!("{range}&fingerprint=xyz"), "fingerprint"),
+    ] {
+        let refused = tickr.get(&format!("/v1/dead-letters/causes?{query}")).await;
+        assert_eq!((refused.status, refused.pointers()), (422, vec![pointer]), "{query}");
+    }
+    tickr.stop_broken("its dead letters were written by hand").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn causes_are_bounded_and_read_quickly_among_many() {
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
+    let digits = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
+                  SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
+    let to = now(&tickr) - seconds(60);
+    let from = to - seconds(3_600);
+    // One in 36 ms, of seventy causes, for the last hour of the range.
+    let at = format!("'{}' - INTERVAL 36000 * n MICROSECOND", to.format("%F %T"));
+    tickr
+        .sql(format!(
+            "INSERT INTO dead_letters (job_id, kind, queue, fingerprint, failed_at, error, since) SELECT \
+             UNHEX(LPAD(HEX(1 + n), 32, '0')), 'mail', 'post', UNHEX(LPAD(HEX(1 + n % 70), 16, '0')), {at}, 'no', {at} \
+             FROM (SELECT a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d AS n \
+             FROM {digits} a, {digits} b, {digits} c, {digits} e, {digits} f) s"
+        ))
+        .await;
+    let path = format!("/v1/dead-letters/causes?from={}&to={}", text(from), text(to + seconds(1)));
+    for filter in ["", "&kind=nothing"] {
+        let mut took = Vec::new();
+        for _ in 0..5 {
+            let began = Instant::now();
+            let answer = read(&tickr, &format!("{path}{filter}")).await;
+            took.push(began.elapsed());
+            let causes = answer["data"].as_array().unwrap().len();
+            let wanted = if filter.is_empty() { (50, true) } else { (0, false) };
+            assert_eq!((causes, answer["more"] == true), wanted, "{filter}");
+            assert_eq!(answer["capped"], true, "{filter}");
+        }
+        took.sort_unstable();
+        println!("causes{filter}: {:?}", took[2]);
+        assert!(took[2] < Duration::from_secs(1), "{filter}: {took:?}");
+    }
+    tickr.stop_broken("its dead letters were written by hand").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn history_marks_and_audit_are_read_for_a_range_of_the_past() {
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
+    let store = tickr.app.broker().store();
+    // Three days ago: minutes of that time are gone.
+    let step = SlotWidth::Quarter;
+    let at = step.floor(now(&tickr) - chrono::TimeDelta::days(3));
+    let mut tally = Tally { accepted: 900, ..Tally::default() };
+    tally.lateness.count(Duration::from_secs(70));
+    let sample = |series: Series, at: Timestamp| Sample {
+        step,
+        at,
+        series,
+        counted_to: at + step.width(),
+        figures: Figures::from(&tally),
+    };
+    let press = Series::Queue("press".parse().unwrap());
+    let runner = RunnerId::from_stored("gone/1-00000000".to_owned());
+    let samples = [sample(Series::All, at), sample(press, at), sample(Series::All, at - step.width())];
+    store.write_samples(&runner, samples.to_vec()).await.unwrap();
+    let sql_at = |after: i64| (at + seconds(after)).format("'%F %T'").to_string();
+    let id = |after: i64| {
+        let ms = (at + seconds(after)).timestamp_millis();
+        format!("UNHEX(CONCAT(LPAD(HEX({ms}), 12, '0'), '70008000000000000001'))")
+    };
+    let act = |after: i64, action: &str| {
+        format!("({}, {}, 'anyone', '{action}', 'press', '{{\"reason\": \"ink\"}}')", id(after), sql_at(after))
+    };
+    tickr
+        .sql(format!(
+            "INSERT INTO audit (id, at, actor, action, target, detail) VALUES {}, {}, {}; \
+             INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at, stopped_at) \
+             VALUES ('gone/1-00000000', '0.0.1', '[]', '[]', 1, 30000, {}, {}, {}), \
+             ('gone/2-00000000', '0.0.1', '[]', '[]', 1, 30000, {}, {}, {}); \
+             INSERT INTO index_changes (at, runner, what) VALUES ({}, 'gone/1-00000000', 'lost')",
+            act(-1, "queue.pause"),
+            act(60, "queue.pause"),
+            act(900, "queue.resume"),
+            // One was found dead, the other one stopped.
+            sql_at(-9_000),
+            sql_at(100),
+            sql_at(170),
+            sql_at(30),
+            sql_at(200),
+            sql_at(201),
+            sql_at(50)
+        ))
+        .await;
+    let range = format!("from={}&to={}", text(at), text(at + step.width()));
+    let history = read(&tickr, &format!("/v1/history?{range}")).await;
+    assert_eq!((&history["span"], &history["step_ms"]), (&json!("range"), &json!(900_000)), "{history:#}");
+    assert_eq!(history["points"]["at_ms"], json!([at.timestamp_millis()]));
+    assert_eq!(history["points"]["accepted"], json!([1.0]));
+    let late = history["points"]["lateness_p99_ms"][0].as_f64().unwrap();
+    assert!((late - 70_000.0).abs() <= 70_000.0 * Histogram::MAX_ERROR + 1.0, "{late}");
+    let queues = read(&tickr, &format!("/v1/history/queues?{range}")).await;
+    assert_eq!((&queues["queues"][0]["queue"], &queues["span"]), (&json!("press"), &json!("range")), "{queues:#}");
+    let recent = format!("from={}&to={}", text(now(&tickr) - seconds(600)), text(now(&tickr)));
+    assert_eq!(read(&tickr, &format!("/v1/history?{recent}")).await["step_ms"], 60_000);
+
+    let marks = read(&tickr, &format!("/v1/history/marks?{range}")).await;
+    let types: Vec<&str> =
+        marks["marks"].as_array().unwrap().iter().map(|mark| mark["type"].as_str().unwrap()).collect();
+    assert_eq!(types, ["runners_started", "redis_lost", "queue_paused", "runners_lost"], "{marks:#}");
+    assert_eq!((&marks["span"], &marks["from"]), (&json!("range"), &json!(text(at))));
+    let lost = &marks["marks"][3];
+    assert_eq!((&lost["runner"], &lost["runners"]), (&json!("gone/1-00000000"), &json!(1)), "{lost:#}");
+    let kept = |name: &str| marks["kept"][name].as_str().unwrap().parse::<Timestamp>().unwrap();
+    for name in ["history", "runners", "redis", "audit", "failed"] {
+        assert!(kept(name) < at, "{name}: {marks:#}");
+    }
+
+    let audit = read(&tickr, &format!("/v1/audit?{range}")).await;
+    let acts: Vec<&str> = audit["data"].as_array().unwrap().iter().map(|act| act["action"].as_str().unwrap()).collect();
+    assert_eq!(acts, ["queue.pause"], "{audit:#}");
+    let open = read(&tickr, &format!("/v1/audit?from={}&target=press&limit=1", text(at))).await;
+    assert_eq!(open["data"][0]["action"], "queue.resume", "{open:#}");
+    let cursor = open["next_cursor"].as_str().unwrap();
+    let next = read(&tickr, &format!("/v1/audit?from={}&target=press&limit=1&cursor={cursor}", text(at))).await;
+    assert_eq!((&next["data"][0]["action"], &next["next_cursor"]), (&json!("queue.pause"), &Value::Null), "{next:#}");
+    let other = tickr.get(&format!("/v1/audit?target=press&limit=1&cursor={cursor}")).await;
+    assert_eq!(other.code(), "invalid_cursor");
+
+    for (path, pointer) in [
+        (format!("/v1/history?{range}&span=1h"), "span"),
+        (format!("/v1/history?from={}", text(at)), "to"),
+        (format!("/v1/history/marks?to={}", text(at)), "from"),
+        (format!("/v1/history/queues?from={}&to={}", text(at - seconds(90_000)), text(at)), "to"),
+        ("/v1/audit?to=tomorrow".to_owned(), "to"),
+    ] {
+        let refused = tickr.get(&path).await;
+        assert_eq!((refused.status, refused.pointers()), (422, vec![pointer]), "{path}");
+    }
+    tickr.stop().await;
+}
+
+/// Wait until the page tells of the story, and return its Markdown.
+async fn told(page: &Page) -> String {
+    page.until(
+        "the verdict names each trouble",
+        "/^4 jobs failed for good from 3 causes, 3 of them new · the runner gone\\/7-00000000 was lost · \
+         press was paused for \\d+/.test(document.querySelector('#incident-verdict')?.innerText.replace(/\\s+/g, ' '))",
+    )
+    .await;
+    page.eval(MARKDOWN).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_of_an_incident_tells_the_same_in_every_tab_and_as_markdown() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let from = now(&tickr) - seconds(600);
+    let pause = json!({"reason": HOSTILE});
+    assert_eq!(tickr.post("/v1/queues/press/pause", pause).await.status, 200);
+    let returns = |to: &str| letter(&json!({"to": to, "fate": "returns"}));
+    let fails = json!({"kind": "fail", "payload": {"permanent": true}});
+    tickr.enqueue_many([returns("nora"), returns("nora"), returns(HOSTILE), fails]).await;
+    tickr.until_count("SELECT COUNT(*) FROM dead_letters", 4).await;
+    tickr
+        .sql(format!(
+            "INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at, stopped_at) \
+             VALUES ('gone/7-00000000', '{}', '[]', '[]', 1, 30000, UTC_TIMESTAMP(6) - INTERVAL 2 HOUR, \
+             UTC_TIMESTAMP(6) - INTERVAL 90 SECOND, UTC_TIMESTAMP(6))",
+            env!("CARGO_PKG_VERSION")
+        ))
+        .await;
+    let to = now(&tickr) + seconds(1);
+    let range = format!("from={}&to={}", text(from), text(to));
+    // Runners write every five seconds.
+    eventually("the history has all jobs", || async {
+        let answer = read(&tickr, &format!("/v1/history?{range}")).await;
+        let (step, last) = (answer["step_ms"].as_f64().unwrap(), answer["last_ms"].as_f64().unwrap());
+        let sum = |name: &str| {
+            let rates = answer["points"][name].as_array().unwrap();
+            let ms = |place: usize| if place + 1 < rates.len() { step } else { last };
+            let parts = rates.iter().enumerate().map(|(place, rate)| rate.as_f64().unwrap() * ms(place) / 1e3);
+            parts.sum::<f64>().round()
+        };
+        (sum("accepted") == 4.0 && sum("failed") == 4.0).then_some(())
+    })
+    .await;
+    let causes = read(&tickr, &format!("/v1/dead-letters/causes?{range}")).await;
+
+    let path = format!("/incident?{range}");
+    let page = browser.page(&tickr.url("")).await;
+    page.beforehand(
+        "Object.defineProperty(navigator, 'clipboard', \
+         {value: {writeText: async (text) => { window.copied = text; }}})",
+    )
+    .await;
+    page.visit(&path).await;
+    let markdown = told(&page).await;
+    for cause in causes["data"].as_array().unwrap() {
+        let (failed, kind) = (&cause["failed"], cause["kind"].as_str().unwrap());
+        assert!(markdown.contains(&format!("- {failed} × `{kind}`: ")), "{cause:#} {markdown}");
+        assert!(markdown.contains(cause["fingerprint"].as_str().unwrap()), "{markdown}");
+    }
+    for part in [
+        "## Incident ",
+        "about 4 jobs accepted, 0 completed, 4 attempts failed",
+        "The runner gone/7-00000000 was lost.",
+        "`queue.pause` `press`: ``<img src=x onerror=alert(1)> | `code` *bold*``",
+        "All times are in UTC.",
+    ] {
+        // A text with the sign of code in it has spaces beside its signs.
+        let part = part.replace("``<", "`` <").replace("*``", "* ``");
+        assert!(markdown.contains(&part), "{part}: {markdown}");
+    }
+    let made: usize = page.eval("document.querySelectorAll('img[src=x], [onerror]').length").await;
+    assert_eq!(made, 0, "text became elements");
+    for name in ["Copy as Markdown", "Copy link"] {
+        page.click(&button(name)).await;
+        let wanted = if name == "Copy link" { "location.href" } else { MARKDOWN };
+        page.until(&format!("{name} copies it"), &format!("window.copied === {wanted}")).await;
+    }
+
+    // By link in a fresh tab, with nothing in common but the server.
+    let other = browser.page(&tickr.url("")).await;
+    other.visit(&path).await;
+    let again = told(&other).await;
+    assert_eq!(again, markdown);
+    drop(other);
+
+    let axe = axe();
+    if let Some(axe) = &axe {
+        page.aside::<Value>(&format!("{axe};null")).await;
+    }
+    page.eval::<()>("document.querySelector('#incident-text').open = true").await;
+    for width in [390, 1_440, 2_560] {
+        page.size(width, 900).await;
+        let overflow = page.overflow().await;
+        assert!(overflow.is_empty(), "{width} px: {overflow:?}");
+        for theme in ["light", "dark"] {
+            page.theme(theme).await;
+            if axe.is_some() {
+                assert_eq!(page.aside::<Vec<String>>(&barriers(theme)).await, [""; 0], "{width} px, {theme}");
+            }
+        }
+    }
+
+    // Only one queue, and one cause.
+    page.visit(&format!("{path}&queue=press")).await;
+    page.until(
+        "the story is that of the queue",
+        "/^the runner gone\\/7-00000000 was lost · press was paused for/\
+         .test(document.querySelector('#incident-verdict')?.innerText.replace(/\\s+/g, ' '))",
+    )
+    .await;
+    page.click(&link("Without the queue press")).await;
+    told(&page).await;
+    let cause = causes["data"][0]["fingerprint"].as_str().unwrap();
+    page.visit(&format!("/dead-letters/{cause}")).await;
+    page.click(&button("Incident page")).await;
+    page.until(
+        "the page of the cause is there",
+        &format!("location.pathname === '/incident' && location.search.includes('cause={cause}')"),
+    )
+    .await;
+    page.reads("2 jobs failed for good from 1 cause").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_without_moments_gets_them_once_and_keeps_them() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/jobs?span=24h").await;
+    page.press_with("k", 2).await;
+    page.until("the palette is open", "document.activeElement?.closest('.palette') !== null").await;
+    page.types("incident").await;
+    page.until("the page is first", "document.querySelector('.palette li.at')?.innerText.startsWith('Incident')").await;
+    page.press("Enter").await;
+    page.until(
+        "the range has two moments, a day apart",
+        "location.pathname === '/incident' && (() => { const words = new URLSearchParams(location.search); \
+         return Date.parse(words.get('to')) - Date.parse(words.get('from')) === 86400000 && !words.has('span'); })()",
+    )
+    .await;
+    page.reads("Nothing stood out in this range").await;
+    let address = page.address().await;
+    page.visit(&address).await;
+    page.reads("Nothing stood out in this range").await;
+    assert_eq!(page.address().await, address);
+
+    // What is not kept any more is said.
+    let month = chrono::TimeDelta::days(30);
+    let (from, to) = (text(now(&tickr) - month), text(now(&tickr) - month + seconds(3_600)));
+    page.visit(&format!("/incident?from={from}&to={to}")).await;
+    page.reads("Not kept any more for this range: figures, charts and queues").await;
+    page.reads_not("failed jobs and their causes.").await;
+    page.visit(&format!("/incident?from={from}&to={}", text(now(&tickr)))).await;
+    page.reads("The page shows at most 7 days").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
