@@ -88,8 +88,8 @@ pub(super) struct QueueBacklog {
     /// Number of workers that the queue could use now: `executing` and those of `due` for which `concurrency` has room. While the queue is
     /// paused, `executing` alone.
     wanted_workers: i64,
-    /// Number of jobs that are due and wait for a worker, and of reports that wait for a connection. Other jobs for later
-    /// and held jobs are not among them.
+    /// Number of jobs that are due and wait for a worker, and of reports that wait for a connection, as far as they are
+    /// among the first 10,000 jobs for the next minute. Other jobs for later and held jobs are not among them.
     due: i64,
     /// Number of jobs with a running attempt that occupies a worker. An attempt that another system finishes occupies
     /// none.

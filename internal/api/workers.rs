@@ -599,6 +599,8 @@ async fn deliver(api: &Api, delivery: JobDelivery, came: Instant) -> Result<Resp
             checkpoints.insert(claimed.id, checkpoint.content);
         }
     }
+    // What this process loses after this moment counts as the way to the worker.
+    let took_ms = u64::try_from(came.elapsed().as_millis()).unwrap_or(u64::MAX);
     // MySQL may have kept this process waiting since the claim.
     let delivery = delivery.unless_old();
     let registry = api.broker.registry();
@@ -627,7 +629,6 @@ async fn deliver(api: &Api, delivery: JobDelivery, came: Instant) -> Result<Resp
             tags: claimed.options.tags.iter().map(ToString::to_string).collect(),
         }
     });
-    let took_ms = u64::try_from(came.elapsed().as_millis()).unwrap_or(u64::MAX);
     let answer = FetchAnswer { jobs: jobs.collect(), drain: delivery.drained, took_ms };
     let text = serde_json::to_vec(&answer).unwrap_or_default();
     let body = ResponseBody::new(OnTheWire { bytes: Some(text.into()), delivery });

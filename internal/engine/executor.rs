@@ -42,7 +42,7 @@ const LAST_GRACE: Duration = Duration::from_millis(500);
 /// by then.
 const PROCESS_END: Duration = Duration::from_secs(15);
 
-/// Time before its expiry at which a job whose kind has no room is looked at once more.
+/// Time before its expiry, at least, at which a job whose kind has no room is looked at once more.
 const LAST_LOOK: Duration = Duration::from_secs(1);
 /// Time for which the index hides a job that expired after its claim.
 const EXPIRED_PAUSE: TimeDelta = TimeDelta::seconds(2);
@@ -403,6 +403,8 @@ async fn undo_claim(
     if stopped != Some(StopReason::Cancel) {
         settlement.verdict = Verdict::Interrupted;
         let left = claimed.expires_at.map(|at| (at - shared.store.clock().now()).to_std().unwrap_or_default());
+        // Not all in the same moment, if many expire at the same time.
+        let left = left.map(|left| left.mul_f64(1.0 - rand::random::<f64>() / 4.0));
         let rest = rest.map(|rest| within_expiry(rest, left));
         settlement.again = rest.map_or(Again::Unstarted, Again::UnstartedFor);
     }
@@ -434,8 +436,8 @@ async fn undo_claim(
     }
 }
 
-/// Return a rest after which a job that expires in `left` can still start. After the look in its last second, a job
-/// rests as others do.
+/// Return a rest after which a job that may start within `left` can still start. After its last look, a job rests as
+/// others do.
 fn within_expiry(rest: Duration, left: Option<Duration>) -> Duration {
     match left.and_then(|left| left.checked_sub(LAST_LOOK)) {
         Some(until_last_look) if !until_last_look.is_zero() => rest.min(until_last_look),

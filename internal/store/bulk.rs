@@ -31,7 +31,7 @@ use crate::rows::jobs::Accepted;
 use crate::rows::limits::{note_due_time, waits_for_turn};
 use crate::rows::links::{AWAITED, IN_BATCH};
 use crate::rows::order::{lock_free_keys as lock_free_order_keys, order_keys_of};
-use crate::rows::owed::{Owed, SKIP_LOCKED, expiries_of, left_of, lock_free};
+use crate::rows::owed::{Owed, RESTS, SKIP_LOCKED, expiries_of, left_of, lock_free};
 use crate::rows::unique_keys::lock_free_keys;
 use crate::sql::batches::{MAX_ROWS, groups, in_list, placeholders, statement, tuples};
 use crate::sql::clock::read_clock;
@@ -1210,7 +1210,12 @@ async fn write_change(
     execute_at: Timestamp,
     (priority, is_new): (Priority, bool),
 ) -> Result<(), sqlx::Error> {
-    sqlx::query("UPDATE owed SET execute_at = ?, priority = ? WHERE id = ?")
+    // With another due time the job does not wait for room any more. MySQL sets the columns in their order.
+    let sql = format!(
+        "UPDATE owed SET links = IF(execute_at = ?, links, links & ~{RESTS}), execute_at = ?, priority = ? WHERE id = ?"
+    );
+    statement(sql)
+        .bind(execute_at.naive_utc())
         .bind(execute_at.naive_utc())
         .bind(priority.level())
         .bind(id.uuid())

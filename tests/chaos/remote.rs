@@ -289,7 +289,7 @@ impl Life {
             self.awake().await;
             match answer {
                 Answer::Said(200, said) => {
-                    let took = Duration::from_millis(said["took_ms"].as_u64().unwrap_or_default());
+                    let took = said["took_ms"].as_u64().map_or(Duration::MAX, Duration::from_millis);
                     if sent.elapsed().saturating_sub(took) >= LONGEST_WAY {
                         continue;
                     }

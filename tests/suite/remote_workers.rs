@@ -335,7 +335,8 @@ async fn jobs_of_a_worker_that_died_run_again_after_its_lease() {
     let tickr = started().await;
     let at = tickr.app.addr();
     let (dead, living) = (Worker::register(&tickr, 1).await, Worker::register(&tickr, 1).await);
-    dead.lease_ms(&tickr, 2_000).await;
+    // No answer hands out what was claimed a quarter of a lease ago.
+    dead.lease_ms(&tickr, 8_000).await;
     let id = tickr.enqueue_kind("resize", json!(1)).await;
     let held = dead.fetch(at, 1, 20_000, &[]).await;
     assert_eq!(held.len(), 1);
@@ -1257,7 +1258,8 @@ async fn a_locked_row_of_a_worker_that_is_gone_delays_no_lost_attempt_of_another
         )
         .await;
     let dead = Worker::register(&tickr, 1).await;
-    dead.lease_ms(&tickr, 1_000).await;
+    // No answer hands out what was claimed a quarter of a lease ago.
+    dead.lease_ms(&tickr, 4_000).await;
     let id = tickr.enqueue(json!({"kind": "resize", "payload": 1})).await;
     assert_eq!(dead.fetch(at, 1, 10_000, &[]).await.len(), 1);
     let fetched = Instant::now();

@@ -15,7 +15,8 @@ use crate::jobs::actions::{ActionOutcome, UpdatedJob};
 use crate::jobs::read::read_job;
 use crate::rows::jobs::{Accepted, due_at};
 use crate::rows::limits::{is_parked, note_due_time, unpark, waits_for_turn};
-use crate::rows::owed::lock_held;
+use crate::rows::owed::{RESTS, lock_held};
+use crate::sql::batches::statement;
 use crate::sql::clock::read_clock;
 use crate::sql::connection::PriorRun;
 use crate::sql::error::corrupt;
@@ -174,7 +175,12 @@ async fn apply_change(
     {
         return refuse(conn, request, ChangeOutcome::AfterExpiry(expires_at)).await;
     }
-    sqlx::query("UPDATE owed SET execute_at = ?, priority = ? WHERE id = ?")
+    // With another due time the job does not wait for room any more. MySQL sets the columns in their order.
+    let sql = format!(
+        "UPDATE owed SET links = IF(execute_at = ?, links, links & ~{RESTS}), execute_at = ?, priority = ? WHERE id = ?"
+    );
+    statement(sql)
+        .bind(execute_at.naive_utc())
         .bind(execute_at.naive_utc())
         .bind(priority.level())
         .bind(id.uuid())

@@ -34,9 +34,10 @@ use crate::rows::jobs::{Accepted, accepted_at, due_at, mark_held, receipts, writ
 use crate::rows::limits::{is_parked, note_due_time, unpark, waits_for_turn};
 use crate::rows::links::{AWAITED, IN_BATCH, LinkProblem, blocked_until, check_links};
 use crate::rows::order::{close_places, lock_keys_of, lock_or_make, order_key_of};
-use crate::rows::owed::{Owed, lock_held};
+use crate::rows::owed::{Owed, RESTS, lock_held};
 use crate::rows::tallies::count;
 use crate::rows::unique_keys::{TakenKey, WantedKey, hand_over, insert, lock_or_take, read_taken};
+use crate::sql::batches::statement;
 use crate::sql::clock::read_clock;
 use crate::sql::connection::PriorRun;
 use crate::sql::error::{Fault, again, corrupt, fault};
@@ -550,7 +551,7 @@ async fn postpone(
         // Its claim finds out at the new time whether the limit has room then.
         unpark(conn, holder.id.uuid()).await?;
     }
-    sqlx::query("UPDATE owed SET execute_at = ? WHERE id = ?")
+    statement(format!("UPDATE owed SET links = links & ~{RESTS}, execute_at = ? WHERE id = ?"))
         .bind(execute_at)
         .bind(holder.id.uuid())
         .execute(&mut *conn)
