@@ -388,7 +388,8 @@ impl Store {
         let idempotent_inserts = IdempotentInserts { clock: shared.clock.clone() };
         let idempotent_inserts =
             GroupCommit::start(idempotent_inserts, options, settings.flushers, WAITING_INSERTS, tasks);
-        let settles = Settles::new(shared.clock.clone(), shared.lanes, Arc::clone(&shared.open_claims));
+        let (open, limits) = (Arc::clone(&shared.open_claims), Arc::clone(&shared.limits));
+        let settles = Settles::new(shared.clock.clone(), shared.lanes, open, limits);
         let settles = GroupCommit::start(settles, options, settings.flushers, WAITING_WORKERS, tasks);
         let freed = FreedSlots { limits: Arc::clone(&shared.limits) };
         let freed = Arc::new(GroupCommit::start(freed, options, settings.flushers, WAITING_WORKERS, tasks));
@@ -548,6 +549,7 @@ impl Store {
         self.shared.links_ended(reply.linked);
         if let Settled::Done { released, .. } = &mut reply.settled
             && !slots.is_empty()
+            && !reply.freed
         {
             let freed = self.freed.submit(SlotsOfJob { id: id.uuid(), keys: slots, call, keeps: false });
             match tokio::time::timeout(SLOTS_LIMIT, freed).await {

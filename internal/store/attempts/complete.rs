@@ -6,23 +6,26 @@
 //! and decides about each one.
 //!
 //! The next job of an order key can be claimed in the same transaction, for the runner that ended the one before it. So
-//! the jobs of one key cost one commit each, and not two.
+//! the jobs of one key cost one commit each, and not two. The slots of limits by key are freed in it as well, if that
+//! needs no wait.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
 use crate::attempts::claim::{Claims, ClaimsById, Opened, read_step};
+use crate::attempts::limited::free_with_ends;
 use crate::attempts::settlement::{CheckpointUse, SettleRequest, Settlement};
 use crate::rows::attempt_logs::{AttemptLogRow, insert_logs_step};
 use crate::rows::checkpoints::HAS_CHECKPOINT;
-use crate::rows::limits::LimitsOfClaim;
+use crate::rows::limits::{KnownLimits, LimitKey, LimitsOfClaim};
 use crate::rows::links::{AWAITED, BatchChanges, IN_BATCH};
 use crate::rows::order::{Successor, lock_step, release_steps, successors_step};
 use crate::rows::owed::DueJob;
 use crate::rows::tallies::tally;
+use crate::sql::error::waited_for_lock;
 use crate::sql::script::{Script, Value};
 use crate::sql::session::Session;
 use tickr_job::{AttemptToken, JobId, Name, State, Timestamp, Verdict};
@@ -35,13 +38,16 @@ pub(crate) struct Success<'a> {
 }
 
 /// What a batch of successes brought about.
+#[derive(Default)]
 pub(crate) struct Completed<'a> {
-    /// Jobs that are not held any more and were not claimed.
+    /// Jobs that are not held or parked any more and were not claimed.
     pub(crate) released: Vec<DueJob>,
     /// The claim of jobs that were held.
     pub(crate) claim: Option<SuccessorClaim<'a>>,
     /// The links of the jobs: bits of `owed.links`.
     pub(crate) linked: u8,
+    /// Jobs whose slots of limits are free.
+    pub(crate) freed: HashSet<Uuid>,
 }
 
 impl<'a> Success<'a> {
@@ -67,19 +73,21 @@ impl<'a> Success<'a> {
     }
 }
 
-/// Settle all of them or none. Returns nothing, with nothing written, when a token no longer holds its job or a cancel
-/// was requested for one of them.
+/// Settle all of them or none. Returns nothing, with nothing written, when a token no longer holds its job, a cancel
+/// was requested for one of them, or their slots cannot be freed now. `known` are the limits of this process.
 pub(crate) async fn complete<'a>(
     conn: &mut Session<'_>,
     successes: &[Success<'a>],
     lane: u8,
+    known: &KnownLimits,
 ) -> Result<Option<Completed<'a>>, sqlx::Error> {
     let mut claims = successes.iter().find_map(|success| success.successor_for);
-    if let Some(of) = claims {
-        match of.limits.catch_up(conn).await {
+    let mut frees = successes.iter().any(|success| !success.opened.slots.is_empty());
+    if claims.is_some() || frees {
+        match known.catch_up(conn).await {
             Ok(()) => {}
             // A limit that this version cannot read must not cost an attempt its verdict.
-            Err(sqlx::Error::Decode(_) | sqlx::Error::ColumnDecode { .. }) => claims = None,
+            Err(error) if is_unreadable(&error) => (claims, frees) = (None, false),
             Err(error) => return Err(error),
         }
     }
@@ -184,22 +192,42 @@ pub(crate) async fn complete<'a>(
     if !successors.is_empty() {
         release_steps(&mut write, &successors);
     }
-    if claim.is_none() {
+    let ending = sorted.iter().filter(|success| frees && !success.opened.slots.is_empty());
+    let ending: Vec<(Uuid, &[LimitKey])> =
+        ending.map(|success| (success.item.id.uuid(), &*success.opened.slots)).collect();
+    if claim.is_none() && ending.is_empty() {
         // In the text form this is the same request. MySQL does not go on to it when a statement before it fails.
         write.push("COMMIT", Vec::new());
     }
     let written = write.run(conn).await?;
-    if let (Some(claim), Some(limits)) = (&claim, &limits)
-        && !claim.commit(conn, limits).await?
-    {
-        return Ok(None);
+    let freed = match free_with_ends(conn, &ending, &known.now()).await {
+        Ok(freed) => freed,
+        // The slower way settles the attempts, and leaves their slots.
+        Err(error) if is_unreadable(&error) || waited_for_lock(&error) => {
+            sqlx::raw_sql("ROLLBACK").execute(conn).await?;
+            return Ok(None);
+        }
+        Err(error) => return Err(error),
+    };
+    if let (Some(claim), Some(limits)) = (&claim, &limits) {
+        if !claim.commit(conn, limits).await? {
+            return Ok(None);
+        }
+    } else if !ending.is_empty() {
+        sqlx::raw_sql("COMMIT").execute(conn).await?;
     }
     let mut released: Vec<DueJob> = successors.into_iter().filter_map(Successor::released).collect();
     if let Some(claim) = &mut claim {
         claim.answered(written.iter().flat_map(|step| &step.rows))?;
         released.retain(|job| !claim.won.contains_key(&job.id));
     }
-    Ok(Some(Completed { released, claim, linked }))
+    released.extend(freed.let_go);
+    Ok(Some(Completed { released, claim, linked, freed: freed.jobs }))
+}
+
+/// Return whether an error says that this version cannot read a row.
+fn is_unreadable(error: &sqlx::Error) -> bool {
+    matches!(error, sqlx::Error::Decode(_) | sqlx::Error::ColumnDecode { .. })
 }
 
 /// The claim of the next jobs of order keys, in the transaction that ends the jobs in front of them.
@@ -268,7 +296,7 @@ impl<'a> SuccessorClaim<'a> {
     async fn commit(&self, conn: &mut Session<'_>, limits: &LimitsOfClaim) -> Result<bool, sqlx::Error> {
         let changed = match limits.have_changed(conn, &self.claims.limits).await {
             // A limit that this version cannot read must not cost an attempt its verdict.
-            Err(sqlx::Error::Decode(_) | sqlx::Error::ColumnDecode { .. }) => true,
+            Err(error) if is_unreadable(&error) => true,
             looked => looked?,
         };
         let end = if changed { "ROLLBACK" } else { "COMMIT" };

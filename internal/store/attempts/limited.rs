@@ -1,9 +1,10 @@
 //! Claims of jobs that count against limits by key, and the end of their slots.
 //!
 //! A claim locks the keys first, and counts. A job without room is parked in the same transaction, so no runner takes its
-//! id again before there is room. The slot of an attempt is freed in a transaction of its own after its settlement: so a
-//! settlement locks no key, and a slot is never free too early. If a runner dies in between, another one frees the slot
-//! within a second or two ([`Store::sweep_limits`]).
+//! id again before there is room. The transaction that ends an attempt with success frees its slot, if no other session
+//! locks its keys at that moment ([`free_with_ends`]). Every other slot is freed in a transaction of its own after the
+//! settlement ([`FreedSlots`]): so a settlement waits for no key, and a slot is never free too early. If a runner dies
+//! in between, another one frees the slot within a second or two ([`Store::sweep_limits`]).
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::sync::{Arc, PoisonError};
@@ -17,15 +18,15 @@ use crate::attempts::breakers::{EndedCall, Turned, count_calls, counted, mark_co
 use crate::attempts::claim::{Claim, Claims, ClaimsById, NOT_EXPIRED, among, gone, read_step};
 use crate::rows::limits::{
     DELETE_SLOTS, FairShare, KEPT_AT_MOST_S, KeyBounds, KeyState, KnownLimits, LimitKey, LimitSetting, LimitsOfClaim,
-    ToPark, begin_with, begin_with_free, begin_within_a_second, count_parked, free_slots_kept_in_vain, free_slots_of,
-    kept_in_vain, key_in, keys_of, keys_with_parked_jobs, let_go, let_paused_leave, let_uncovered_go,
+    ToPark, begin_with, begin_with_free, begin_within_a_second, count_parked, free_and_let_go, free_slots_kept_in_vain,
+    free_slots_of, kept_in_vain, key_in, keys_of, keys_with_parked_jobs, let_go, let_paused_leave, let_uncovered_go,
     lines_behind_paused_jobs, lock_free_keys, lock_keys, lock_those_that_are_free, lock_within_a_second, not_among,
     park_owed, park_step, state_step, states_in, take_back, without_rows, write_rates,
 };
 use crate::rows::owed::{DueJob, SKIP_LOCKED};
 use crate::sql::batch::Batch;
 use crate::sql::batches::{MAX_ROWS, statement};
-use crate::sql::connection::{DbFuture, PriorRun, on_pool, transact, transact_unless_locked};
+use crate::sql::connection::{DbFuture, PriorRun, is_in_cluster, on_pool, transact, transact_unless_locked};
 use crate::sql::error::{again, corrupt};
 use crate::sql::script::{Script, Value};
 use crate::sql::session::Session;
@@ -542,8 +543,51 @@ fn insert_slots<'a>(script: &mut Script<'a>, slots: &[(&'a LimitKey, Uuid)], tok
     );
 }
 
-/// The group commit that frees the slots of attempts that have ended. Those of a key that another session keeps locked
-/// are left to the sweep, so that the ends of all other attempts need not wait.
+/// What the transaction that ends attempts has done about their slots.
+#[derive(Default)]
+pub(super) struct FreedWithEnds {
+    /// The jobs whose slots are free, with the lines of all their keys looked at.
+    pub(super) jobs: HashSet<Uuid>,
+    /// Parked jobs that have a due time now.
+    pub(super) let_go: Vec<DueJob>,
+}
+
+/// Free the slots of these attempts, which the caller's transaction ends, and let parked jobs of their keys go. So the
+/// next job of a key has its slot with the COMMIT that ends the one before it.
+///
+/// The transaction has locked rows of `owed` and tallies. A claim locks keys before rows, so this waits for no key, and
+/// the caller waits for nothing more before its COMMIT. Left out, for [`FreedSlots`], are attempts with a key that
+/// another session locks at this moment, and those with a breaker: the ends of their calls have to count. In a Galera
+/// cluster all are: a lock of a key is a write there, and a conflict about it would repeat the settlement.
+pub(super) async fn free_with_ends(
+    conn: &mut Session<'_>,
+    ending: &[(Uuid, &[LimitKey])],
+    limits: &[LimitSetting],
+) -> Result<FreedWithEnds, sqlx::Error> {
+    let mut ending = ending.to_vec();
+    ending.retain(|(_, keys)| !keys.iter().any(|key| has_breaker(key, limits)));
+    if ending.is_empty() || is_in_cluster() {
+        return Ok(FreedWithEnds::default());
+    }
+    let asked: BTreeSet<&LimitKey> = ending.iter().flat_map(|(_, keys)| keys.iter()).collect();
+    let got = lock_those_that_are_free(conn, &asked.into_iter().collect::<Vec<_>>()).await?;
+    ending.retain(|(_, keys)| keys.iter().all(|key| got.contains(key)));
+    let ended: Vec<Uuid> = ending.iter().map(|(id, _)| *id).collect();
+    if ended.is_empty() {
+        return Ok(FreedWithEnds::default());
+    }
+    let (let_go, more) = free_and_let_go(conn, &ended, &got, limits).await?;
+    let jobs = if more { HashSet::new() } else { ended.into_iter().collect() };
+    Ok(FreedWithEnds { jobs, let_go })
+}
+
+/// Return whether the limit of this key has a breaker.
+fn has_breaker(key: &LimitKey, limits: &[LimitSetting]) -> bool {
+    limits.iter().any(|set| set.limit.name == key.limit && set.breaker_rule().is_some())
+}
+
+/// The group commit that frees the slots of attempts that have ended without it. Those of a key that another session
+/// keeps locked are left to the sweep, so that the ends of all other attempts need not wait.
 pub(crate) struct FreedSlots {
     pub(crate) limits: Arc<KnownLimits>,
 }

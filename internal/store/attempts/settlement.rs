@@ -79,6 +79,8 @@ pub(crate) struct SettleReply {
     pub(crate) next: Option<Claim>,
     /// The links of the jobs that ended in the same batch of settlements: bits of `owed.links`.
     pub(crate) linked: u8,
+    /// True if the slots of limits of the attempt were freed with its end, and the next jobs of their keys let go.
+    pub(crate) freed: bool,
 }
 
 /// Due time of a job that waits again.

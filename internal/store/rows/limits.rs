@@ -8,8 +8,9 @@
 //! overtakes it on its way to a runner.
 //!
 //! The row in `limit_keys` is the lock of a key. A transaction locks these rows in key order, before it locks rows of
-//! `owed`. It also has the state of the rate: the generic cell rate algorithm (GCRA) of ATM networks, with one time for
-//! each key and no counters that would have to be reset.
+//! `owed`. Only the end of an attempt locks them last: it waits for none of them, and for nothing after them. The row
+//! also has the state of the rate: the generic cell rate algorithm (GCRA) of ATM networks, with one time for each key
+//! and no counters that would have to be reset.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
@@ -1140,17 +1141,43 @@ pub(crate) async fn let_go(
     keys: &BTreeSet<LimitKey>,
     limits: &[LimitSetting],
 ) -> Result<(Vec<DueJob>, bool), sqlx::Error> {
-    let mut all = Vec::new();
-    let mut more = false;
     let keys: Vec<&LimitKey> = keys.iter().collect();
     if keys.is_empty() {
-        return Ok((all, more));
+        return Ok((Vec::new(), false));
     }
     let mut script = Script::as_text();
     state_with_parked_jobs_step(&mut script, &keys);
     let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
-    let states = states_in(&found)?;
-    let rooms: Vec<(&LimitKey, usize)> = states
+    let_go_by(conn, &states_in(&found)?, limits, usize::MAX).await
+}
+
+/// Delete the slots of these jobs, which end in the caller's transaction, and let parked jobs of these keys go: at most
+/// [`MAX_AT_ONCE`] in all. Otherwise this does what [`let_go`] does. There is at least one job and one key.
+pub(crate) async fn free_and_let_go(
+    conn: &mut Session<'_>,
+    ended: &[Uuid],
+    keys: &BTreeSet<LimitKey>,
+    limits: &[LimitSetting],
+) -> Result<(Vec<DueJob>, bool), sqlx::Error> {
+    let keys: Vec<&LimitKey> = keys.iter().collect();
+    let mut script = Script::as_text();
+    let (list, values) = script.list(ended);
+    script.push(format!("{DELETE_SLOTS} {list}"), values);
+    state_with_parked_jobs_step(&mut script, &keys);
+    let found = script.run(conn).await?.pop().unwrap_or_default().rows;
+    let_go_by(conn, &states_in(&found)?, limits, MAX_AT_ONCE).await
+}
+
+/// Let parked jobs of keys in these states go, at most `most` of them. Returns the jobs, and whether there may be more
+/// with room.
+async fn let_go_by(
+    conn: &mut Session<'_>,
+    states: &BTreeMap<LimitKey, KeyState>,
+    limits: &[LimitSetting],
+    most: usize,
+) -> Result<(Vec<DueJob>, bool), sqlx::Error> {
+    let mut all = Vec::new();
+    let mut rooms: Vec<(&LimitKey, usize)> = states
         .iter()
         .filter(|(_, state)| state.first_due.is_some())
         .map(|(key, state)| (key, state, KeyBounds::find(limits, key)))
@@ -1160,12 +1187,19 @@ pub(crate) async fn let_go(
         .map(|(key, state, bounds)| (key, state.room(bounds)))
         .filter(|(_, room)| *room > 0)
         .collect();
+    let (mut left, mut more) = (most, false);
+    for (_, room) in &mut rooms {
+        more |= *room > left;
+        *room = left.min(*room);
+        left -= *room;
+    }
+    rooms.retain(|(_, room)| *room > 0);
     for wanted in rooms.chunks(64) {
         let waiting = first_parked(conn, wanted).await?;
         let mut found = ParkedJobs::lock(conn, &waiting).await?;
         found.look_behind(conn, wanted).await?;
         more |= wanted.iter().any(|(_, room)| *room == MAX_AT_ONCE) && !found.is_empty();
-        all.extend(let_go_of(conn, found, &states, limits).await?);
+        all.extend(let_go_of(conn, found, states, limits).await?);
     }
     Ok((all, more))
 }
