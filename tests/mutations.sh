@@ -1312,6 +1312,21 @@ mutants() {
     mutant 'call to a host in the end of a success' internal/store/attempts/limited.rs \
         '    ending.retain(|(_, keys)| !keys.iter().any(|key| has_breaker(key, limits)));' '' \
         receivers::a_breaker_opens_after_its_failures_and_parked_jobs_burn_no_attempt
+    mutant 'slot of the next parked job' internal/store/attempts/limited.rs \
+        '    insert_slots(&mut script, &slots, Some(token));' '' \
+        store::the_next_parked_job_is_claimed_by_the_commit_that_ends_the_attempt_before_it
+    mutant 'row in claim_batches for the next parked job' internal/store/attempts/limited.rs \
+        '    claims.batch_step(&mut script, bytes, token, batch);' '' \
+        store::the_next_parked_job_is_claimed_by_the_commit_that_ends_the_attempt_before_it
+    mutant 'queue of the next parked job' internal/store/attempts/complete.rs \
+        'fronts.get_mut(&job.queue).and_then(Vec::pop)' 'fronts.values_mut().find_map(Vec::pop)' \
+        store::a_parked_job_that_may_not_follow_at_once_is_let_go_and_not_claimed
+    mutant 'other limits of the next parked job' internal/store/attempts/limited.rs \
+        '|| keys.insert(id, key).is_some() {' '|| (keys.insert(id, key).is_some() && false) {' \
+        store::a_parked_job_that_may_not_follow_at_once_is_let_go_and_not_claimed
+    mutant 'earlier attempts of the next parked job' internal/store/attempts/limited.rs \
+        '" AND o.attempt = 0"' '""' \
+        store::a_parked_job_that_may_not_follow_at_once_is_let_go_and_not_claimed
     mutant 'due times of parked jobs' internal/store/rows/limits.rs \
         'ORDER BY due_at, job_id LIMIT ?)"' 'ORDER BY due_at DESC, job_id DESC LIMIT ?)"' \
         key_limits::parked_jobs_start_in_the_order_in_which_they_were_due

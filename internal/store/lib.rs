@@ -521,6 +521,9 @@ impl Store {
     /// released ones as usual: there is none, it is in another queue, not due, of another kind, a suspect or in its last
     /// attempt, a limit may apply to it, or the attempt did not succeed.
     ///
+    /// If the attempt has no order key and a slot of a limit, a parked job that has room now is claimed instead, if it
+    /// has made no attempt and only this limit applies to it, without a rate.
+    ///
     /// # Errors
     /// The errors of [`settle`](Self::settle). If the next job was claimed nevertheless, it is given back.
     pub async fn settle_and_claim_next(

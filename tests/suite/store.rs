@@ -1400,11 +1400,15 @@ fn in_order(count: usize) -> Vec<NewJob> {
 impl TestStore {
     /// Set a limit for each limit key.
     async fn set_limit(&self, bounds: Bounds) {
+        self.set_limit_of("l", SharedBy::Key, bounds).await;
+    }
+
+    async fn set_limit_of(&self, name: &str, shared_by: SharedBy, bounds: Bounds) {
         let limit = Limit {
-            name: "l".parse().unwrap(),
+            name: name.parse().unwrap(),
             kind: None,
             queue: None,
-            shared_by: SharedBy::Key,
+            shared_by,
             fair: false,
             breaker: None,
             bounds,
@@ -1416,7 +1420,11 @@ impl TestStore {
 
     /// Allow this many attempts of each limit key at the same time, by a limit that has counted those that run.
     async fn set_concurrency(&self, most: u32) {
-        self.set_limit(Bounds { concurrency: Some(most), ..Bounds::default() }).await;
+        self.set_concurrency_of("l", SharedBy::Key, most).await;
+    }
+
+    async fn set_concurrency_of(&self, name: &str, shared_by: SharedBy, most: u32) {
+        self.set_limit_of(name, shared_by, Bounds { concurrency: Some(most), ..Bounds::default() }).await;
         self.mysql().await.execute("UPDATE limits SET counted = TRUE").await.unwrap();
         self.store.follow_limits(&Arc::new(self.store.limits().await.unwrap()), Instant::now());
     }
@@ -1593,6 +1601,100 @@ async fn an_end_at_a_limit_that_was_raised_lets_all_parked_jobs_go() {
     let let_go: BTreeSet<JobId> = test.succeed(&claimed).await.into_iter().collect();
     assert_eq!(let_go, ids[1..].iter().copied().collect::<BTreeSet<_>>());
     assert_eq!(test.slots().await, (0, 300, 0));
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_next_parked_job_is_claimed_by_the_commit_that_ends_the_attempt_before_it() {
+    let test = TestStore::start().await;
+    test.set_concurrency(2).await;
+    let ids = test.insert_limited("a", 6).await;
+    let mut running = vec![test.claimed(ids[0]).await, test.claimed(ids[1]).await];
+    assert!(!running[0].was_parked());
+    test.park(&ids[2..]).await;
+    for (place, id) in ids.iter().enumerate().skip(2) {
+        let (next, released) = test.end_and_claim_next(&running.remove(0)).await;
+        let next = next.unwrap();
+        assert_eq!((next.id, next.number, next.attempt, released), (*id, 1, 1, vec![]));
+        assert!(next.was_parked());
+        running.push(next);
+        assert_eq!(test.slots().await, (2, 0, i64::try_from(ids.len() - place).unwrap() - 1));
+        // The reaper finds the attempts if this process dies now.
+        let in_batches =
+            "SELECT COUNT(*) FROM claim_batches b JOIN owed o ON o.token = b.token AND o.state = 'executing'";
+        assert_eq!(test.count(in_batches).await, 2);
+    }
+    for last in running {
+        let (next, released) = test.end_and_claim_next(&last).await;
+        assert!(next.is_none() && released.is_empty(), "{next:?} {released:?}");
+    }
+    assert_eq!(test.slots().await, (0, 0, 0));
+    let most = "SELECT CAST(MAX(n) AS SIGNED) FROM (SELECT (SELECT COUNT(*) FROM attempts b \
+                WHERE b.started_at <= a.started_at AND b.finished_at > a.started_at) n FROM attempts a) x";
+    assert_eq!((test.count("SELECT COUNT(*) FROM attempts").await, test.count(most).await), (6, 2));
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_parked_job_that_may_not_follow_at_once_is_let_go_and_not_claimed() {
+    let test = TestStore::start().await;
+    test.set_concurrency(1).await;
+    for case in ["another queue", "its last attempt", "an earlier attempt", "two limits"] {
+        let first = test.insert_limited("a", 1).await[0];
+        let options = JobOptions { limit_key: Some("a".to_owned()), ..JobOptions::default() };
+        let mut second = NewJob { options, ..job() };
+        match case {
+            "another queue" => second.queue = "other".parse().unwrap(),
+            "its last attempt" => second.max_attempts = 1,
+            "two limits" => test.set_concurrency_of("m", SharedBy::All, 1).await,
+            _ => {}
+        }
+        let (id, queue) = (second.id, second.queue.clone());
+        test.store.insert(vec![second]).await.unwrap();
+        if case == "an earlier attempt" {
+            let claimed = test.claimed(id).await;
+            let interrupted = Settlement { again: Again::Now, ..settlement(&claimed, Verdict::Interrupted) };
+            test.store.settle(interrupted).await.unwrap();
+        }
+        let claimed = test.claimed(first).await;
+        let parked = test.claimant.claim(id, &queue).await.unwrap();
+        assert!(matches!(parked, Claim::Parked), "{case}: {parked:?}");
+        let (next, released) = test.end_and_claim_next(&claimed).await;
+        assert_eq!((next.map(|next| next.id), released), (None, vec![id]), "{case}");
+        assert_eq!(test.slots().await, (0, 1, 0), "{case}");
+        assert!(matches!(test.store.cancel(id, &Actor::tickr()).await.unwrap(), ActionOutcome::Done(_)));
+        // It frees the slot that was kept for the job.
+        test.store.sweep_limits(LimitSweep::default(), false, |_| {}).await.unwrap();
+        assert_eq!(test.slots().await, (0, 0, 0), "{case}");
+    }
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_parked_job_whose_claim_was_not_answered_is_given_back_and_has_its_slot_until_then() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::at(name, url, proxy.url()).await;
+    test.set_concurrency(1).await;
+    let ids = test.insert_limited("a", 3).await;
+    let claimed = test.claimed(ids[0]).await;
+    test.park(&ids[1..]).await;
+    proxy.cut_after("COMMIT");
+    let (next, released) = test.end_and_claim_next(&claimed).await;
+    assert!(next.is_none() && released.is_empty(), "{next:?} {released:?}");
+    assert_eq!((proxy.cuts(), test.store.unanswered_claims()), (1, 1));
+    assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE state = 'executing'").await, 1);
+    assert_eq!(test.slots().await, (1, 0, 1));
+    let given = test.store.give_back_unanswered().await.unwrap();
+    assert_eq!(given.iter().map(|given| given.id).collect::<Vec<_>>(), [ids[1]]);
+    // The slot goes to the next job of the line.
+    test.store.sweep_limits(LimitSweep::default(), false, |_| {}).await.unwrap();
+    assert_eq!(test.slots().await, (0, 1, 0));
+    test.park(&[ids[1]]).await;
+    let claimed = test.claimed(ids[2]).await;
+    assert_eq!((test.slots().await, test.succeed(&claimed).await), ((1, 0, 1), vec![ids[1]]));
+    let again = test.claimed(ids[1]).await;
+    assert_eq!((again.number, again.attempt), (2, 1));
     test.stop().await;
 }
 

@@ -291,6 +291,11 @@ impl Claims {
         }
         script.run(conn).await?;
         name_slots(won, &mut claims);
+        for (id, claim) in &mut claims {
+            if let Claim::Won(claimed) = claim {
+                claimed.was_parked = kept_for.due.contains_key(&id.uuid());
+            }
+        }
         claims.extend(others);
         claims.extend(left);
         let mut freed = Vec::new();
@@ -579,6 +584,53 @@ pub(super) async fn free_with_ends(
     let (let_go, more) = free_and_let_go(conn, &ended, &got, limits).await?;
     let jobs = if more { HashSet::new() } else { ended.into_iter().collect() };
     Ok(FreedWithEnds { jobs, let_go })
+}
+
+/// Return those of these jobs that are under exactly one limit, which has no rate, each with its key. Jobs that have
+/// made an attempt are left out: this runner may have given one back because it cannot read it.
+pub(super) async fn under_one_limit(
+    conn: &mut Session<'_>,
+    ids: &[Uuid],
+    limits: &[LimitSetting],
+) -> Result<BTreeMap<Uuid, LimitKey>, sqlx::Error> {
+    let (mut keys, mut others) = (BTreeMap::new(), HashSet::new());
+    for (key, id) in keys_of_jobs(conn, ids, limits, " AND o.attempt = 0").await? {
+        if KeyBounds::find(limits, &key).bounds.rate.is_some() || keys.insert(id, key).is_some() {
+            others.insert(id);
+        }
+    }
+    keys.retain(|id, _| !others.contains(id));
+    Ok(keys)
+}
+
+/// Claim those of these jobs that may start, in the transaction that let them go: the slot that is kept for each of
+/// them becomes that of its attempt. `bytes` are their ids, and `keys` the only keys under which they count. Those are
+/// locked.
+pub(super) async fn claim_let_go(
+    conn: &mut Session<'_>,
+    claims: &Claims,
+    (ids, bytes): (&[Uuid], &[u8]),
+    keys: &BTreeMap<Uuid, LimitKey>,
+    (token, batch): (AttemptToken, Uuid),
+) -> Result<ClaimsById, sqlx::Error> {
+    let mut script = Script::about(ids.len(), 0);
+    claims.claim_step(&mut script, (ids, &[]), token);
+    claims.batch_step(&mut script, bytes, token, batch);
+    read_step(&mut script, ids, token);
+    let done = script.run(conn).await?;
+    let mut won = claims.claims_in(done.iter().flat_map(|step| &step.rows), token)?;
+    let slots = keys.iter().filter(|(id, _)| won.contains_key(&JobId::from_uuid(**id)));
+    let slots: Vec<(&LimitKey, Uuid)> = slots.map(|(id, key)| (key, *id)).collect();
+    let mut script = Script::as_text();
+    insert_slots(&mut script, &slots, Some(token));
+    script.run(conn).await?;
+    for (key, id) in slots {
+        if let Some(Claim::Won(claimed)) = won.get_mut(&JobId::from_uuid(id)) {
+            claimed.slots = Arc::from([key.clone()]);
+            claimed.was_parked = true;
+        }
+    }
+    Ok(won)
 }
 
 /// Return whether the limit of this key has a breaker.

@@ -93,7 +93,7 @@ impl Batch for Settles {
             let completed =
                 if successes.is_empty() { None } else { complete(conn, &successes, lane, &self.limits).await? };
             let are_completed = completed.is_some();
-            let Completed { mut released, claim, mut linked, freed } = completed.unwrap_or_default();
+            let Completed { mut released, claim, claim_of_parked, mut linked, freed } = completed.unwrap_or_default();
             let mut rest: Vec<(usize, &Settlement)> = Vec::new();
             for (place, item) in items.iter().enumerate() {
                 if are_completed && Success::from_request(item).is_some() {
@@ -108,6 +108,7 @@ impl Batch for Settles {
             // All of it is committed. Callers that have gone away need not do this, and the others do not take turns.
             self.open.all_ended(items.iter().map(|item| (item.settlement.id, item.settlement.token)));
             let mut next = claim.map(SuccessorClaim::hand_out).unwrap_or_default();
+            next.extend(claim_of_parked.map(SuccessorClaim::hand_out).unwrap_or_default());
             let answers = items.iter().zip(answers);
             let reply = |(item, settled): (&SettleRequest, Settled)| SettleReply {
                 settled,
