@@ -14,9 +14,10 @@ use tickr::job::{
 };
 use tickr::services::Services;
 use tickr::store::{
-    ActionOutcome, Again, Answer, CheckpointUse, Claim, Claimant, Claimed, Condition, Death, Deferral, EnqueueOutcome,
-    EnqueueReceipts, EnqueueRefusal, IdempotentOutcome, IdempotentRequest, KeyedRow, LapseRule, Lapsed, LimitSweep,
-    LiveAttempt, PoolSizes, ResponseBuilder, RunnerRow, Settled, Settlement, Store, StoreError, StoreSettings, WaitsFor,
+    ActionOutcome, Again, Answer, CheckpointUse, Claim, Claimant, Claimed, Condition, Death, Deferral, DueJob,
+    EnqueueOutcome, EnqueueReceipts, EnqueueRefusal, IdempotentOutcome, IdempotentRequest, KeyedRow, LapseRule, Lapsed,
+    LimitSweep, LiveAttempt, PoolSizes, ResponseBuilder, RunnerRow, Settled, Settlement, Store, StoreError,
+    StoreSettings, WaitsFor,
 };
 
 use crate::support::{
@@ -1601,6 +1602,32 @@ async fn an_end_at_a_limit_that_was_raised_lets_all_parked_jobs_go() {
     let let_go: BTreeSet<JobId> = test.succeed(&claimed).await.into_iter().collect();
     assert_eq!(let_go, ids[1..].iter().copied().collect::<BTreeSet<_>>());
     assert_eq!(test.slots().await, (0, 300, 0));
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_sweep_that_counts_for_a_new_limit_lets_its_parked_jobs_go() {
+    let test = TestStore::start().await;
+    assert_eq!(test.store.until_limits_are_counted(), None);
+    test.set_limit(Bounds { concurrency: Some(1), ..Bounds::default() }).await;
+    let ids = test.insert_limited("a", 2).await;
+    test.park(&ids).await;
+    let left = test.store.until_limits_are_counted();
+    assert!(left.is_some_and(|left| left <= Duration::from_secs(3)), "{left:?}");
+    let mut sweep = LimitSweep::default();
+    let let_go = std::sync::Mutex::new(Vec::<JobId>::new());
+    let (began, is_counted) = (Instant::now(), "SELECT COUNT(*) FROM limits WHERE counted");
+    while test.count(is_counted).await == 0 {
+        assert!(let_go.lock().unwrap().is_empty(), "before the attempts are counted");
+        assert!(began.elapsed() < Duration::from_secs(20), "the attempts are not counted");
+        if let Some(left) = test.store.until_limits_are_counted() {
+            tokio::time::sleep(left).await;
+        }
+        let tell = |jobs: Vec<DueJob>| let_go.lock().unwrap().extend(jobs.into_iter().map(|job| job.id));
+        sweep = test.store.sweep_limits(sweep, false, tell).await.unwrap();
+    }
+    assert_eq!((let_go.into_inner().unwrap(), test.store.until_limits_are_counted()), (vec![ids[0]], None));
+    assert_eq!(test.slots().await, (0, 1, 1));
     test.stop().await;
 }
 

@@ -1064,7 +1064,7 @@ impl Store {
         locked: &mut BTreeMap<Name, Instant>,
     ) -> Result<Vec<DueJob>, StoreError> {
         locked.retain(|_, found| found.elapsed() < LOCKED_RESTS);
-        let mut gone = Vec::new();
+        let (mut gone, mut are_counted) = (Vec::new(), false);
         for set in self.shared.limits.uncounted_for(HEARD_AFTER) {
             if locked.contains_key(&set.limit.name) {
                 continue;
@@ -1074,8 +1074,27 @@ impl Store {
                 locked.insert(set.limit.name, Instant::now());
                 break;
             }
+            are_counted = true;
+        }
+        if are_counted {
+            // The rest of this sweep lets parked jobs go that have room. Read after the commit, because a count that is
+            // not committed is none.
+            let known = Arc::clone(&self.shared.limits);
+            let read = on_pool(&self.shared.pools.loops, "read limits that are counted", move |conn, _| {
+                let known = Arc::clone(&known);
+                Box::pin(async move { known.read_again(conn).await })
+            });
+            if let Err(error) = read.await {
+                tracing::debug!(%error, "cannot read the limits that were counted, the next summary brings them");
+            }
         }
         Ok(gone)
+    }
+
+    /// Return the time until a sweep counts the attempts of a limit that was set a moment ago.
+    #[must_use]
+    pub fn until_limits_are_counted(&self) -> Option<Duration> {
+        self.shared.limits.next_uncounted(HEARD_AFTER)
     }
 
     /// Count the attempts of a new limit. Returns false if another session locks one of its keys. The jobs that it does

@@ -290,6 +290,14 @@ impl KnownLimits {
         known.limits.iter().filter(|set| since(set).is_some_and(|since| since.elapsed() >= time)).cloned().collect()
     }
 
+    /// Return the time until this process has followed the next limit whose attempts are not counted for this time.
+    /// None if there is none, or if it has.
+    pub(crate) fn next_uncounted(&self, time: Duration) -> Option<Duration> {
+        let known = self.followed.read().unwrap_or_else(PoisonError::into_inner);
+        let left = known.uncounted.values().filter_map(|since| time.checked_sub(since.elapsed()));
+        left.filter(|left| !left.is_zero()).min()
+    }
+
     /// Return whether the limits of this process are due to be read again.
     pub(crate) fn are_old(&self) -> bool {
         self.followed.read().unwrap_or_else(PoisonError::into_inner).asked.is_some_and(|asked| asked.elapsed() >= OLD)
