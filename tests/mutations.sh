@@ -1327,6 +1327,9 @@ mutants() {
     mutant 'earlier attempts of the next parked job' internal/store/attempts/limited.rs \
         '" AND o.attempt = 0"' '""' \
         store::a_parked_job_that_may_not_follow_at_once_is_let_go_and_not_claimed
+    mutant 'slots that are kept, in a claim' internal/store/attempts/limited.rs \
+        'if states.values().any(|state| state.kept > 0) {' 'if states.values().any(|state| state.kept > 0) && false {' \
+        store::the_commit_that_ends_an_attempt_frees_its_slot_and_lets_the_next_parked_job_go
     mutant 'due times of parked jobs' internal/store/rows/limits.rs \
         'ORDER BY due_at, job_id LIMIT ?)"' 'ORDER BY due_at DESC, job_id DESC LIMIT ?)"' \
         key_limits::parked_jobs_start_in_the_order_in_which_they_were_due

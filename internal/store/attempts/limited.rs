@@ -154,28 +154,22 @@ impl Claims {
         let sorted: Vec<&LimitKey> = keys.keys().copied().collect();
         let mut script = Script::as_text();
         self.fence_step(&mut script);
-        let (list, values) = script.list(&ids);
         if skips_locked {
+            let (list, values) = script.list(&ids);
             let sql = format!(
                 "SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE id IN {list} AND state IN ('waiting', 'retrying') \
                  ORDER BY id FOR UPDATE{SKIP_LOCKED}"
             );
-            script.push(sql, values.clone());
+            script.push(sql, values);
         }
         state_step(&mut script, &sorted);
-        script.push(
-            format!(
-                "SELECT s.limit_name, s.limit_key, s.job_id, COALESCE(s.kept_until > UTC_TIMESTAMP(6), FALSE) AS is_kept, \
-                 (SELECT h.due_at FROM limit_holds h FORCE INDEX (PRIMARY) WHERE h.job_id = s.job_id \
-                 ORDER BY h.attempt DESC LIMIT 1) AS due_at \
-                 FROM limit_slots s FORCE INDEX (limit_slots_job) WHERE s.job_id IN {list}"
-            ),
-            values,
-        );
         let mut done = script.run(conn).await?;
-        let kept = done.pop().unwrap_or_default().rows;
         let mut states = states_in(&done.pop().unwrap_or_default().rows)?;
-        let kept_for = KeptFor::in_rows(&kept)?;
+        // Most keys keep no slots, and a look at those of each job would be in vain.
+        let mut kept_for = KeptFor::default();
+        if states.values().any(|state| state.kept > 0) {
+            kept_for = KeptFor::read(conn, &ids).await?;
+        }
         let mut others = ClaimsById::default();
         if skips_locked {
             others = gone(&ids);
@@ -252,7 +246,8 @@ impl Claims {
         let mut script = Script::as_text();
         if !won.is_empty() {
             self.batch_step(&mut script, &bytes, token, batch);
-            // The slots that were kept for them become those of their attempts. Others are left of a time that is over.
+            // The slots that were kept for them become those of their attempts. Others that were read are left of a
+            // time that is over. The ends of the attempts delete the rest of those.
             let with_slots: Vec<Uuid> = won_ids.iter().copied().filter(|id| kept_for.with_slots.contains(id)).collect();
             if !with_slots.is_empty() {
                 let (list, values) = script.list(&with_slots);
@@ -413,6 +408,7 @@ fn text(row: &MySqlRow, column: &str) -> Result<Option<String>, sqlx::Error> {
 }
 
 /// The jobs that were let go, and the keys that keep slots for them.
+#[derive(Default)]
 struct KeptFor {
     slots: BTreeSet<(LimitKey, Uuid)>,
     /// When they were due, apart from the turn of a rate. None if a binary from before `limit_holds` let one go.
@@ -422,6 +418,20 @@ struct KeptFor {
 }
 
 impl KeptFor {
+    /// Read what is kept for these jobs.
+    async fn read(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<Self, sqlx::Error> {
+        let mut script = Script::as_text();
+        let (list, values) = script.list(ids);
+        let sql = format!(
+            "SELECT s.limit_name, s.limit_key, s.job_id, COALESCE(s.kept_until > UTC_TIMESTAMP(6), FALSE) AS is_kept, \
+             (SELECT h.due_at FROM limit_holds h FORCE INDEX (PRIMARY) WHERE h.job_id = s.job_id \
+             ORDER BY h.attempt DESC LIMIT 1) AS due_at \
+             FROM limit_slots s FORCE INDEX (limit_slots_job) WHERE s.job_id IN {list}"
+        );
+        script.push(sql, values);
+        Self::in_rows(&script.run(conn).await?.pop().unwrap_or_default().rows)
+    }
+
     fn in_rows(rows: &[MySqlRow]) -> Result<Self, sqlx::Error> {
         let (mut slots, mut due, mut with_slots) = (BTreeSet::new(), BTreeMap::new(), BTreeSet::new());
         for row in rows {

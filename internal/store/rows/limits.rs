@@ -981,8 +981,9 @@ pub(crate) fn state_step<'a>(script: &mut Script<'a>, keys: &[&'a LimitKey]) {
          FROM limit_keys k FORCE INDEX (PRIMARY) LEFT JOIN (SELECT limit_name, limit_key, \
          SUM(kept_until IS NULL) AS running, SUM(kept_until > UTC_TIMESTAMP(6)) AS kept FROM limit_slots \
          FORCE INDEX (PRIMARY) WHERE {any} GROUP BY limit_name, limit_key) s \
-         ON s.limit_name = k.limit_name AND s.limit_key = k.limit_key WHERE ",
-        state_columns()
+         ON s.limit_name = k.limit_name AND s.limit_key = k.limit_key \
+         LEFT JOIN limits m FORCE INDEX (PRIMARY) ON m.name = k.limit_name WHERE ",
+        state_columns("m.version")
     );
     let (any, of_keys) = any_of("k.", keys);
     values.extend(of_keys);
@@ -997,7 +998,7 @@ fn state_with_parked_jobs_step<'a>(script: &mut Script<'a>, keys: &[&'a LimitKey
     let sql = format!(
         "SELECT {}, ({slots} AND kept_until IS NULL) AS running, ({slots} AND kept_until > UTC_TIMESTAMP(6)) AS kept \
          FROM limit_keys k FORCE INDEX (PRIMARY) WHERE ({any}) AND {}",
-        state_columns(),
+        state_columns("(SELECT version FROM limits WHERE name = k.limit_name)"),
         has_parked_jobs("TRUE")
     );
     script.push(sql, values);
@@ -1006,12 +1007,13 @@ fn state_with_parked_jobs_step<'a>(script: &mut Script<'a>, keys: &[&'a LimitKey
 /// The condition that a row of another table belongs to the key `k` of `limit_keys`.
 const OF_KEY: &str = "limit_name = k.limit_name AND limit_key = k.limit_key";
 
-/// Build the columns of the state of a key, without the numbers of its slots.
-fn state_columns() -> String {
+/// Build the columns of the state of a key, without the numbers of its slots. `version` is that of its limit: a join
+/// finds it with less for many keys, a subquery for the few that a condition leaves.
+fn state_columns(version: &str) -> String {
     let gate = OpenGate::COLUMNS;
     format!(
         "k.limit_name, k.limit_key, k.next_start, k.start_interval_us, k.start_burst, UTC_TIMESTAMP(6) AS moment, \
-         (SELECT version FROM limits WHERE name = k.limit_name) AS version, {gate}, \
+         {version} AS version, {gate}, \
          (SELECT due_at FROM limit_waits FORCE INDEX (limit_waits_line) WHERE {OF_KEY} AND {NOT_PAUSED} \
          ORDER BY due_at LIMIT 1) AS first_due"
     )
