@@ -1361,6 +1361,38 @@ mutants() {
         internal/store/attempts/limited.rs \
         "(o.id IS NULL OR o.state <> 'executing')" 'TRUE' \
         key_limits::a_slot_is_free_only_after_its_attempt_has_ended
+    mutant 'slots that are free with the end of their attempts' internal/store/attempts/complete.rs \
+        'let mut frees = successes.iter().any(|success| !success.opened.slots.is_empty());' \
+        'let mut frees = successes.iter().any(|success| !success.opened.slots.is_empty()) && false;' \
+        store::the_commit_that_ends_an_attempt_frees_its_slot_and_lets_the_next_parked_job_go
+    mutant 'wait for a key of a limit at the end of an attempt' internal/store/attempts/limited.rs \
+        'let got = lock_those_that_are_free(conn, &asked.into_iter().collect::<Vec<_>>()).await?;' \
+        'let got = lock_within_a_second(conn, &asked.into_iter().collect::<Vec<_>>()).await?;' \
+        store::the_end_of_an_attempt_waits_for_no_key_of_a_limit_that_another_session_locks
+    mutant 'parked jobs behind those that a settlement lets go' internal/store/attempts/limited.rs \
+        'let jobs = if more {' 'let jobs = if more && false {' \
+        store::an_end_at_a_limit_that_was_raised_lets_all_parked_jobs_go
+    mutant 'call to a host in the end of a success' internal/store/attempts/limited.rs \
+        '    ending.retain(|(_, keys)| !keys.iter().any(|key| has_breaker(key, limits)));' '' \
+        receivers::a_breaker_opens_after_its_failures_and_parked_jobs_burn_no_attempt
+    mutant 'slot of the next parked job' internal/store/attempts/limited.rs \
+        '    insert_slots(&mut script, &slots, Some(token));' '' \
+        store::the_next_parked_job_is_claimed_by_the_commit_that_ends_the_attempt_before_it
+    mutant 'row in claim_batches for the next parked job' internal/store/attempts/limited.rs \
+        '    claims.batch_step(&mut script, bytes, token, batch);' '' \
+        store::the_next_parked_job_is_claimed_by_the_commit_that_ends_the_attempt_before_it
+    mutant 'queue of the next parked job' internal/store/attempts/complete.rs \
+        'fronts.get_mut(&job.queue).and_then(Vec::pop)' 'fronts.values_mut().find_map(Vec::pop)' \
+        store::a_parked_job_that_may_not_follow_at_once_is_let_go_and_not_claimed
+    mutant 'other limits of the next parked job' internal/store/attempts/limited.rs \
+        '|| keys.insert(id, key).is_some() {' '|| (keys.insert(id, key).is_some() && false) {' \
+        store::a_parked_job_that_may_not_follow_at_once_is_let_go_and_not_claimed
+    mutant 'earlier attempts of the next parked job' internal/store/attempts/limited.rs \
+        '" AND o.attempt = 0"' '""' \
+        store::a_parked_job_that_may_not_follow_at_once_is_let_go_and_not_claimed
+    mutant 'slots that are kept, in a claim' internal/store/attempts/limited.rs \
+        'if states.values().any(|state| state.kept > 0) {' 'if states.values().any(|state| state.kept > 0) && false {' \
+        store::the_commit_that_ends_an_attempt_frees_its_slot_and_lets_the_next_parked_job_go
     mutant 'due times of parked jobs' internal/store/rows/limits.rs \
         'ORDER BY due_at, job_id LIMIT ?)"' 'ORDER BY due_at DESC, job_id DESC LIMIT ?)"' \
         key_limits::parked_jobs_start_in_the_order_in_which_they_were_due

@@ -106,7 +106,8 @@ pub(super) async fn refuse(shared: &EngineState, unreadable: Unreadable) {
 }
 
 /// Execute a claimed job. `asked` is a moment before the claim was sent; its lease is counted from there. `held` is what
-/// the job was fetched with. Return the next job of its order key, if that was claimed when this one ended.
+/// the job was fetched with. Return the next job of its order key or limit key, if that was claimed when this one
+/// ended.
 pub(super) async fn execute(
     shared: &EngineState,
     claimed: Claimed,
@@ -213,7 +214,8 @@ async fn attempt(
         None if checkpoint.is_used() => CheckpointUse::Saved,
         None => CheckpointUse::Unused,
     };
-    let takes_next = settlement.verdict == Verdict::Succeeded && claimed.options.order.is_some();
+    let is_followed = claimed.options.order.is_some() || claimed.was_parked();
+    let takes_next = settlement.verdict == Verdict::Succeeded && is_followed;
     let turn = turn.filter(|_| takes_next);
     let next_seat = turn.as_ref().and_then(|turn| turn.seat_for_next(shared, &claimed, &mut seat));
     let room = shared.workers.until_settling((Some(worker), seat)).await;
@@ -266,7 +268,7 @@ async fn leave(
 /// Then jobs that were due before the next one of the key, and those of a higher priority, have their turn.
 const MAX_TURN: Duration = Duration::from_millis(20);
 
-/// What the jobs of one order key run with that follow each other.
+/// What the jobs of one order key or limit key run with that follow each other.
 struct Turn<'a> {
     permit: &'a Permit,
     claimant: &'a Claimant,
@@ -278,15 +280,16 @@ impl<'a> Turn<'a> {
         Self { permit: held.permit, claimant: held.claimant, since: held.since }
     }
 
-    /// Return a seat for the job that follows this one: a free one, or the seat of this one while its turn lasts. Return
-    /// nothing if that job should not start here.
+    /// Return a seat for the job that follows this one: a free one, or, for an order key, the seat of this one while
+    /// its turn lasts. Return nothing if that job should not start here.
     fn seat_for_next(&self, shared: &EngineState, claimed: &Claimed, seat: &mut Option<Seat>) -> Option<Seat> {
         let lasts = self.since.elapsed() < MAX_TURN;
         let may_start = may_start(shared, &claimed.queue) && self.permit.is_usable();
         if !may_start || !lasts && self.permit.is_scarce() {
             return None;
         }
-        shared.workers.another_seat().or_else(|| if lasts { seat.take() } else { None })
+        let may_keep_its_own = lasts && claimed.options.order.is_some();
+        shared.workers.another_seat().or_else(|| if may_keep_its_own { seat.take() } else { None })
     }
 }
 
@@ -692,13 +695,13 @@ struct SettleEnd {
     /// The verdict that was written.
     verdict: Verdict,
     settled: Option<Settled>,
-    /// The claim of the next job of the order key, and a moment before it was sent.
+    /// The claim of the next job of the order key or limit key, and a moment before it was sent.
     next: Option<(Claim, std::time::Instant)>,
 }
 
 /// Write the verdict. The work is done, so keep trying while the process lives, until the verdict is written, another
-/// attempt holds the job, or MySQL refuses this row for good. With a claimant, the next job of the order key is claimed if
-/// it is in this queue.
+/// attempt holds the job, or MySQL refuses this row for good. With a claimant, the next job of the order key or limit
+/// key is claimed if it is in this queue.
 async fn settle(shared: &EngineState, settlement: Settlement, mut claimant: Option<(&Claimant, &Name)>) -> SettleEnd {
     // Most are written at once, so the store gets this one and no copy.
     let mut settlement = Arc::new(settlement);

@@ -32,13 +32,14 @@ pub(super) struct Held<'a> {
     pub(super) worker: Option<Worker<'a>>,
     /// Without it, the handler does not start.
     pub(super) permit: &'a Permit,
-    /// Claims the next job of an order key.
+    /// Claims the next job of an order key or a limit key.
     pub(super) claimant: &'a Claimant,
     /// When the job was fetched with whose permit this one runs.
     pub(super) since: Instant,
 }
 
-/// The next job of an order key, which was claimed when the job in front of it ended. It runs on the same permit.
+/// The next job of an order key or a limit key, which was claimed when a job in front of it ended. It runs on the same
+/// permit.
 pub(super) struct Successor {
     pub(super) claim: Claim,
     /// A moment before the claim was sent.

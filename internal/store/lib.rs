@@ -393,7 +393,8 @@ impl Store {
         let idempotent_inserts = IdempotentInserts { clock: shared.clock.clone() };
         let idempotent_inserts =
             GroupCommit::start(idempotent_inserts, options, settings.flushers, WAITING_INSERTS, tasks);
-        let settles = Settles::new(shared.clock.clone(), shared.lanes, Arc::clone(&shared.open_claims));
+        let (open, limits) = (Arc::clone(&shared.open_claims), Arc::clone(&shared.limits));
+        let settles = Settles::new(shared.clock.clone(), shared.lanes, open, limits);
         let settles = GroupCommit::start(settles, options, settings.flushers, WAITING_WORKERS, tasks);
         let freed = FreedSlots { limits: Arc::clone(&shared.limits) };
         let freed = Arc::new(GroupCommit::start(freed, options, settings.flushers, WAITING_WORKERS, tasks));
@@ -525,6 +526,9 @@ impl Store {
     /// released ones as usual: there is none, it is in another queue, not due, of another kind, a suspect or in its last
     /// attempt, a limit may apply to it, or the attempt did not succeed.
     ///
+    /// If the attempt has no order key and a slot of a limit, a parked job that has room now is claimed instead, if it
+    /// has made no attempt and only this limit applies to it, without a rate.
+    ///
     /// # Errors
     /// The errors of [`settle`](Self::settle). If the next job was claimed nevertheless, it is given back.
     pub async fn settle_and_claim_next(
@@ -553,6 +557,7 @@ impl Store {
         self.shared.links_ended(reply.linked);
         if let Settled::Done { released, .. } = &mut reply.settled
             && !slots.is_empty()
+            && !reply.freed
         {
             let freed = self.freed.submit(SlotsOfJob { id: id.uuid(), keys: slots, call, keeps: false });
             match tokio::time::timeout(SLOTS_LIMIT, freed).await {

@@ -14,9 +14,10 @@ use tickr::job::{
 };
 use tickr::services::Services;
 use tickr::store::{
-    ActionOutcome, Again, Answer, CheckpointUse, Claim, Claimant, Claimed, Condition, Death, Deferral, EnqueueOutcome,
-    EnqueueReceipts, EnqueueRefusal, IdempotentOutcome, IdempotentRequest, KeyedRow, LapseRule, Lapsed, LiveAttempt,
-    PoolSizes, ResponseBuilder, RunnerRow, Settled, Settlement, Store, StoreError, StoreSettings, WaitsFor,
+    ActionOutcome, Again, Answer, CheckpointUse, Claim, Claimant, Claimed, Condition, Death, Deferral, DueJob,
+    EnqueueOutcome, EnqueueReceipts, EnqueueRefusal, IdempotentOutcome, IdempotentRequest, KeyedRow, LapseRule, Lapsed,
+    LimitSweep, LiveAttempt, PoolSizes, ResponseBuilder, RunnerRow, Settled, Settlement, Store, StoreError,
+    StoreSettings, WaitsFor,
 };
 
 use crate::support::{
@@ -1400,11 +1401,15 @@ fn in_order(count: usize) -> Vec<NewJob> {
 impl TestStore {
     /// Set a limit for each limit key.
     async fn set_limit(&self, bounds: Bounds) {
+        self.set_limit_of("l", SharedBy::Key, bounds).await;
+    }
+
+    async fn set_limit_of(&self, name: &str, shared_by: SharedBy, bounds: Bounds) {
         let limit = Limit {
-            name: "l".parse().unwrap(),
+            name: name.parse().unwrap(),
             kind: None,
             queue: None,
-            shared_by: SharedBy::Key,
+            shared_by,
             fair: false,
             breaker: None,
             bounds,
@@ -1412,6 +1417,48 @@ impl TestStore {
         };
         self.store.set_limit(limit, Condition::Any, &Actor::tickr()).await.unwrap();
         self.store.follow_limits(&Arc::new(self.store.limits().await.unwrap()), Instant::now());
+    }
+
+    /// Allow this many attempts of each limit key at the same time, by a limit that has counted those that run.
+    async fn set_concurrency(&self, most: u32) {
+        self.set_concurrency_of("l", SharedBy::Key, most).await;
+    }
+
+    async fn set_concurrency_of(&self, name: &str, shared_by: SharedBy, most: u32) {
+        self.set_limit_of(name, shared_by, Bounds { concurrency: Some(most), ..Bounds::default() }).await;
+        self.mysql().await.execute("UPDATE limits SET counted = TRUE").await.unwrap();
+        self.store.follow_limits(&Arc::new(self.store.limits().await.unwrap()), Instant::now());
+    }
+
+    /// Insert jobs with this limit key.
+    async fn insert_limited(&self, key: &str, count: usize) -> Vec<JobId> {
+        let options = || JobOptions { limit_key: Some(key.to_owned()), ..JobOptions::default() };
+        let jobs: Vec<NewJob> = (0..count).map(|_| NewJob { options: options(), ..job() }).collect();
+        let ids = jobs.iter().map(|job| job.id).collect();
+        self.store.insert(jobs).await.unwrap();
+        ids
+    }
+
+    /// Claim jobs that find no room at their limit.
+    async fn park(&self, ids: &[JobId]) {
+        let claims = ids.iter().map(|id| self.claimant.claim(*id, default_queue()));
+        for claim in futures_util::future::join_all(claims).await {
+            assert!(matches!(claim, Ok(Claim::Parked)), "{claim:?}");
+        }
+    }
+
+    /// End the attempt as a success. Return the jobs that were let go.
+    async fn succeed(&self, claimed: &Claimed) -> Vec<JobId> {
+        let settled = self.store.settle(settlement(claimed, Verdict::Succeeded)).await.unwrap();
+        let Settled::Done { state: State::Completed, released, .. } = settled else { panic!("{settled:?}") };
+        released.into_iter().map(|job| job.id).collect()
+    }
+
+    /// Return the number of slots of attempts, of slots that are kept, and of parked jobs.
+    async fn slots(&self) -> (i64, i64, i64) {
+        let slots = self.count("SELECT COUNT(*) FROM limit_slots").await;
+        let kept = self.count("SELECT COUNT(*) FROM limit_slots WHERE kept_until > UTC_TIMESTAMP(6)").await;
+        (slots - kept, kept, self.count("SELECT COUNT(*) FROM limit_waits").await)
     }
 
     /// End the attempt as a success, and claim the next job of its order key. Return also the jobs that were released.
@@ -1455,6 +1502,226 @@ async fn the_next_job_of_an_order_key_is_claimed_by_the_commit_that_ends_the_one
                     AND a.verdict = 'succeeded' AND b.verdict = 'succeeded'";
     let ran = "SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'";
     assert_eq!((test.count(ran).await, test.count(overlaps).await), (3, 0));
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_commit_that_ends_an_attempt_frees_its_slot_and_lets_the_next_parked_job_go() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::with_flushers(name, url, proxy.url(), 1).await;
+    test.set_concurrency(1).await;
+    // The first settlement opens its connection.
+    let unlimited = job();
+    let id = unlimited.id;
+    test.store.insert(vec![unlimited]).await.unwrap();
+    assert_eq!(test.succeed(&test.claimed(id).await).await, []);
+    let ids = test.insert_limited("a", 5).await;
+    let mut claimed = test.claimed(ids[0]).await;
+    test.park(&ids[1..]).await;
+    let mut requests = Vec::new();
+    for (place, next) in ids.iter().enumerate().skip(1) {
+        let before = proxy.requests();
+        assert_eq!(test.succeed(&claimed).await, [*next]);
+        requests.push(proxy.requests() - before);
+        let parked = i64::try_from(ids.len() - place).unwrap() - 1;
+        assert_eq!(test.slots().await, (0, 1, parked));
+        claimed = test.claimed(*next).await;
+        assert_eq!(test.slots().await, (1, 0, parked));
+    }
+    assert_eq!(test.succeed(&claimed).await, []);
+    assert_eq!(test.slots().await, (0, 0, 0));
+    // With a transaction of its own for the slot there are ten. After a rest, a connection is tried and the limits are
+    // read besides.
+    println!("{requests:?} requests for an end that lets a job go");
+    assert!(requests.iter().any(|requests| *requests <= 8), "{requests:?}");
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_answer_to_the_commit_that_ends_an_attempt_lets_one_parked_job_go() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::at(name, url, proxy.url()).await;
+    test.set_concurrency(1).await;
+    let ids = test.insert_limited("a", 3).await;
+    let claimed = test.claimed(ids[0]).await;
+    test.park(&ids[1..]).await;
+    proxy.cut_after("COMMIT");
+    // The run without an answer has let the next job go. The reconciler finds it, because it is due.
+    assert_eq!((test.succeed(&claimed).await, proxy.cuts()), (vec![], 1));
+    assert_eq!(test.slots().await, (0, 1, 1));
+    assert_eq!(test.count("SELECT COUNT(*) FROM attempts").await, 1);
+    let claimed = test.claimed(ids[1]).await;
+    assert_eq!(test.slots().await, (1, 0, 1));
+    assert_eq!(test.succeed(&claimed).await, [ids[2]]);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_an_attempt_waits_for_no_key_of_a_limit_that_another_session_locks() {
+    let (name, url) = migrated_database().await;
+    let test = TestStore::with_flushers(name, url.clone(), url, 1).await;
+    test.set_concurrency(8).await;
+    let mut of_a = Vec::new();
+    for id in test.insert_limited("a", 6).await {
+        of_a.push(test.claimed(id).await);
+    }
+    let of_b = test.claimed(test.insert_limited("b", 1).await[0]).await;
+    let mut session = test.mysql().await;
+    session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await.unwrap();
+    let mut tx = session.begin().await.unwrap();
+    let lock = "SELECT limit_key FROM limit_keys WHERE limit_name = 'l' AND limit_key = 'a' FOR UPDATE";
+    tx.execute(lock).await.unwrap();
+    // The transaction after the first end waits for the key in vain. Then the key counts as locked.
+    assert_eq!(test.succeed(&of_a[0]).await, []);
+    let began = Instant::now();
+    for claimed in &of_a[1..] {
+        assert_eq!(test.succeed(claimed).await, []);
+    }
+    // Five waits for the key would take five seconds.
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    assert_eq!(test.slots().await, (7, 0, 0));
+    assert_eq!(test.succeed(&of_b).await, []);
+    assert_eq!(test.slots().await, (6, 0, 0));
+    tx.rollback().await.unwrap();
+    test.store.sweep_limits(LimitSweep::default(), false, |_| {}).await.unwrap();
+    assert_eq!(test.slots().await, (0, 0, 0));
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_end_at_a_limit_that_was_raised_lets_all_parked_jobs_go() {
+    let test = TestStore::start().await;
+    test.set_concurrency(1).await;
+    let ids = test.insert_limited("a", 301).await;
+    let claimed = test.claimed(ids[0]).await;
+    test.park(&ids[1..]).await;
+    test.set_concurrency(1_000).await;
+    // The settlement lets some go, and the transaction after it the others.
+    let let_go: BTreeSet<JobId> = test.succeed(&claimed).await.into_iter().collect();
+    assert_eq!(let_go, ids[1..].iter().copied().collect::<BTreeSet<_>>());
+    assert_eq!(test.slots().await, (0, 300, 0));
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_sweep_that_counts_for_a_new_limit_lets_its_parked_jobs_go() {
+    let test = TestStore::start().await;
+    assert_eq!(test.store.until_limits_are_counted(), None);
+    test.set_limit(Bounds { concurrency: Some(1), ..Bounds::default() }).await;
+    let ids = test.insert_limited("a", 2).await;
+    test.park(&ids).await;
+    let left = test.store.until_limits_are_counted();
+    assert!(left.is_some_and(|left| left <= Duration::from_secs(3)), "{left:?}");
+    let mut sweep = LimitSweep::default();
+    let let_go = std::sync::Mutex::new(Vec::<JobId>::new());
+    let (began, is_counted) = (Instant::now(), "SELECT COUNT(*) FROM limits WHERE counted");
+    while test.count(is_counted).await == 0 {
+        assert!(let_go.lock().unwrap().is_empty(), "before the attempts are counted");
+        assert!(began.elapsed() < Duration::from_secs(20), "the attempts are not counted");
+        if let Some(left) = test.store.until_limits_are_counted() {
+            tokio::time::sleep(left).await;
+        }
+        let tell = |jobs: Vec<DueJob>| let_go.lock().unwrap().extend(jobs.into_iter().map(|job| job.id));
+        sweep = test.store.sweep_limits(sweep, false, tell).await.unwrap();
+    }
+    assert_eq!((let_go.into_inner().unwrap(), test.store.until_limits_are_counted()), (vec![ids[0]], None));
+    assert_eq!(test.slots().await, (0, 1, 1));
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_next_parked_job_is_claimed_by_the_commit_that_ends_the_attempt_before_it() {
+    let test = TestStore::start().await;
+    test.set_concurrency(2).await;
+    let ids = test.insert_limited("a", 6).await;
+    let mut running = vec![test.claimed(ids[0]).await, test.claimed(ids[1]).await];
+    assert!(!running[0].was_parked());
+    test.park(&ids[2..]).await;
+    for (place, id) in ids.iter().enumerate().skip(2) {
+        let (next, released) = test.end_and_claim_next(&running.remove(0)).await;
+        let next = next.unwrap();
+        assert_eq!((next.id, next.number, next.attempt, released), (*id, 1, 1, vec![]));
+        assert!(next.was_parked());
+        running.push(next);
+        assert_eq!(test.slots().await, (2, 0, i64::try_from(ids.len() - place).unwrap() - 1));
+        // The reaper finds the attempts if this process dies now.
+        let in_batches =
+            "SELECT COUNT(*) FROM claim_batches b JOIN owed o ON o.token = b.token AND o.state = 'executing'";
+        assert_eq!(test.count(in_batches).await, 2);
+    }
+    for last in running {
+        let (next, released) = test.end_and_claim_next(&last).await;
+        assert!(next.is_none() && released.is_empty(), "{next:?} {released:?}");
+    }
+    assert_eq!(test.slots().await, (0, 0, 0));
+    let most = "SELECT CAST(MAX(n) AS SIGNED) FROM (SELECT (SELECT COUNT(*) FROM attempts b \
+                WHERE b.started_at <= a.started_at AND b.finished_at > a.started_at) n FROM attempts a) x";
+    assert_eq!((test.count("SELECT COUNT(*) FROM attempts").await, test.count(most).await), (6, 2));
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_parked_job_that_may_not_follow_at_once_is_let_go_and_not_claimed() {
+    let test = TestStore::start().await;
+    test.set_concurrency(1).await;
+    for case in ["another queue", "its last attempt", "an earlier attempt", "two limits"] {
+        let first = test.insert_limited("a", 1).await[0];
+        let options = JobOptions { limit_key: Some("a".to_owned()), ..JobOptions::default() };
+        let mut second = NewJob { options, ..job() };
+        match case {
+            "another queue" => second.queue = "other".parse().unwrap(),
+            "its last attempt" => second.max_attempts = 1,
+            "two limits" => test.set_concurrency_of("m", SharedBy::All, 1).await,
+            _ => {}
+        }
+        let (id, queue) = (second.id, second.queue.clone());
+        test.store.insert(vec![second]).await.unwrap();
+        if case == "an earlier attempt" {
+            let claimed = test.claimed(id).await;
+            let interrupted = Settlement { again: Again::Now, ..settlement(&claimed, Verdict::Interrupted) };
+            test.store.settle(interrupted).await.unwrap();
+        }
+        let claimed = test.claimed(first).await;
+        let parked = test.claimant.claim(id, &queue).await.unwrap();
+        assert!(matches!(parked, Claim::Parked), "{case}: {parked:?}");
+        let (next, released) = test.end_and_claim_next(&claimed).await;
+        assert_eq!((next.map(|next| next.id), released), (None, vec![id]), "{case}");
+        assert_eq!(test.slots().await, (0, 1, 0), "{case}");
+        assert!(matches!(test.store.cancel(id, &Actor::tickr()).await.unwrap(), ActionOutcome::Done(_)));
+        // It frees the slot that was kept for the job.
+        test.store.sweep_limits(LimitSweep::default(), false, |_| {}).await.unwrap();
+        assert_eq!(test.slots().await, (0, 0, 0), "{case}");
+    }
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_parked_job_whose_claim_was_not_answered_is_given_back_and_has_its_slot_until_then() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::at(name, url, proxy.url()).await;
+    test.set_concurrency(1).await;
+    let ids = test.insert_limited("a", 3).await;
+    let claimed = test.claimed(ids[0]).await;
+    test.park(&ids[1..]).await;
+    proxy.cut_after("COMMIT");
+    let (next, released) = test.end_and_claim_next(&claimed).await;
+    assert!(next.is_none() && released.is_empty(), "{next:?} {released:?}");
+    assert_eq!((proxy.cuts(), test.store.unanswered_claims()), (1, 1));
+    assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE state = 'executing'").await, 1);
+    assert_eq!(test.slots().await, (1, 0, 1));
+    let given = test.store.give_back_unanswered().await.unwrap();
+    assert_eq!(given.iter().map(|given| given.id).collect::<Vec<_>>(), [ids[1]]);
+    // The slot goes to the next job of the line.
+    test.store.sweep_limits(LimitSweep::default(), false, |_| {}).await.unwrap();
+    assert_eq!(test.slots().await, (0, 1, 0));
+    test.park(&[ids[1]]).await;
+    let claimed = test.claimed(ids[2]).await;
+    assert_eq!((test.slots().await, test.succeed(&claimed).await), ((1, 0, 1), vec![ids[1]]));
+    let again = test.claimed(ids[1]).await;
+    assert_eq!((again.number, again.attempt), (2, 1));
     test.stop().await;
 }
 

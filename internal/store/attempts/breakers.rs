@@ -1,8 +1,8 @@
 //! How the ends of calls open and close the breakers of their hosts.
 //!
-//! The end of a call counts in the transaction that frees the slot of its attempt. That transaction has locked the key
-//! anyway, so a settlement locks no key, and jobs without such a limit pay nothing. If a runner dies in between, or
-//! another session keeps the key locked, one call is not counted.
+//! The end of a call counts in the transaction that frees the slot of its attempt, after its settlement. That
+//! transaction has locked the key anyway, so a settlement waits for no key, and jobs without such a limit pay nothing.
+//! If a runner dies in between, or another session keeps the key locked, one call is not counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 

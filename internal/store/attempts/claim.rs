@@ -60,6 +60,7 @@ pub struct Claimed {
     keyed: bool,
     links: u8,
     pub(crate) slots: Arc<[LimitKey]>,
+    pub(crate) was_parked: bool,
 }
 
 /// The data from the claim that no other process changes while the attempt is open. With it, a success is settled
@@ -89,6 +90,12 @@ impl Claimed {
     #[must_use]
     pub fn slots(&self) -> Arc<[LimitKey]> {
         Arc::clone(&self.slots)
+    }
+
+    /// Return whether the job was parked at a limit a moment before. Then others of its key probably are.
+    #[must_use]
+    pub const fn was_parked(&self) -> bool {
+        self.was_parked
     }
 
     /// Return whether an earlier attempt saved a checkpoint.
@@ -702,6 +709,7 @@ impl Claims {
             keyed: row.try_get("keyed")?,
             links: row.try_get("links")?,
             slots: Arc::default(),
+            was_parked: false,
         })
     }
 }

@@ -6,23 +6,26 @@
 //! and decides about each one.
 //!
 //! The next job of an order key can be claimed in the same transaction, for the runner that ended the one before it. So
-//! the jobs of one key cost one commit each, and not two.
+//! the jobs of one key cost one commit each, and not two. The slots of limits by key are freed in it as well, if that
+//! needs no wait, and the next parked job of the key can be claimed.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
 use crate::attempts::claim::{Claims, ClaimsById, Opened, read_step};
+use crate::attempts::limited::{FreedWithEnds, claim_let_go, free_with_ends, under_one_limit};
 use crate::attempts::settlement::{CheckpointUse, SettleRequest, Settlement};
 use crate::rows::attempt_logs::{AttemptLogRow, insert_logs_step};
 use crate::rows::checkpoints::HAS_CHECKPOINT;
-use crate::rows::limits::LimitsOfClaim;
+use crate::rows::limits::{KnownLimits, LimitKey, LimitSetting, LimitsOfClaim};
 use crate::rows::links::{AWAITED, BatchChanges, IN_BATCH};
 use crate::rows::order::{Successor, lock_step, release_steps, successors_step};
 use crate::rows::owed::{DueJob, RESTS};
 use crate::rows::tallies::tally;
+use crate::sql::error::waited_for_lock;
 use crate::sql::script::{Script, Value};
 use crate::sql::session::Session;
 use tickr_job::{AttemptToken, JobId, Name, State, Timestamp, Verdict};
@@ -35,13 +38,18 @@ pub(crate) struct Success<'a> {
 }
 
 /// What a batch of successes brought about.
+#[derive(Default)]
 pub(crate) struct Completed<'a> {
-    /// Jobs that are not held any more and were not claimed.
+    /// Jobs that are not held or parked any more and were not claimed.
     pub(crate) released: Vec<DueJob>,
     /// The claim of jobs that were held.
     pub(crate) claim: Option<SuccessorClaim<'a>>,
+    /// The claim of jobs that were parked.
+    pub(crate) claim_of_parked: Option<SuccessorClaim<'a>>,
     /// The links of the jobs: bits of `owed.links`.
     pub(crate) linked: u8,
+    /// Jobs whose slots of limits are free.
+    pub(crate) freed: HashSet<Uuid>,
 }
 
 impl<'a> Success<'a> {
@@ -54,7 +62,8 @@ impl<'a> Success<'a> {
         let plain = plain && opened.links & (AWAITED | HAS_CHECKPOINT | RESTS) == 0;
         let plain = plain && in_batch == opened.batch.is_some();
         let plain = plain && matches!(item.checkpoint, CheckpointUse::Unused);
-        let successor_for = request.successor_for.as_ref().filter(|_| opened.order_key.is_some());
+        let may_be_followed = opened.order_key.is_some() || !opened.slots.is_empty();
+        let successor_for = request.successor_for.as_ref().filter(|_| may_be_followed);
         plain.then_some(Self { item, opened, successor_for })
     }
 
@@ -68,19 +77,21 @@ impl<'a> Success<'a> {
     }
 }
 
-/// Settle all of them or none. Returns nothing, with nothing written, when a token no longer holds its job or a cancel
-/// was requested for one of them.
+/// Settle all of them or none. Returns nothing, with nothing written, when a token no longer holds its job, a cancel
+/// was requested for one of them, or their slots cannot be freed now. `known` are the limits of this process.
 pub(crate) async fn complete<'a>(
     conn: &mut Session<'_>,
     successes: &[Success<'a>],
     lane: u8,
+    known: &KnownLimits,
 ) -> Result<Option<Completed<'a>>, sqlx::Error> {
     let mut claims = successes.iter().find_map(|success| success.successor_for);
-    if let Some(of) = claims {
-        match of.limits.catch_up(conn).await {
+    let mut frees = successes.iter().any(|success| !success.opened.slots.is_empty());
+    if claims.is_some() || frees {
+        match known.catch_up(conn).await {
             Ok(()) => {}
             // A limit that this version cannot read must not cost an attempt its verdict.
-            Err(sqlx::Error::Decode(_) | sqlx::Error::ColumnDecode { .. }) => claims = None,
+            Err(error) if is_unreadable(&error) => (claims, frees) = (None, false),
             Err(error) => return Err(error),
         }
     }
@@ -185,25 +196,62 @@ pub(crate) async fn complete<'a>(
     if !successors.is_empty() {
         release_steps(&mut write, &successors);
     }
-    if claim.is_none() {
+    let ending = sorted.iter().filter(|success| frees && !success.opened.slots.is_empty());
+    let ending: Vec<(Uuid, &[LimitKey])> =
+        ending.map(|success| (success.item.id.uuid(), &*success.opened.slots)).collect();
+    if claim.is_none() && ending.is_empty() {
         // In the text form this is the same request. MySQL does not go on to it when a statement before it fails.
         write.push("COMMIT", Vec::new());
     }
     let written = write.run(conn).await?;
-    if let (Some(claim), Some(limits)) = (&claim, &limits)
-        && !claim.commit(conn, limits).await?
-    {
-        return Ok(None);
+    let (freed, claim_of_parked) = match free_and_claim(conn, (&sorted, &ending), claims, &known.now()).await {
+        Ok(done) => done,
+        // The slower way settles the attempts, and leaves their slots.
+        Err(error) if is_unreadable(&error) || waited_for_lock(&error) => {
+            sqlx::raw_sql("ROLLBACK").execute(conn).await?;
+            return Ok(None);
+        }
+        Err(error) => return Err(error),
+    };
+    if let (Some(claim), Some(limits)) = (claim.as_ref().or(claim_of_parked.as_ref()), &limits) {
+        if !claim.commit(conn, limits).await? {
+            return Ok(None);
+        }
+    } else if !ending.is_empty() {
+        sqlx::raw_sql("COMMIT").execute(conn).await?;
     }
     let mut released: Vec<DueJob> = successors.into_iter().filter_map(Successor::released).collect();
     if let Some(claim) = &mut claim {
         claim.answered(written.iter().flat_map(|step| &step.rows))?;
         released.retain(|job| !claim.won.contains_key(&job.id));
     }
-    Ok(Some(Completed { released, claim, linked }))
+    let is_claimed = |job: &DueJob| claim_of_parked.as_ref().is_some_and(|claim| claim.won.contains_key(&job.id));
+    released.extend(freed.let_go.into_iter().filter(|job| !is_claimed(job)));
+    Ok(Some(Completed { released, claim, claim_of_parked, linked, freed: freed.jobs }))
 }
 
-/// The claim of the next jobs of order keys, in the transaction that ends the jobs in front of them.
+/// Free the slots of these attempts, as the last that the transaction may have to wait for, and claim parked jobs that
+/// have room then.
+async fn free_and_claim<'a>(
+    conn: &mut Session<'_>,
+    (successes, ending): (&[&Success<'_>], &[(Uuid, &[LimitKey])]),
+    claims: Option<&'a Arc<Claims>>,
+    limits: &[LimitSetting],
+) -> Result<(FreedWithEnds, Option<SuccessorClaim<'a>>), sqlx::Error> {
+    let freed = free_with_ends(conn, ending, limits).await?;
+    let claim = match claims {
+        Some(claims) => SuccessorClaim::of_let_go(conn, claims, successes, &freed.let_go, limits).await?,
+        None => None,
+    };
+    Ok((freed, claim))
+}
+
+/// Return whether an error says that this version cannot read a row.
+fn is_unreadable(error: &sqlx::Error) -> bool {
+    matches!(error, sqlx::Error::Decode(_) | sqlx::Error::ColumnDecode { .. })
+}
+
+/// The claim of the next jobs of order keys, or of limit keys, in the transaction that ends the jobs in front of them.
 ///
 /// Each run of a batch has a token of its own. When a run gets no answer or fails later, its claims are given back,
 /// because no later run can tell whether they were committed.
@@ -217,7 +265,7 @@ pub(crate) struct SuccessorClaim<'a> {
     ids: Vec<Uuid>,
     /// The claims that were answered.
     won: ClaimsById,
-    /// When they are due.
+    /// When they are due, if they were held.
     execute_at: Timestamp,
     bytes: Vec<u8>,
 }
@@ -241,6 +289,45 @@ impl<'a> SuccessorClaim<'a> {
                 front_of.insert(job.id, front.item.id);
             }
         }
+        Self::of(claims, front_of, execute_at)
+    }
+
+    /// Claim jobs that were let go in this transaction: for each attempt that ends, whose seat and permit it needs, one
+    /// job in the same queue. The keys of the jobs are locked. Jobs under several limits or a rate go the usual way.
+    async fn of_let_go(
+        conn: &mut Session<'_>,
+        claims: &'a Arc<Claims>,
+        successes: &[&Success<'_>],
+        let_go: &[DueJob],
+        limits: &[LimitSetting],
+    ) -> Result<Option<Self>, sqlx::Error> {
+        let mut fronts: BTreeMap<&Name, Vec<JobId>> = BTreeMap::new();
+        for success in successes {
+            let asks = success.successor_for.is_some_and(|of| Arc::ptr_eq(of, claims));
+            if asks && !success.opened.slots.is_empty() && success.opened.order_key.is_none() {
+                fronts.entry(&success.opened.queue).or_default().push(success.item.id);
+            }
+        }
+        if fronts.is_empty() || let_go.is_empty() {
+            return Ok(None);
+        }
+        let ids: Vec<Uuid> = let_go.iter().map(|job| job.id.uuid()).collect();
+        let mut keys = under_one_limit(conn, &ids, limits).await?;
+        let mut front_of = HashMap::new();
+        for job in let_go.iter().filter(|job| keys.contains_key(&job.id.uuid())) {
+            if let Some(front) = fronts.get_mut(&job.queue).and_then(Vec::pop) {
+                front_of.insert(job.id, front);
+            }
+        }
+        keys.retain(|id, _| front_of.contains_key(&JobId::from_uuid(*id)));
+        let Some(mut claim) = Self::of(claims, front_of, Timestamp::default()) else { return Ok(None) };
+        let (of_jobs, of_claim) = ((claim.ids.as_slice(), claim.bytes.as_slice()), (claim.token, claim.batch));
+        let won = claim_let_go(conn, claims, of_jobs, &keys, of_claim).await?;
+        claim.won = won;
+        Ok(Some(claim))
+    }
+
+    fn of(claims: &'a Arc<Claims>, front_of: HashMap<JobId, JobId>, execute_at: Timestamp) -> Option<Self> {
         let mut ids: Vec<Uuid> = front_of.keys().map(|id| id.uuid()).collect();
         ids.sort_unstable();
         let bytes = ids.iter().flat_map(|id| *id.as_bytes()).collect();
@@ -269,7 +356,7 @@ impl<'a> SuccessorClaim<'a> {
     async fn commit(&self, conn: &mut Session<'_>, limits: &LimitsOfClaim) -> Result<bool, sqlx::Error> {
         let changed = match limits.have_changed(conn, &self.claims.limits).await {
             // A limit that this version cannot read must not cost an attempt its verdict.
-            Err(sqlx::Error::Decode(_) | sqlx::Error::ColumnDecode { .. }) => true,
+            Err(error) if is_unreadable(&error) => true,
             looked => looked?,
         };
         let end = if changed { "ROLLBACK" } else { "COMMIT" };

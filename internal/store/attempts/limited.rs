@@ -1,9 +1,10 @@
 //! Claims of jobs that count against limits by key, and the end of their slots.
 //!
 //! A claim locks the keys first, and counts. A job without room is parked in the same transaction, so no runner takes its
-//! id again before there is room. The slot of an attempt is freed in a transaction of its own after its settlement: so a
-//! settlement locks no key, and a slot is never free too early. If a runner dies in between, another one frees the slot
-//! within a second or two ([`Store::sweep_limits`]).
+//! id again before there is room. The transaction that ends an attempt with success frees its slot, if no other session
+//! locks its keys at that moment ([`free_with_ends`]). Every other slot is freed in a transaction of its own after the
+//! settlement ([`FreedSlots`]): so a settlement waits for no key, and a slot is never free too early. If a runner dies
+//! in between, another one frees the slot within a second or two ([`Store::sweep_limits`]).
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::sync::{Arc, PoisonError};
@@ -17,15 +18,15 @@ use crate::attempts::breakers::{EndedCall, Turned, count_calls, counted, mark_co
 use crate::attempts::claim::{Claim, Claims, ClaimsById, NOT_EXPIRED, among, gone, read_step};
 use crate::rows::limits::{
     DELETE_SLOTS, FairShare, KEPT_AT_MOST_S, KeyBounds, KeyState, KnownLimits, LimitKey, LimitSetting, LimitsOfClaim,
-    ToPark, begin_with, begin_with_free, begin_within_a_second, count_parked, free_slots_kept_in_vain, free_slots_of,
-    kept_in_vain, key_in, keys_of, keys_with_parked_jobs, let_go, let_paused_leave, let_uncovered_go,
+    ToPark, begin_with, begin_with_free, begin_within_a_second, count_parked, free_and_let_go, free_slots_kept_in_vain,
+    free_slots_of, kept_in_vain, key_in, keys_of, keys_with_parked_jobs, let_go, let_paused_leave, let_uncovered_go,
     lines_behind_paused_jobs, lock_free_keys, lock_keys, lock_those_that_are_free, lock_within_a_second, not_among,
     park_owed, park_step, state_step, states_in, take_back, without_rows, write_rates,
 };
 use crate::rows::owed::{DueJob, SKIP_LOCKED};
 use crate::sql::batch::Batch;
 use crate::sql::batches::{MAX_ROWS, statement};
-use crate::sql::connection::{DbFuture, PriorRun, on_pool, transact, transact_unless_locked};
+use crate::sql::connection::{DbFuture, PriorRun, is_in_cluster, on_pool, transact, transact_unless_locked};
 use crate::sql::error::{again, corrupt};
 use crate::sql::script::{Script, Value};
 use crate::sql::session::Session;
@@ -153,28 +154,22 @@ impl Claims {
         let sorted: Vec<&LimitKey> = keys.keys().copied().collect();
         let mut script = Script::as_text();
         self.fence_step(&mut script);
-        let (list, values) = script.list(&ids);
         if skips_locked {
+            let (list, values) = script.list(&ids);
             let sql = format!(
                 "SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE id IN {list} AND state IN ('waiting', 'retrying') \
                  ORDER BY id FOR UPDATE{SKIP_LOCKED}"
             );
-            script.push(sql, values.clone());
+            script.push(sql, values);
         }
         state_step(&mut script, &sorted);
-        script.push(
-            format!(
-                "SELECT s.limit_name, s.limit_key, s.job_id, COALESCE(s.kept_until > UTC_TIMESTAMP(6), FALSE) AS is_kept, \
-                 (SELECT h.due_at FROM limit_holds h FORCE INDEX (PRIMARY) WHERE h.job_id = s.job_id \
-                 ORDER BY h.attempt DESC LIMIT 1) AS due_at \
-                 FROM limit_slots s FORCE INDEX (limit_slots_job) WHERE s.job_id IN {list}"
-            ),
-            values,
-        );
         let mut done = script.run(conn).await?;
-        let kept = done.pop().unwrap_or_default().rows;
         let mut states = states_in(&done.pop().unwrap_or_default().rows)?;
-        let kept_for = KeptFor::in_rows(&kept)?;
+        // Most keys keep no slots, and a look at those of each job would be in vain.
+        let mut kept_for = KeptFor::default();
+        if states.values().any(|state| state.kept > 0) {
+            kept_for = KeptFor::read(conn, &ids).await?;
+        }
         let mut others = ClaimsById::default();
         if skips_locked {
             others = gone(&ids);
@@ -251,7 +246,8 @@ impl Claims {
         let mut script = Script::as_text();
         if !won.is_empty() {
             self.batch_step(&mut script, &bytes, token, batch);
-            // The slots that were kept for them become those of their attempts. Others are left of a time that is over.
+            // The slots that were kept for them become those of their attempts. Others that were read are left of a
+            // time that is over. The ends of the attempts delete the rest of those.
             let with_slots: Vec<Uuid> = won_ids.iter().copied().filter(|id| kept_for.with_slots.contains(id)).collect();
             if !with_slots.is_empty() {
                 let (list, values) = script.list(&with_slots);
@@ -290,6 +286,11 @@ impl Claims {
         }
         script.run(conn).await?;
         name_slots(won, &mut claims);
+        for (id, claim) in &mut claims {
+            if let Claim::Won(claimed) = claim {
+                claimed.was_parked = kept_for.due.contains_key(&id.uuid());
+            }
+        }
         claims.extend(others);
         claims.extend(left);
         let mut freed = Vec::new();
@@ -407,6 +408,7 @@ fn text(row: &MySqlRow, column: &str) -> Result<Option<String>, sqlx::Error> {
 }
 
 /// The jobs that were let go, and the keys that keep slots for them.
+#[derive(Default)]
 struct KeptFor {
     slots: BTreeSet<(LimitKey, Uuid)>,
     /// When they were due, apart from the turn of a rate. None if a binary from before `limit_holds` let one go.
@@ -416,6 +418,20 @@ struct KeptFor {
 }
 
 impl KeptFor {
+    /// Read what is kept for these jobs.
+    async fn read(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<Self, sqlx::Error> {
+        let mut script = Script::as_text();
+        let (list, values) = script.list(ids);
+        let sql = format!(
+            "SELECT s.limit_name, s.limit_key, s.job_id, COALESCE(s.kept_until > UTC_TIMESTAMP(6), FALSE) AS is_kept, \
+             (SELECT h.due_at FROM limit_holds h FORCE INDEX (PRIMARY) WHERE h.job_id = s.job_id \
+             ORDER BY h.attempt DESC LIMIT 1) AS due_at \
+             FROM limit_slots s FORCE INDEX (limit_slots_job) WHERE s.job_id IN {list}"
+        );
+        script.push(sql, values);
+        Self::in_rows(&script.run(conn).await?.pop().unwrap_or_default().rows)
+    }
+
     fn in_rows(rows: &[MySqlRow]) -> Result<Self, sqlx::Error> {
         let (mut slots, mut due, mut with_slots) = (BTreeSet::new(), BTreeMap::new(), BTreeSet::new());
         for row in rows {
@@ -542,8 +558,98 @@ fn insert_slots<'a>(script: &mut Script<'a>, slots: &[(&'a LimitKey, Uuid)], tok
     );
 }
 
-/// The group commit that frees the slots of attempts that have ended. Those of a key that another session keeps locked
-/// are left to the sweep, so that the ends of all other attempts need not wait.
+/// What the transaction that ends attempts has done about their slots.
+#[derive(Default)]
+pub(super) struct FreedWithEnds {
+    /// The jobs whose slots are free, with the lines of all their keys looked at.
+    pub(super) jobs: HashSet<Uuid>,
+    /// Parked jobs that have a due time now.
+    pub(super) let_go: Vec<DueJob>,
+}
+
+/// Free the slots of these attempts, which the caller's transaction ends, and let parked jobs of their keys go. So the
+/// next job of a key has its slot with the COMMIT that ends the one before it.
+///
+/// The transaction has locked rows of `owed` and tallies. A claim locks keys before rows, so this waits for no key, and
+/// the caller waits for nothing more before its COMMIT. Left out, for [`FreedSlots`], are attempts with a key that
+/// another session locks at this moment, and those with a breaker: the ends of their calls have to count. In a Galera
+/// cluster all are: a lock of a key is a write there, and a conflict about it would repeat the settlement.
+pub(super) async fn free_with_ends(
+    conn: &mut Session<'_>,
+    ending: &[(Uuid, &[LimitKey])],
+    limits: &[LimitSetting],
+) -> Result<FreedWithEnds, sqlx::Error> {
+    let mut ending = ending.to_vec();
+    ending.retain(|(_, keys)| !keys.iter().any(|key| has_breaker(key, limits)));
+    if ending.is_empty() || is_in_cluster() {
+        return Ok(FreedWithEnds::default());
+    }
+    let asked: BTreeSet<&LimitKey> = ending.iter().flat_map(|(_, keys)| keys.iter()).collect();
+    let got = lock_those_that_are_free(conn, &asked.into_iter().collect::<Vec<_>>()).await?;
+    ending.retain(|(_, keys)| keys.iter().all(|key| got.contains(key)));
+    let ended: Vec<Uuid> = ending.iter().map(|(id, _)| *id).collect();
+    if ended.is_empty() {
+        return Ok(FreedWithEnds::default());
+    }
+    let (let_go, more) = free_and_let_go(conn, &ended, &got, limits).await?;
+    let jobs = if more { HashSet::new() } else { ended.into_iter().collect() };
+    Ok(FreedWithEnds { jobs, let_go })
+}
+
+/// Return those of these jobs that are under exactly one limit, which has no rate, each with its key. Jobs that have
+/// made an attempt are left out: this runner may have given one back because it cannot read it.
+pub(super) async fn under_one_limit(
+    conn: &mut Session<'_>,
+    ids: &[Uuid],
+    limits: &[LimitSetting],
+) -> Result<BTreeMap<Uuid, LimitKey>, sqlx::Error> {
+    let (mut keys, mut others) = (BTreeMap::new(), HashSet::new());
+    for (key, id) in keys_of_jobs(conn, ids, limits, " AND o.attempt = 0").await? {
+        if KeyBounds::find(limits, &key).bounds.rate.is_some() || keys.insert(id, key).is_some() {
+            others.insert(id);
+        }
+    }
+    keys.retain(|id, _| !others.contains(id));
+    Ok(keys)
+}
+
+/// Claim those of these jobs that may start, in the transaction that let them go: the slot that is kept for each of
+/// them becomes that of its attempt. `bytes` are their ids, and `keys` the only keys under which they count. Those are
+/// locked.
+pub(super) async fn claim_let_go(
+    conn: &mut Session<'_>,
+    claims: &Claims,
+    (ids, bytes): (&[Uuid], &[u8]),
+    keys: &BTreeMap<Uuid, LimitKey>,
+    (token, batch): (AttemptToken, Uuid),
+) -> Result<ClaimsById, sqlx::Error> {
+    let mut script = Script::about(ids.len(), 0);
+    claims.claim_step(&mut script, (ids, &[]), token);
+    claims.batch_step(&mut script, bytes, token, batch);
+    read_step(&mut script, ids, token);
+    let done = script.run(conn).await?;
+    let mut won = claims.claims_in(done.iter().flat_map(|step| &step.rows), token)?;
+    let slots = keys.iter().filter(|(id, _)| won.contains_key(&JobId::from_uuid(**id)));
+    let slots: Vec<(&LimitKey, Uuid)> = slots.map(|(id, key)| (key, *id)).collect();
+    let mut script = Script::as_text();
+    insert_slots(&mut script, &slots, Some(token));
+    script.run(conn).await?;
+    for (key, id) in slots {
+        if let Some(Claim::Won(claimed)) = won.get_mut(&JobId::from_uuid(id)) {
+            claimed.slots = Arc::from([key.clone()]);
+            claimed.was_parked = true;
+        }
+    }
+    Ok(won)
+}
+
+/// Return whether the limit of this key has a breaker.
+fn has_breaker(key: &LimitKey, limits: &[LimitSetting]) -> bool {
+    limits.iter().any(|set| set.limit.name == key.limit && set.breaker_rule().is_some())
+}
+
+/// The group commit that frees the slots of attempts that have ended without it. Those of a key that another session
+/// keeps locked are left to the sweep, so that the ends of all other attempts need not wait.
 pub(crate) struct FreedSlots {
     pub(crate) limits: Arc<KnownLimits>,
 }
@@ -968,7 +1074,7 @@ impl Store {
         locked: &mut BTreeMap<Name, Instant>,
     ) -> Result<Vec<DueJob>, StoreError> {
         locked.retain(|_, found| found.elapsed() < LOCKED_RESTS);
-        let mut gone = Vec::new();
+        let (mut gone, mut are_counted) = (Vec::new(), false);
         for set in self.shared.limits.uncounted_for(HEARD_AFTER) {
             if locked.contains_key(&set.limit.name) {
                 continue;
@@ -978,8 +1084,27 @@ impl Store {
                 locked.insert(set.limit.name, Instant::now());
                 break;
             }
+            are_counted = true;
+        }
+        if are_counted {
+            // The rest of this sweep lets parked jobs go that have room. Read after the commit, because a count that is
+            // not committed is none.
+            let known = Arc::clone(&self.shared.limits);
+            let read = on_pool(&self.shared.pools.loops, "read limits that are counted", move |conn, _| {
+                let known = Arc::clone(&known);
+                Box::pin(async move { known.read_again(conn).await })
+            });
+            if let Err(error) = read.await {
+                tracing::debug!(%error, "cannot read the limits that were counted, the next summary brings them");
+            }
         }
         Ok(gone)
+    }
+
+    /// Return the time until a sweep counts the attempts of a limit that was set a moment ago.
+    #[must_use]
+    pub fn until_limits_are_counted(&self) -> Option<Duration> {
+        self.shared.limits.next_uncounted(HEARD_AFTER)
     }
 
     /// Count the attempts of a new limit. Returns false if another session locks one of its keys. The jobs that it does

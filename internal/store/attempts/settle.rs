@@ -19,13 +19,14 @@ use sqlx::Row;
 use uuid::Uuid;
 
 use crate::attempts::claim_batches::OpenClaims;
-use crate::attempts::complete::{Success, SuccessorClaim, complete};
+use crate::attempts::complete::{Completed, Success, SuccessorClaim, complete};
 use crate::attempts::settlement::{Again, CheckpointUse, SettleReply, SettleRequest, Settled, Settlement};
 use crate::rows::attempt_logs::{AttemptLogRow, insert_logs_step};
 use crate::rows::checkpoints::{HAS_CHECKPOINT, delete_checkpoints, mark_checkpoints, sorted, write_checkpoints};
 use crate::rows::dead_letters::{NewDeadLetter, insert_dead_letters};
 use crate::rows::jobs::{Accepted, insert_owed};
 use crate::rows::ledger::{AttemptRow, append_to_ledger};
+use crate::rows::limits::KnownLimits;
 use crate::rows::links::{LinkedEnd, check_links, record_ends};
 use crate::rows::order::{OrderedJobs, close_places, lock_keys_of_and, order_key_of};
 use crate::rows::owed::{DueJob, MAX_LOSSES, MAX_SPARED, Owed, RESTS, delete_owed, lock_held};
@@ -47,11 +48,13 @@ pub(crate) struct Settles {
     batches: AtomicU8,
     /// The attempts that this process has claimed and not yet settled.
     open: Arc<OpenClaims>,
+    /// The limits that this process follows.
+    limits: Arc<KnownLimits>,
 }
 
 impl Settles {
-    pub(crate) fn new(clock: Arc<StoreClock>, lanes: Lanes, open: Arc<OpenClaims>) -> Self {
-        Self { clock, lanes, batches: AtomicU8::new(0), open }
+    pub(crate) fn new(clock: Arc<StoreClock>, lanes: Lanes, open: Arc<OpenClaims>, limits: Arc<KnownLimits>) -> Self {
+        Self { clock, lanes, batches: AtomicU8::new(0), open, limits }
     }
 }
 
@@ -87,10 +90,10 @@ impl Batch for Settles {
         Box::pin(async move {
             let mut answers: Vec<Settled> = (0..items.len()).map(|_| Settled::NotOurs).collect();
             let successes: Vec<Success<'_>> = items.iter().filter_map(Success::from_request).collect();
-            let completed = if successes.is_empty() { None } else { complete(conn, &successes, lane).await? };
+            let completed =
+                if successes.is_empty() { None } else { complete(conn, &successes, lane, &self.limits).await? };
             let are_completed = completed.is_some();
-            let mut linked = completed.as_ref().map_or(0, |done| done.linked);
-            let (mut released, claim) = completed.map(|done| (done.released, done.claim)).unwrap_or_default();
+            let Completed { mut released, claim, claim_of_parked, mut linked, freed } = completed.unwrap_or_default();
             let mut rest: Vec<(usize, &Settlement)> = Vec::new();
             for (place, item) in items.iter().enumerate() {
                 if are_completed && Success::from_request(item).is_some() {
@@ -105,11 +108,13 @@ impl Batch for Settles {
             // All of it is committed. Callers that have gone away need not do this, and the others do not take turns.
             self.open.all_ended(items.iter().map(|item| (item.settlement.id, item.settlement.token)));
             let mut next = claim.map(SuccessorClaim::hand_out).unwrap_or_default();
+            next.extend(claim_of_parked.map(SuccessorClaim::hand_out).unwrap_or_default());
             let answers = items.iter().zip(answers);
             let reply = |(item, settled): (&SettleRequest, Settled)| SettleReply {
                 settled,
                 next: next.remove(&item.settlement.id),
                 linked: std::mem::take(&mut linked),
+                freed: freed.contains(&item.settlement.id.uuid()),
             };
             Ok(answers.map(reply).collect())
         })

@@ -68,17 +68,19 @@ impl std::fmt::Debug for CheckpointUse {
 /// A settlement on its way to the store.
 pub(crate) struct SettleRequest {
     pub(crate) settlement: Arc<Settlement>,
-    /// Claims the next job of the order key in the same transaction, if it may.
+    /// Claims the next job of the order key or of the limit key in the same transaction, if it may.
     pub(crate) successor_for: Option<Arc<Claims>>,
 }
 
 /// The answer to a settlement.
 pub(crate) struct SettleReply {
     pub(crate) settled: Settled,
-    /// The claim of the next job of the order key.
+    /// The claim of the next job of the order key or of the limit key.
     pub(crate) next: Option<Claim>,
     /// The links of the jobs that ended in the same batch of settlements: bits of `owed.links`.
     pub(crate) linked: u8,
+    /// True if the slots of limits of the attempt were freed with its end, and the next jobs of their keys let go.
+    pub(crate) freed: bool,
 }
 
 /// Due time of a job that waits again.

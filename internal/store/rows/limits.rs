@@ -8,8 +8,9 @@
 //! overtakes it on its way to a runner.
 //!
 //! The row in `limit_keys` is the lock of a key. A transaction locks these rows in key order, before it locks rows of
-//! `owed`. It also has the state of the rate: the generic cell rate algorithm (GCRA) of ATM networks, with one time for
-//! each key and no counters that would have to be reset.
+//! `owed`. Only the end of an attempt locks them last: it waits for none of them, and for nothing after them. The row
+//! also has the state of the rate: the generic cell rate algorithm (GCRA) of ATM networks, with one time for each key
+//! and no counters that would have to be reset.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
@@ -287,6 +288,14 @@ impl KnownLimits {
         let known = self.followed.read().unwrap_or_else(PoisonError::into_inner);
         let since = |set: &&LimitSetting| known.uncounted.get(&set.change()).filter(|_| !set.counted);
         known.limits.iter().filter(|set| since(set).is_some_and(|since| since.elapsed() >= time)).cloned().collect()
+    }
+
+    /// Return the time until this process has followed the next limit whose attempts are not counted for this time.
+    /// None if there is none, or if it has.
+    pub(crate) fn next_uncounted(&self, time: Duration) -> Option<Duration> {
+        let known = self.followed.read().unwrap_or_else(PoisonError::into_inner);
+        let left = known.uncounted.values().filter_map(|since| time.checked_sub(since.elapsed()));
+        left.filter(|left| !left.is_zero()).min()
     }
 
     /// Return whether the limits of this process are due to be read again.
@@ -972,8 +981,9 @@ pub(crate) fn state_step<'a>(script: &mut Script<'a>, keys: &[&'a LimitKey]) {
          FROM limit_keys k FORCE INDEX (PRIMARY) LEFT JOIN (SELECT limit_name, limit_key, \
          SUM(kept_until IS NULL) AS running, SUM(kept_until > UTC_TIMESTAMP(6)) AS kept FROM limit_slots \
          FORCE INDEX (PRIMARY) WHERE {any} GROUP BY limit_name, limit_key) s \
-         ON s.limit_name = k.limit_name AND s.limit_key = k.limit_key WHERE ",
-        state_columns()
+         ON s.limit_name = k.limit_name AND s.limit_key = k.limit_key \
+         LEFT JOIN limits m FORCE INDEX (PRIMARY) ON m.name = k.limit_name WHERE ",
+        state_columns("m.version")
     );
     let (any, of_keys) = any_of("k.", keys);
     values.extend(of_keys);
@@ -988,7 +998,7 @@ fn state_with_parked_jobs_step<'a>(script: &mut Script<'a>, keys: &[&'a LimitKey
     let sql = format!(
         "SELECT {}, ({slots} AND kept_until IS NULL) AS running, ({slots} AND kept_until > UTC_TIMESTAMP(6)) AS kept \
          FROM limit_keys k FORCE INDEX (PRIMARY) WHERE ({any}) AND {}",
-        state_columns(),
+        state_columns("(SELECT version FROM limits WHERE name = k.limit_name)"),
         has_parked_jobs("TRUE")
     );
     script.push(sql, values);
@@ -997,12 +1007,13 @@ fn state_with_parked_jobs_step<'a>(script: &mut Script<'a>, keys: &[&'a LimitKey
 /// The condition that a row of another table belongs to the key `k` of `limit_keys`.
 const OF_KEY: &str = "limit_name = k.limit_name AND limit_key = k.limit_key";
 
-/// Build the columns of the state of a key, without the numbers of its slots.
-fn state_columns() -> String {
+/// Build the columns of the state of a key, without the numbers of its slots. `version` is that of its limit: a join
+/// finds it with less for many keys, a subquery for the few that a condition leaves.
+fn state_columns(version: &str) -> String {
     let gate = OpenGate::COLUMNS;
     format!(
         "k.limit_name, k.limit_key, k.next_start, k.start_interval_us, k.start_burst, UTC_TIMESTAMP(6) AS moment, \
-         (SELECT version FROM limits WHERE name = k.limit_name) AS version, {gate}, \
+         {version} AS version, {gate}, \
          (SELECT due_at FROM limit_waits FORCE INDEX (limit_waits_line) WHERE {OF_KEY} AND {NOT_PAUSED} \
          ORDER BY due_at LIMIT 1) AS first_due"
     )
@@ -1140,17 +1151,43 @@ pub(crate) async fn let_go(
     keys: &BTreeSet<LimitKey>,
     limits: &[LimitSetting],
 ) -> Result<(Vec<DueJob>, bool), sqlx::Error> {
-    let mut all = Vec::new();
-    let mut more = false;
     let keys: Vec<&LimitKey> = keys.iter().collect();
     if keys.is_empty() {
-        return Ok((all, more));
+        return Ok((Vec::new(), false));
     }
     let mut script = Script::as_text();
     state_with_parked_jobs_step(&mut script, &keys);
     let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
-    let states = states_in(&found)?;
-    let rooms: Vec<(&LimitKey, usize)> = states
+    let_go_by(conn, &states_in(&found)?, limits, usize::MAX).await
+}
+
+/// Delete the slots of these jobs, which end in the caller's transaction, and let parked jobs of these keys go: at most
+/// [`MAX_AT_ONCE`] in all. Otherwise this does what [`let_go`] does. There is at least one job and one key.
+pub(crate) async fn free_and_let_go(
+    conn: &mut Session<'_>,
+    ended: &[Uuid],
+    keys: &BTreeSet<LimitKey>,
+    limits: &[LimitSetting],
+) -> Result<(Vec<DueJob>, bool), sqlx::Error> {
+    let keys: Vec<&LimitKey> = keys.iter().collect();
+    let mut script = Script::as_text();
+    let (list, values) = script.list(ended);
+    script.push(format!("{DELETE_SLOTS} {list}"), values);
+    state_with_parked_jobs_step(&mut script, &keys);
+    let found = script.run(conn).await?.pop().unwrap_or_default().rows;
+    let_go_by(conn, &states_in(&found)?, limits, MAX_AT_ONCE).await
+}
+
+/// Let parked jobs of keys in these states go, at most `most` of them. Returns the jobs, and whether there may be more
+/// with room.
+async fn let_go_by(
+    conn: &mut Session<'_>,
+    states: &BTreeMap<LimitKey, KeyState>,
+    limits: &[LimitSetting],
+    most: usize,
+) -> Result<(Vec<DueJob>, bool), sqlx::Error> {
+    let mut all = Vec::new();
+    let mut rooms: Vec<(&LimitKey, usize)> = states
         .iter()
         .filter(|(_, state)| state.first_due.is_some())
         .map(|(key, state)| (key, state, KeyBounds::find(limits, key)))
@@ -1160,12 +1197,19 @@ pub(crate) async fn let_go(
         .map(|(key, state, bounds)| (key, state.room(bounds)))
         .filter(|(_, room)| *room > 0)
         .collect();
+    let (mut left, mut more) = (most, false);
+    for (_, room) in &mut rooms {
+        more |= *room > left;
+        *room = left.min(*room);
+        left -= *room;
+    }
+    rooms.retain(|(_, room)| *room > 0);
     for wanted in rooms.chunks(64) {
         let waiting = first_parked(conn, wanted).await?;
         let mut found = ParkedJobs::lock(conn, &waiting).await?;
         found.look_behind(conn, wanted).await?;
         more |= wanted.iter().any(|(_, room)| *room == MAX_AT_ONCE) && !found.is_empty();
-        all.extend(let_go_of(conn, found, &states, limits).await?);
+        all.extend(let_go_of(conn, found, states, limits).await?);
     }
     Ok((all, more))
 }
