@@ -1490,6 +1490,9 @@ mutants() {
     mutant 'limits of the next job of a key' internal/store/attempts/complete.rs \
         ' && !claims.limits.concern(Some(&job.queue))' '' \
         store::a_next_job_that_may_not_follow_at_once_is_let_go_and_not_claimed
+    mutant 'due time of a next job that is not claimed after all' internal/store/attempts/complete.rs \
+        'if claim.won.len() < claim.ids.len() {' 'if claim.won.len() > claim.ids.len() {' \
+        store::a_next_job_that_may_not_follow_at_once_is_let_go_and_not_claimed
     mutant 'unanswered claim of the next job of a key' internal/store/attempts/complete.rs \
         'self.claims.open.gave_up(self.token, &ids);' 'let _ = ids;' \
         store::a_next_job_whose_claim_was_not_answered_is_given_back_and_uses_no_attempt \

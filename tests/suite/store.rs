@@ -1753,6 +1753,8 @@ async fn a_next_job_that_may_not_follow_at_once_is_let_go_and_not_claimed() {
         let (next, released) = test.end_and_claim_next(&claimed).await;
         assert_eq!((next.map(|next| next.id), released), (None, vec![second]), "{case}");
         assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE state <> 'waiting'").await, 0, "{case}");
+        let is_due = test.count("SELECT COUNT(*) FROM owed WHERE execute_at <= UTC_TIMESTAMP(6)").await;
+        assert_eq!(is_due, i64::from(case != "due later"), "{case}");
         assert!(matches!(test.store.cancel(second, &Actor::tickr()).await.unwrap(), ActionOutcome::Done(_)));
     }
     test.stop().await;

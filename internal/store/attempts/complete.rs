@@ -22,7 +22,7 @@ use crate::rows::attempt_logs::{AttemptLogRow, insert_logs_step};
 use crate::rows::checkpoints::HAS_CHECKPOINT;
 use crate::rows::limits::{KnownLimits, LimitKey, LimitSetting, LimitsOfClaim};
 use crate::rows::links::{AWAITED, BatchChanges, IN_BATCH};
-use crate::rows::order::{Successor, lock_step, release_steps, successors_step};
+use crate::rows::order::{Successor, due_steps, heads_step, lock_step, successors_step};
 use crate::rows::owed::{DueJob, RESTS};
 use crate::rows::tallies::tally;
 use crate::sql::error::waited_for_lock;
@@ -188,13 +188,14 @@ pub(crate) async fn complete<'a>(
     }
     let linked = if changes.is_empty() { 0 } else { IN_BATCH };
     changes.add_step(&mut write);
-    // The claims come first, so that one update of a row is enough.
     let mut claim = claims.and_then(|claims| SuccessorClaim::new(claims, &sorted, &successors));
     if let Some(claim) = &claim {
         claim.add_steps(&mut write);
     }
     if !successors.is_empty() {
-        release_steps(&mut write, &successors);
+        heads_step(&mut write, &successors);
+        // The claim gives its jobs their due times, so that one update of a row is enough.
+        due_steps(&mut write, &successors, |id| claim.as_ref().is_none_or(|claim| !claim.asks_for(id)));
     }
     let ending = sorted.iter().filter(|success| frees && !success.opened.slots.is_empty());
     let ending: Vec<(Uuid, &[LimitKey])> =
@@ -204,6 +205,14 @@ pub(crate) async fn complete<'a>(
         write.push("COMMIT", Vec::new());
     }
     let written = write.run(conn).await?;
+    if let Some(claim) = &mut claim {
+        claim.answered(written.iter().flat_map(|step| &step.rows))?;
+        if claim.won.len() < claim.ids.len() {
+            let mut rest = Script::about(claim.ids.len(), 0);
+            due_steps(&mut rest, &successors, |id| claim.asks_for(id) && !claim.won.contains_key(&id));
+            rest.run(conn).await?;
+        }
+    }
     let (freed, claim_of_parked) = match free_and_claim(conn, (&sorted, &ending), claims, &known.now()).await {
         Ok(done) => done,
         // The slower way settles the attempts, and leaves their slots.
@@ -221,8 +230,7 @@ pub(crate) async fn complete<'a>(
         sqlx::raw_sql("COMMIT").execute(conn).await?;
     }
     let mut released: Vec<DueJob> = successors.into_iter().filter_map(Successor::released).collect();
-    if let Some(claim) = &mut claim {
-        claim.answered(written.iter().flat_map(|step| &step.rows))?;
+    if let Some(claim) = &claim {
         released.retain(|job| !claim.won.contains_key(&job.id));
     }
     let is_claimed = |job: &DueJob| claim_of_parked.as_ref().is_some_and(|claim| claim.won.contains_key(&job.id));
@@ -342,6 +350,11 @@ impl<'a> SuccessorClaim<'a> {
             execute_at,
             bytes,
         })
+    }
+
+    /// Return whether this is to claim the job.
+    fn asks_for(&self, id: JobId) -> bool {
+        self.front_of.contains_key(&id)
     }
 
     /// Add the steps of the claim. A job that may have to wait for a worker is not claimed for its last attempt.

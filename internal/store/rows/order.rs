@@ -478,8 +478,8 @@ impl Successor {
     }
 }
 
-/// Add the steps that move the heads of the keys and give the next jobs their due times to a script.
-pub(crate) fn release_steps<'a>(script: &mut Script<'a>, successors: &'a [Successor]) {
+/// Add the step that moves the heads of the keys to a script.
+pub(crate) fn heads_step<'a>(script: &mut Script<'a>, successors: &'a [Successor]) {
     // A head of 0 stands for a key without an open place.
     let head = [
         "INSERT INTO order_keys (order_key, head, tail) VALUES",
@@ -496,8 +496,15 @@ pub(crate) fn release_steps<'a>(script: &mut Script<'a>, successors: &'a [Succes
             values.extend([Value::Bytes(&successor.key), Value::Number(place)]);
         },
     );
+}
+
+/// Add the steps that give those next jobs their due times that are to be let go to a script.
+pub(crate) fn due_steps(script: &mut Script<'_>, successors: &[Successor], is_let_go: impl Fn(JobId) -> bool) {
     let mut due: BTreeMap<Timestamp, Vec<Uuid>> = BTreeMap::new();
     for (_, job) in successors.iter().filter_map(|successor| successor.next.as_ref()) {
+        if !is_let_go(job.id) {
+            continue;
+        }
         due.entry(job.execute_at).or_default().push(job.id.uuid());
     }
     for (execute_at, mut ids) in due {
