@@ -32,6 +32,7 @@ const SCREENS: &[&str] = &[
     "/jobs",
     "/jobs/{id}",
     "/tail",
+    "/incident",
     "/batches",
     "/batches/{id}",
     "/dead-letters",

@@ -342,7 +342,7 @@ async fn the_page_of_an_incident_tells_the_same_in_every_tab_and_as_markdown() {
     if let Some(axe) = &axe {
         page.aside::<Value>(&format!("{axe};null")).await;
     }
-    page.eval::<()>("document.querySelector('#incident-text').open = true").await;
+    page.eval::<()>("void (document.querySelector('#incident-text').open = true)").await;
     for width in [390, 1_440, 2_560] {
         page.size(width, 900).await;
         let overflow = page.overflow().await;

@@ -596,8 +596,9 @@ pub(super) async fn free_with_ends(
     Ok(FreedWithEnds { jobs, let_go })
 }
 
-/// Return those of these jobs that are under exactly one limit, which has no rate, each with its key. Jobs that have
-/// made an attempt are left out: this runner may have given one back because it cannot read it.
+/// Return those of these jobs that are under exactly one limit, which has no rate and is not fair, each with its key.
+/// The jobs of a fair limit start in the order in which they are let go. Jobs that have made an attempt are left out:
+/// this runner may have given one back because it cannot read it.
 pub(super) async fn under_one_limit(
     conn: &mut Session<'_>,
     ids: &[Uuid],
@@ -605,7 +606,9 @@ pub(super) async fn under_one_limit(
 ) -> Result<BTreeMap<Uuid, LimitKey>, sqlx::Error> {
     let (mut keys, mut others) = (BTreeMap::new(), HashSet::new());
     for (key, id) in keys_of_jobs(conn, ids, limits, " AND o.attempt = 0").await? {
-        if KeyBounds::find(limits, &key).bounds.rate.is_some() || keys.insert(id, key).is_some() {
+        let is_fair = limits.iter().any(|set| set.limit.name == key.limit && set.limit.fair);
+        let has_rate = KeyBounds::find(limits, &key).bounds.rate.is_some();
+        if is_fair || has_rate || keys.insert(id, key).is_some() {
             others.insert(id);
         }
     }
