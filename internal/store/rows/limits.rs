@@ -1415,33 +1415,28 @@ impl ParkedJobs {
     }
 }
 
-/// Spread the jobs of each key of a fair limit evenly over these jobs. In the order of their due times, the keys whose
-/// jobs have waited longest would be in front whenever jobs of several keys are let go together. The other keys would
-/// get less than their weights: one job of four workers for three and a half, in place of three.
+/// Mix the jobs of different keys of fair limits by chance. Those of one key keep their order.
+///
+/// In the order of their due times, the keys whose jobs have waited longest would be in front whenever jobs of several
+/// keys are let go together. Then other keys get less than their weights: on four workers, one job for three and a half
+/// of a key with the weight 3. Any other fixed order is in favour of some key too.
 fn mix_keys(jobs: &mut [DueJob], waiting: &Parked, limits: &[LimitSetting]) {
     let is_fair = |key: &LimitKey| limits.iter().any(|set| set.limit.fair && set.limit.name == key.limit);
     let key_of = |job: &DueJob| waiting.get(&job.id.uuid()).map(|(key, _)| key).filter(|key| is_fair(key));
-    let mut counts: BTreeMap<&LimitKey, u64> = BTreeMap::new();
-    for key in jobs.iter().filter_map(key_of) {
-        *counts.entry(key).or_default() += 1;
+    let mut places: BTreeMap<Option<&LimitKey>, Vec<u64>> = BTreeMap::new();
+    for job in jobs.iter() {
+        // The end of an id is random.
+        places.entry(key_of(job)).or_default().push(job.id.uuid().as_u64_pair().1 & 0xffff_ffff);
     }
-    if counts.len() < 2 {
+    if places.len() < 2 {
         return;
     }
-    let mut places: BTreeMap<Uuid, (Option<u64>, u64)> = BTreeMap::new();
-    let mut seen: BTreeMap<&LimitKey, u64> = BTreeMap::new();
-    for job in jobs.iter() {
-        let place = key_of(job).map(|key| {
-            let before = seen.entry(key).or_default();
-            *before += 1;
-            // The middle of its part of the whole, in millionths.
-            (2 * *before - 1) * 500_000 / counts[key]
-        });
-        // By chance among equals: the end of an id is random.
-        let chance = job.id.uuid().as_u64_pair().1 & 0xffff_ffff;
-        places.insert(job.id.uuid(), (place, chance));
+    for of_key in places.values_mut() {
+        of_key.sort_unstable_by(|one, other| other.cmp(one));
     }
-    jobs.sort_by_key(|job| places.get(&job.id.uuid()).copied());
+    let by_job: BTreeMap<Uuid, Option<u64>> =
+        jobs.iter().map(|job| (job.id.uuid(), places.get_mut(&key_of(job)).and_then(Vec::pop))).collect();
+    jobs.sort_by_key(|job| by_job.get(&job.id.uuid()).copied());
 }
 
 /// Give these parked jobs due times, and keep slots for them.
