@@ -1378,6 +1378,19 @@ mutants() {
     mutant 'call to a host in the end of a success' internal/store/attempts/limited.rs \
         '    ending.retain(|(_, keys)| !keys.iter().any(|key| has_breaker(key, limits)));' '' \
         receivers::a_breaker_opens_after_its_failures_and_parked_jobs_burn_no_attempt
+    mutant 'kept slot of the next parked job' internal/store/attempts/limited.rs \
+        'keys.retain(|id, key| kept_for.has(key, *id));' '' \
+        store::a_parked_job_of_a_limit_that_was_removed_finds_out_whether_another_one_has_room
+    mutant 'rate of the next parked job' internal/store/attempts/limited.rs \
+        'if is_fair || has_rate || keys' 'if is_fair || has_rate && false || keys' \
+        store::a_parked_job_that_may_not_follow_at_once_is_let_go_and_not_claimed
+    mutant 'turns of fair limits before the next parked job' internal/store/attempts/limited.rs \
+        'if is_fair || has_rate || keys' 'if has_rate || is_fair && false || keys' \
+        store::a_parked_job_that_may_not_follow_at_once_is_let_go_and_not_claimed
+    mutant 'slots of other keys at the end of an attempt' internal/store/rows/limits.rs \
+        'DELETE s FROM limit_slots s FORCE INDEX (PRIMARY) WHERE {}", any.join(" OR ")' \
+        'DELETE s FROM limit_slots s FORCE INDEX (limit_slots_job) WHERE {}", any.join(" OR ").replace("s.limit_name = ? AND s.limit_key = ?", "? IS NOT NULL AND ? IS NOT NULL")' \
+        store::the_end_of_an_attempt_waits_for_no_slot_that_another_session_makes
     mutant 'slot of the next parked job' internal/store/attempts/limited.rs \
         '    insert_slots(&mut script, &slots, Some(token));' '' \
         store::the_next_parked_job_is_claimed_by_the_commit_that_ends_the_attempt_before_it

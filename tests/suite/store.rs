@@ -1665,8 +1665,20 @@ async fn the_next_parked_job_is_claimed_by_the_commit_that_ends_the_attempt_befo
 #[tokio::test(flavor = "multi_thread")]
 async fn a_parked_job_that_may_not_follow_at_once_is_let_go_and_not_claimed() {
     let test = TestStore::start().await;
-    test.set_concurrency(1).await;
-    for case in ["another queue", "its last attempt", "an earlier attempt", "two limits"] {
+    for case in ["another queue", "its last attempt", "an earlier attempt", "a rate", "a fair limit", "two limits"] {
+        test.set_concurrency(1).await;
+        match case {
+            // Its burst is large, so the next job is due at once.
+            "a rate" => {
+                let rate = Some(Rate { starts: 1_000, period_ms: 1_000, burst: 1_000 });
+                test.set_limit_of("l", SharedBy::Key, Bounds { concurrency: Some(1), rate, ..Bounds::default() }).await;
+            }
+            "a fair limit" => {
+                test.mysql().await.execute("UPDATE limits SET fair = TRUE, version = version + 1").await.unwrap();
+                test.store.follow_limits(&Arc::new(test.store.limits().await.unwrap()), Instant::now());
+            }
+            _ => {}
+        }
         let first = test.insert_limited("a", 1).await[0];
         let options = JobOptions { limit_key: Some("a".to_owned()), ..JobOptions::default() };
         let mut second = NewJob { options, ..job() };
@@ -1694,6 +1706,50 @@ async fn a_parked_job_that_may_not_follow_at_once_is_let_go_and_not_claimed() {
         test.store.sweep_limits(LimitSweep::default(), false, |_| {}).await.unwrap();
         assert_eq!(test.slots().await, (0, 0, 0), "{case}");
     }
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_parked_job_of_a_limit_that_was_removed_finds_out_whether_another_one_has_room() {
+    let test = TestStore::start().await;
+    test.set_concurrency_of("g", SharedBy::All, 2).await;
+    test.set_concurrency_of("l", SharedBy::Key, 1).await;
+    let of_a = test.claimed(test.insert_limited("a", 1).await[0]).await;
+    let of_b = test.claimed(test.insert_limited("b", 1).await[0]).await;
+    let second = test.insert_limited("b", 1).await;
+    test.park(&second).await;
+    assert_eq!(test.count("SELECT COUNT(*) FROM limit_waits WHERE limit_name = 'g'").await, 1);
+    test.mysql().await.execute("DELETE FROM limits WHERE name = 'g'").await.unwrap();
+    test.store.follow_limits(&Arc::new(test.store.limits().await.unwrap()), Instant::now());
+    let (next, released) = test.end_and_claim_next(&of_a).await;
+    assert_eq!((next.map(|next| next.id), released), (None, second.clone()));
+    let of_l = "SELECT COUNT(*) FROM limit_slots WHERE limit_name = 'l' AND kept_until IS NULL";
+    assert_eq!(test.count(of_l).await, 1);
+    test.park(&second).await;
+    assert!(test.end_and_claim_next(&of_b).await.0.is_some_and(|next| next.id == second[0]));
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_an_attempt_waits_for_no_slot_that_another_session_makes() {
+    let test = TestStore::start().await;
+    test.set_concurrency(1).await;
+    let ids = test.insert_limited("a", 2).await;
+    let claimed = test.claimed(ids[0]).await;
+    test.park(&ids[1..]).await;
+    // As the sweep that counts the attempts of another limit, which is new.
+    let mut other = test.mysql().await;
+    for sql in ["SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED", "BEGIN"] {
+        other.execute(sql).await.unwrap();
+    }
+    sqlx::query("INSERT INTO limit_slots (limit_name, limit_key, job_id) VALUES ('other', 'x', ?)")
+        .bind(ids[0].uuid())
+        .execute(&mut other)
+        .await
+        .unwrap();
+    let ended = tokio::time::timeout(Duration::from_secs(4), test.succeed(&claimed)).await;
+    assert_eq!(ended.expect("the end waits for the slot of another key"), ids[1..]);
+    other.execute("ROLLBACK").await.unwrap();
     test.stop().await;
 }
 

@@ -25,7 +25,7 @@ use crate::rows::links::{AWAITED, BatchChanges, IN_BATCH};
 use crate::rows::order::{Successor, due_steps, heads_step, lock_step, successors_step};
 use crate::rows::owed::{DueJob, RESTS};
 use crate::rows::tallies::tally;
-use crate::sql::error::waited_for_lock;
+use crate::sql::error::{Fault, fault, waited_for_lock};
 use crate::sql::script::{Script, Value};
 use crate::sql::session::Session;
 use tickr_job::{AttemptToken, JobId, Name, State, Timestamp, Verdict};
@@ -91,7 +91,7 @@ pub(crate) async fn complete<'a>(
         match known.catch_up(conn).await {
             Ok(()) => {}
             // A limit that this version cannot read must not cost an attempt its verdict.
-            Err(error) if is_unreadable(&error) => (claims, frees) = (None, false),
+            Err(error) if is_about_limits(&error) => (claims, frees) = (None, false),
             Err(error) => return Err(error),
         }
     }
@@ -216,7 +216,7 @@ pub(crate) async fn complete<'a>(
     let (freed, claim_of_parked) = match free_and_claim(conn, (&sorted, &ending), claims, &known.now()).await {
         Ok(done) => done,
         // The slower way settles the attempts, and leaves their slots.
-        Err(error) if is_unreadable(&error) || waited_for_lock(&error) => {
+        Err(error) if is_about_limits(&error) => {
             sqlx::raw_sql("ROLLBACK").execute(conn).await?;
             return Ok(None);
         }
@@ -252,6 +252,13 @@ async fn free_and_claim<'a>(
         None => None,
     };
     Ok((freed, claim))
+}
+
+/// Return whether an error of a statement about limits is about them, and not about the connection or a conflict:
+/// another run would end in the same way.
+fn is_about_limits(error: &sqlx::Error) -> bool {
+    let is_refused = || matches!(fault(error), Fault::Refused | Fault::Unfit | Fault::Duplicate);
+    is_unreadable(error) || waited_for_lock(error) || is_refused()
 }
 
 /// Return whether an error says that this version cannot read a row.

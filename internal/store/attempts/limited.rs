@@ -587,12 +587,11 @@ pub(super) async fn free_with_ends(
     let asked: BTreeSet<&LimitKey> = ending.iter().flat_map(|(_, keys)| keys.iter()).collect();
     let got = lock_those_that_are_free(conn, &asked.into_iter().collect::<Vec<_>>()).await?;
     ending.retain(|(_, keys)| keys.iter().all(|key| got.contains(key)));
-    let ended: Vec<Uuid> = ending.iter().map(|(id, _)| *id).collect();
-    if ended.is_empty() {
+    if ending.is_empty() {
         return Ok(FreedWithEnds::default());
     }
-    let (let_go, more) = free_and_let_go(conn, &ended, &got, limits).await?;
-    let jobs = if more { HashSet::new() } else { ended.into_iter().collect() };
+    let (let_go, more) = free_and_let_go(conn, &ending, &got, limits).await?;
+    let jobs = if more { HashSet::new() } else { ending.iter().map(|(id, _)| *id).collect() };
     Ok(FreedWithEnds { jobs, let_go })
 }
 
@@ -613,6 +612,13 @@ pub(super) async fn under_one_limit(
         }
     }
     keys.retain(|id, _| !others.contains(id));
+    if keys.is_empty() {
+        return Ok(keys);
+    }
+    // Only a key that has kept a slot for the job, which this transaction has locked. A job may have waited at a limit that
+    // was removed or bounds its key no more: nothing has looked for room at another one then.
+    let kept_for = KeptFor::read(conn, &keys.keys().copied().collect::<Vec<_>>()).await?;
+    keys.retain(|id, key| kept_for.has(key, *id));
     Ok(keys)
 }
 

@@ -1161,18 +1161,38 @@ pub(crate) async fn let_go(
     let_go_by(conn, &states_in(&found)?, limits, usize::MAX).await
 }
 
-/// Delete the slots of these jobs, which end in the caller's transaction, and let parked jobs of these keys go: at most
-/// [`MAX_AT_ONCE`] in all. Otherwise this does what [`let_go`] does. There is at least one job and one key.
+/// Delete the slots of these jobs at these keys, and let parked jobs of the keys go: at most [`MAX_AT_ONCE`] in all. The
+/// jobs end in the caller's transaction, which has locked the keys. Otherwise this does what [`let_go`] does. There is at
+/// least one job and one key.
+///
+/// A slot at another key is not looked at: a session that has locked that key may be making it, and this must not wait
+/// for it. The sweep frees it.
 pub(crate) async fn free_and_let_go(
     conn: &mut Session<'_>,
-    ended: &[Uuid],
+    ended: &[(Uuid, &[LimitKey])],
     keys: &BTreeSet<LimitKey>,
     limits: &[LimitSetting],
 ) -> Result<(Vec<DueJob>, bool), sqlx::Error> {
-    let keys: Vec<&LimitKey> = keys.iter().collect();
+    let mut jobs_of: BTreeMap<&LimitKey, Vec<Uuid>> = BTreeMap::new();
+    for (id, slots) in ended {
+        for key in *slots {
+            jobs_of.entry(key).or_default().push(*id);
+        }
+    }
+    let jobs_of: Vec<(&LimitKey, Vec<Uuid>)> = jobs_of.into_iter().collect();
     let mut script = Script::as_text();
-    let (list, values) = script.list(ended);
-    script.push(format!("{DELETE_SLOTS} {list}"), values);
+    for jobs_of in jobs_of.chunks(64) {
+        let (mut any, mut values) = (Vec::with_capacity(jobs_of.len()), Vec::new());
+        for (key, ids) in jobs_of {
+            let (list, of_ids) = script.list(ids);
+            any.push(format!("(s.limit_name = ? AND s.limit_key = ? AND s.job_id IN {list})"));
+            values.extend([Value::from(key.limit.as_str()), Value::from(key.key.as_bytes())]);
+            values.extend(of_ids);
+        }
+        let sql = format!("DELETE s FROM limit_slots s FORCE INDEX (PRIMARY) WHERE {}", any.join(" OR "));
+        script.push(sql, values);
+    }
+    let keys: Vec<&LimitKey> = keys.iter().collect();
     state_with_parked_jobs_step(&mut script, &keys);
     let found = script.run(conn).await?.pop().unwrap_or_default().rows;
     let_go_by(conn, &states_in(&found)?, limits, MAX_AT_ONCE).await

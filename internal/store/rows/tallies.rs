@@ -8,7 +8,8 @@ use tickr_job::{Name, State};
 
 /// Tally lanes of one process. A tally lane is a number in the key of the tally rows. Each process draws a small range,
 /// which is probably its own, so that processes rarely wait for each other's tally rows. Two processes with the same
-/// lane wait for a moment. They cannot deadlock, because the tallies are written last.
+/// lane wait for a moment. They cannot deadlock, because a transaction that has written its tallies waits for nothing
+/// more.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lanes {
     first: u8,
