@@ -324,7 +324,7 @@ mutants() {
         incident::history_marks_and_audit_are_read_for_a_range_of_the_past
     mutant 'bound of the causes of a range' internal/store/dead_letter_causes.rs \
         'const MAX_COUNTED: i64 = 50_000' 'const MAX_COUNTED: i64 = 5_000_000' \
-        incident::causes_are_bounded_and_read_quickly_among_many
+        incident::causes_are_bounded_among_many
     mutant 'moments in the address of an incident' internal/dashboard/assets/pages/incident.js \
         'if (!fixed) change(toRange(absolute(asked)))' '' \
         incident::an_address_without_moments_gets_them_once_and_keeps_them

@@ -9,7 +9,7 @@ use crate::world::{Attempt, Enqueue, Fetch, LEASE_MS, State, Worker};
 /// Time after the answer of a verdict for which requests may still list its token, because they were made before.
 pub(crate) const LATE_LISTING: Duration = Duration::from_secs(2);
 /// Time after the delivery of an attempt from which beats must list it.
-const UNLISTED: Duration = Duration::from_millis(700);
+const UNLISTED: Duration = Duration::from_millis(1_500);
 
 /// The start of a request for jobs.
 pub(crate) enum FetchStart {
