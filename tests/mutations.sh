@@ -1376,16 +1376,16 @@ mutants() {
         'let jobs = if more {' 'let jobs = if more && false {' \
         store::an_end_at_a_limit_that_was_raised_lets_all_parked_jobs_go
     mutant 'call to a host in the end of a success' internal/store/attempts/limited.rs \
-        '    ending.retain(|(_, keys)| !keys.iter().any(|key| has_breaker(key, limits)));' '' \
+        'set.limit.fair || set.limit.breaker.is_some()' 'set.limit.fair' \
         receivers::a_breaker_opens_after_its_failures_and_parked_jobs_burn_no_attempt
     mutant 'kept slot of the next parked job' internal/store/attempts/limited.rs \
         'keys.retain(|id, key| kept_for.has(key, *id));' '' \
         store::a_parked_job_of_a_limit_that_was_removed_finds_out_whether_another_one_has_room
     mutant 'rate of the next parked job' internal/store/attempts/limited.rs \
-        'if is_fair || has_rate || keys' 'if is_fair || has_rate && false || keys' \
+        'bounds.rate.is_some() || keys.insert' '(bounds.rate.is_some() && false) || keys.insert' \
         store::a_parked_job_that_may_not_follow_at_once_is_let_go_and_not_claimed
-    mutant 'turns of fair limits before the next parked job' internal/store/attempts/limited.rs \
-        'if is_fair || has_rate || keys' 'if has_rate || is_fair && false || keys' \
+    mutant 'turns of fair limits at the end of an attempt' internal/store/attempts/limited.rs \
+        'set.limit.fair || set.limit.breaker.is_some()' 'set.limit.breaker.is_some()' \
         store::a_parked_job_that_may_not_follow_at_once_is_let_go_and_not_claimed
     mutant 'slots of other keys at the end of an attempt' internal/store/rows/limits.rs \
         'DELETE s FROM limit_slots s FORCE INDEX (PRIMARY) WHERE {}", any.join(" OR ")' \

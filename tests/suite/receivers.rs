@@ -23,7 +23,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::limits::{NO_ROWS_LEFT, set, set_and_wait};
+use crate::support::limits::{NO_ROWS_LEFT, set, set_and_wait, until_counted};
 use crate::support::program;
 use crate::support::{self, Answer, Proxy, Runner, TestApp, eventually};
 
@@ -524,9 +524,10 @@ async fn a_breaker_opens_also_after_the_clock_was_set_back() {
     let tickr = TestApp::start_with(|_| {}, Registry::new()).await;
     let down = Receiver::start(Duration::ZERO).await;
     down.answers(500);
-    set_and_wait(&tickr, "per-host", with_breaker(3, 600_000, 600_000)).await;
-    // By the clock of the database, the limit gets its breaker in an hour.
-    tickr.sql("UPDATE limits SET breaker_since = breaker_since + INTERVAL 1 HOUR").await;
+    set(&tickr, "per-host", with_breaker(3, 600_000, 600_000)).await;
+    // By the clock of the database, the limit gets its breaker in an hour. The runner reads it when the limit counts.
+    tickr.sql("UPDATE limits SET breaker_since = breaker_since + INTERVAL 1 HOUR WHERE NOT counted").await;
+    until_counted(&tickr, "per-host").await;
     for _ in 0..3 {
         let id = tickr.enqueue(down.once()).await;
         tickr.until(id, State::Failed).await;

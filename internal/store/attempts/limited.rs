@@ -572,15 +572,15 @@ pub(super) struct FreedWithEnds {
 ///
 /// The transaction has locked rows of `owed` and tallies. A claim locks keys before rows, so this waits for no key, and
 /// the caller waits for nothing more before its COMMIT. Left out, for [`FreedSlots`], are attempts with a key that
-/// another session locks at this moment, and those with a breaker: the ends of their calls have to count. In a Galera
-/// cluster all are: a lock of a key is a write there, and a conflict about it would repeat the settlement.
+/// another session locks at this moment, and those with a breaker or of a fair limit. In a Galera cluster all are: a lock
+/// of a key is a write there, and a conflict about it would repeat the settlement.
 pub(super) async fn free_with_ends(
     conn: &mut Session<'_>,
     ending: &[(Uuid, &[LimitKey])],
     limits: &[LimitSetting],
 ) -> Result<FreedWithEnds, sqlx::Error> {
     let mut ending = ending.to_vec();
-    ending.retain(|(_, keys)| !keys.iter().any(|key| has_breaker(key, limits)));
+    ending.retain(|(_, keys)| !keys.iter().any(|key| is_freed_afterwards(key, limits)));
     if ending.is_empty() || is_in_cluster() {
         return Ok(FreedWithEnds::default());
     }
@@ -595,9 +595,8 @@ pub(super) async fn free_with_ends(
     Ok(FreedWithEnds { jobs, let_go })
 }
 
-/// Return those of these jobs that are under exactly one limit, which has no rate and is not fair, each with its key.
-/// The jobs of a fair limit start in the order in which they are let go. Jobs that have made an attempt are left out:
-/// this runner may have given one back because it cannot read it.
+/// Return those of these jobs that are under exactly one limit, which has no rate, each with its key. Jobs that have
+/// made an attempt are left out: this runner may have given one back because it cannot read it.
 pub(super) async fn under_one_limit(
     conn: &mut Session<'_>,
     ids: &[Uuid],
@@ -605,9 +604,7 @@ pub(super) async fn under_one_limit(
 ) -> Result<BTreeMap<Uuid, LimitKey>, sqlx::Error> {
     let (mut keys, mut others) = (BTreeMap::new(), HashSet::new());
     for (key, id) in keys_of_jobs(conn, ids, limits, " AND o.attempt = 0").await? {
-        let is_fair = limits.iter().any(|set| set.limit.name == key.limit && set.limit.fair);
-        let has_rate = KeyBounds::find(limits, &key).bounds.rate.is_some();
-        if is_fair || has_rate || keys.insert(id, key).is_some() {
+        if KeyBounds::find(limits, &key).bounds.rate.is_some() || keys.insert(id, key).is_some() {
             others.insert(id);
         }
     }
@@ -652,9 +649,12 @@ pub(super) async fn claim_let_go(
     Ok(won)
 }
 
-/// Return whether the limit of this key has a breaker.
-fn has_breaker(key: &LimitKey, limits: &[LimitSetting]) -> bool {
-    limits.iter().any(|set| set.limit.name == key.limit && set.breaker_rule().is_some())
+/// Return whether the slots of this key are freed after the settlement. The ends of calls have to count for a breaker.
+/// The keys of a fair limit get their parts if their jobs go one by one behind all that were let go before, and not in
+/// the batches of settlements.
+fn is_freed_afterwards(key: &LimitKey, limits: &[LimitSetting]) -> bool {
+    let is_slow = |set: &LimitSetting| set.limit.fair || set.limit.breaker.is_some();
+    limits.iter().any(|set| set.limit.name == key.limit && is_slow(set))
 }
 
 /// The group commit that frees the slots of attempts that have ended without it. Those of a key that another session

@@ -21,6 +21,11 @@ pub(crate) async fn set(tickr: &TestApp, name: &str, limit: Value) -> Answer {
 /// Set a limit, and wait until every runner follows it.
 pub(crate) async fn set_and_wait(tickr: &TestApp, name: &str, limit: Value) {
     set(tickr, name, limit).await;
+    until_counted(tickr, name).await;
+}
+
+/// Wait until every runner follows this limit.
+pub(crate) async fn until_counted(tickr: &TestApp, name: &str) {
     eventually("the limit holds", || async {
         (tickr.get(&format!("/v1/limits/{name}")).await.body["counted"] == true).then_some(())
     })
