@@ -470,6 +470,9 @@ mutants() {
     mutant 'tail that is scrolled' internal/dashboard/assets/pages/tail.js \
         'Boolean(current) || away || marked' 'Boolean(current) || marked' \
         tail::the_tail_stands_still_while_it_is_paused_hovered_or_focused_and_counts
+    mutant 'gap in a tab that comes back' internal/dashboard/assets/core/live.js \
+        'if (absent) whole = false;' '' \
+        tail::the_tail_says_that_events_may_be_missing_in_a_tab_that_comes_back_and_hears_another_one
     mutant 'seats of searches' internal/store/sql/pools.rs \
         '(self.reads - 1).clamp(1, 4)' '(self.reads + 1_000).clamp(1, 1_000)' \
         starvation::a_flood_of_heavy_reads_stops_nothing_and_its_key_ends_at_once
