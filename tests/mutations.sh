@@ -313,6 +313,9 @@ mutants() {
     mutant 'bound of the marks' internal/store/marks.rs \
         'marks.drain(..older);' '' \
         marks::marks_are_bounded_and_read_quickly_from_long_tables
+    mutant 'pauses behind the changes of many jobs' internal/store/marks.rs \
+        'if !queues.is_empty() {' 'if !queues.is_empty() && !all {' \
+        marks::pauses_are_found_behind_the_changes_of_many_jobs
     mutant 'record of a lost Redis' internal/engine/index_changes.rs \
         'Some(IndexChange::Lost)' 'None' \
         marks::charts_are_told_when_redis_was_lost_and_came_back
@@ -320,8 +323,11 @@ mutants() {
         'mark.at >= from && to.is_none_or(|to| mark.at < to)' 'mark.at >= from' \
         incident::history_marks_and_audit_are_read_for_a_range_of_the_past
     mutant 'end of a range of the audit' internal/store/audit.rs \
-        '(to.is_some(), "at < ? AND ")' '(to.is_some(), "? IS NOT NULL AND ")' \
+        '(filter.to.is_some(), "at < ? AND ")' '(filter.to.is_some(), "? IS NOT NULL AND ")' \
         incident::history_marks_and_audit_are_read_for_a_range_of_the_past
+    mutant 'bulk operation as one action of the audit' internal/store/audit.rs \
+        'LEFT(detail, 60), NULL) AS operation' 'NULL, NULL) AS operation' \
+        marks::pauses_are_found_behind_the_changes_of_many_jobs
     mutant 'bound of the causes of a range' internal/store/dead_letter_causes.rs \
         'const MAX_COUNTED: i64 = 50_000' 'const MAX_COUNTED: i64 = 5_000_000' \
         incident::causes_are_bounded_among_many

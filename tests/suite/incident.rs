@@ -378,6 +378,30 @@ async fn the_page_of_an_incident_tells_the_same_in_every_tab_and_as_markdown() {
     tickr.stop().await;
 }
 
+/// A bulk operation records a change for each of its jobs, more than the page lists.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_of_an_incident_tells_of_pauses_before_a_bulk_operation_of_many_jobs() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let from = now(&tickr) - seconds(60);
+    let jobs = (0..300).map(|_| json!({"kind": "noop", "queue": "press", "delay_ms": 7_200_000}));
+    tickr.enqueue_many(jobs).await;
+    assert_eq!(tickr.post("/v1/queues/press/pause", json!({"reason": "ink"})).await.status, 200);
+    assert_eq!(tickr.post("/v1/queues/press/resume", json!({})).await.status, 200);
+    let cancel = json!({"action": "cancel", "filter": {"queue": "press"}});
+    assert_eq!(tickr.post("/v1/operations", cancel).await.status, 202);
+    tickr.until_count("SELECT COUNT(*) FROM audit WHERE action = 'job.cancel'", 300).await;
+    let to = now(&tickr) + seconds(1);
+    let page = browser.page(&tickr.url("")).await;
+    page.visit(&format!("/incident?from={}&to={}", text(from), text(to))).await;
+    page.reads("press was paused for").await;
+    page.until("the operation is one action", &format!("{MARKDOWN}.includes('300 jobs by operation')")).await;
+    let markdown: String = page.eval(MARKDOWN).await;
+    assert!(markdown.contains("`queue.pause` `press`: `ink`"), "{markdown}");
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_address_without_moments_gets_them_once_and_keeps_them() {
     let Some((tickr, browser)) = begin().await else { return };

@@ -80,7 +80,7 @@ function Page({ range, only, choice }) {
   const history = useQuery(url('/v1/history', { from, to, queue }), again);
   const queues = useQuery(url('/v1/history/queues', { from: late.from, to: late.to }), again);
   const marks = useQuery(url('/v1/history/marks', { from, to, queue }), again);
-  const audit = useQuery(url('/v1/audit', { from, to, limit: 200 }), again);
+  const audit = useQuery(url('/v1/audit', { from, to, fold: true, limit: 200 }), again);
   const causes = useQuery(url('/v1/dead-letters/causes', { from, to, queue, kind, fingerprint: cause }), again);
   const reads = [history, queues, marks, audit, causes];
   const answers = reads.map((read) => read.data);

@@ -64,18 +64,17 @@ function figuresOf({ points, step_ms: step, last_ms: last }, range) {
 }
 
 /** The pauses of queues: `{queue, from, to, by, reason}`. A moment outside of the range is null. */
-function pausesOf(acts) {
+function pausesOf(marks) {
   const pauses = [];
-  for (const { action, target, at, actor, detail } of acts) {
-    const last = pauses.findLast((pause) => pause.queue === target);
+  for (const { type, queue, at, by, reason } of marks) {
+    const last = pauses.findLast((pause) => pause.queue === queue);
     const open = last?.to === null ? last : null;
-    const reason = typeof detail?.reason === 'string' ? detail.reason : '';
-    if (action === 'queue.pause') {
+    if (type === 'queue_paused') {
       if (open) open.reason = reason || open.reason;
-      else pauses.push({ queue: target, from: Date.parse(at), to: null, by: actor, reason });
-    } else if (action === 'queue.resume') {
-      if (open) open.to = Date.parse(at);
-      else pauses.push({ queue: target, from: null, to: Date.parse(at), by: '', reason: '' });
+      else pauses.push({ queue, from: at, to: null, by, reason: reason ?? '' });
+    } else if (type === 'queue_resumed') {
+      if (open) open.to = at;
+      else pauses.push({ queue, from: null, to: at, by: '', reason: '' });
     }
   }
   return pauses;
@@ -118,18 +117,6 @@ function queuesOf(history, pauses, range, only) {
     .sort((a, b) => b.stood - a.stood || (b.worst?.ms ?? 0) - (a.worst?.ms ?? 0) || a.name.localeCompare(b.name));
 }
 
-/** What one operation did to many jobs is one action. */
-function folded(acts) {
-  const rows = new Map();
-  for (const act of acts) {
-    const operation = act.detail?.operation;
-    const key = operation ? `${operation} ${act.action}` : act.id;
-    if (rows.has(key)) rows.get(key).jobs += 1;
-    else rows.set(key, { ...act, at: Date.parse(act.at), operation, jobs: 1 });
-  }
-  return [...rows.values()];
-}
-
 const sources = {
   history: 'figures, charts and queues',
   failed: 'failed jobs and their causes',
@@ -161,7 +148,7 @@ export function storyOf({ range, only, history, queues, marks, audit, causes }) 
   const acts = [...audit.data]
     .reverse()
     .filter((act) => !only.queue || !act.action.startsWith('queue.') || act.target === only.queue);
-  const pauses = pausesOf(acts);
+  const pauses = pausesOf(marks.read);
   const story = {
     range,
     only,
@@ -180,8 +167,8 @@ export function storyOf({ range, only, history, queues, marks, audit, causes }) 
     outages: outagesOf(marks.read),
     emptied: marks.read.filter((mark) => mark.type === 'redis_emptied'),
     started: marks.read.filter((mark) => mark.type === 'runners_started' && mark.previous_version),
-    acts: folded(acts),
-    actsMore: Boolean(audit.next_cursor),
+    acts: acts.map((act) => ({ ...act, at: Date.parse(act.at), operation: act.detail?.operation })),
+    actsMore: audit.more,
     removed: removedOf(marks.kept, range),
   };
   story.failed = story.causes.reduce((sum, cause) => sum + cause.failed, 0);
