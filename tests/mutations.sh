@@ -322,6 +322,9 @@ mutants() {
     mutant 'end of a range of marks' internal/store/marks.rs \
         'mark.at >= from && to.is_none_or(|to| mark.at < to)' 'mark.at >= from' \
         incident::history_marks_and_audit_are_read_for_a_range_of_the_past
+    mutant 'pauses that began before a range' internal/store/marks.rs \
+        'matches!(mark.event, MarkedEvent::QueuePaused { .. })' 'true' \
+        incident::the_page_of_an_incident_tells_of_a_pause_around_the_whole_range
     mutant 'end of a range of the audit' internal/store/audit.rs \
         '(filter.to.is_some(), "at < ? AND ")' '(filter.to.is_some(), "? IS NOT NULL AND ")' \
         incident::history_marks_and_audit_are_read_for_a_range_of_the_past

@@ -43,6 +43,8 @@ pub struct Marks {
     pub marks: Vec<Mark>,
     /// True if there are older events that were left out.
     pub more: bool,
+    /// The pauses that began before a range and lasted into it, one of a queue.
+    pub paused_before: Vec<Mark>,
 }
 
 impl Store {
@@ -73,6 +75,10 @@ impl Store {
                     None => changed_queues(conn, from).await?,
                 };
                 let paused = pauses(conn, within, &queues, queue.is_none()).await?;
+                let paused_before = match to {
+                    Some(_) => pauses_before(conn, from, &queues).await?,
+                    None => Vec::new(),
+                };
                 let released = releases(conn, within, queue.as_ref()).await?;
                 for found in [paused, released] {
                     more |= found.len() > MAX_MARKS;
@@ -82,7 +88,7 @@ impl Store {
                 marks.sort_by_key(|mark| mark.at);
                 let older = marks.len().saturating_sub(MAX_MARKS);
                 marks.drain(..older);
-                Ok(Marks { at, from, marks, more: more || older > 0 })
+                Ok(Marks { at, from, marks, more: more || older > 0, paused_before })
             })
         })
         .await
@@ -197,6 +203,25 @@ async fn pauses(
         marks.insert(row.try_get("act")?, pause_mark(row)?);
     }
     Ok(marks.into_values().collect())
+}
+
+/// Read the pauses of these queues that began before this moment and had not ended at it.
+async fn pauses_before(conn: &mut Session<'_>, from: Timestamp, queues: &[String]) -> Result<Vec<Mark>, sqlx::Error> {
+    let sql = format!(
+        "SELECT {PAUSE_COLUMNS} FROM audit a FORCE INDEX (audit_target) WHERE target = ? AND id < ? AND at < ? \
+         AND {PAUSES} ORDER BY id DESC LIMIT 1"
+    );
+    let mut marks = Vec::new();
+    for queue in queues {
+        let query = statement(sql.clone()).bind(queue.clone()).bind(first_id_of(from + CLOCKS)).bind(from);
+        if let Some(row) = query.fetch_optional(&mut *conn).await? {
+            let mark = pause_mark(&row)?;
+            if matches!(mark.event, MarkedEvent::QueuePaused { .. }) {
+                marks.push(mark);
+            }
+        }
+    }
+    Ok(marks)
 }
 
 /// Read the bulk operations that make jobs run, of a queue or of all queues, one more than can be shown.

@@ -403,6 +403,39 @@ async fn the_page_of_an_incident_tells_of_pauses_before_a_bulk_operation_of_many
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_page_of_an_incident_tells_of_a_pause_around_the_whole_range() {
+    let Some((tickr, browser)) = begin().await else { return };
+    for queue in ["press", "post"] {
+        assert_eq!(tickr.post(&format!("/v1/queues/{queue}/pause"), json!({"reason": "ink"})).await.status, 200);
+    }
+    assert_eq!(tickr.post("/v1/queues/post/resume", json!({})).await.status, 200);
+    // These actions were an hour ago: their times say so, and their ids, which begin with the time.
+    tickr
+        .sql(
+            "UPDATE audit SET at = at - INTERVAL 1 HOUR, \
+             id = UNHEX(CONCAT(LPAD(HEX(CAST(CONV(LEFT(HEX(id), 12), 16, 10) AS UNSIGNED) - 3600000), 12, '0'), \
+             SUBSTRING(HEX(id), 13)))"
+                .to_owned(),
+        )
+        .await;
+    assert_eq!(tickr.post("/v1/queues/press/resume", json!({})).await.status, 200);
+    let from = now(&tickr) - seconds(1_800);
+    let range = format!("from={}&to={}", text(from), text(from + seconds(600)));
+    let marks = read(&tickr, &format!("/v1/history/marks?{range}")).await;
+    let before = &marks["paused_before"];
+    assert_eq!((before.as_array().unwrap().len(), &before[0]["queue"]), (1, &json!("press")), "{marks:#}");
+    assert_eq!(read(&tickr, &format!("/v1/history/marks?{range}&queue=post")).await["paused_before"], json!([]));
+    let page = browser.page(&tickr.url("")).await;
+    page.visit(&format!("/incident?{range}")).await;
+    page.reads("press was paused for 10 min").await;
+    page.until("the Markdown has it", &format!("{MARKDOWN}.includes('paused during the whole range, 10 min')")).await;
+    page.reads_not("post was paused").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_address_without_moments_gets_them_once_and_keeps_them() {
     let Some((tickr, browser)) = begin().await else { return };
     let page = browser.page(&tickr.url("")).await;

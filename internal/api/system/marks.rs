@@ -63,6 +63,8 @@ pub(crate) struct MarksAnswer {
     marks: Vec<MarkView>,
     /// True when older events of the span or range were left out.
     more: bool,
+    /// The pauses that began before a range and lasted into it, one of a queue. A span has none.
+    paused_before: Vec<MarkView>,
     kept: KeptView,
 }
 
@@ -244,6 +246,7 @@ pub(crate) async fn show(
         from: Moment(found.from),
         marks: found.marks.into_iter().map(MarkView::from).collect(),
         more: found.more,
+        paused_before: found.paused_before.into_iter().map(MarkView::from).collect(),
         kept: KeptView::new(api.kept, found.at),
     };
     Ok(json(StatusCode::OK, answer))

@@ -93,7 +93,7 @@ function Page({ range, only, choice }) {
             only,
             history: history.data,
             queues: queues.data,
-            marks: { read, kept: marks.data.kept },
+            marks: { read, before: marks.data.paused_before, kept: marks.data.kept },
             audit: audit.data,
             causes: causes.data,
           })

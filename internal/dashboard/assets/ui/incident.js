@@ -29,6 +29,7 @@ export const wordsOf = ({ from, to }) => `${momentOf(from)} – ${momentOf(to, f
 /** The time of something that began before the range, or went on after it, where a moment is null. */
 export function whenOf({ from, to }, range) {
   const long = span((to ?? range.to) - (from ?? range.from));
+  if (from === null && to === null) return `during the whole range, ${long}`;
   if (from === null) return `until ${momentOf(to, range.from)}, ${long} of the range`;
   if (to === null) return `from ${momentOf(from, range.from)} on, ${long} of the range`;
   return `${momentOf(from, range.from)} – ${momentOf(to, range.from)}, ${long}`;
@@ -63,19 +64,19 @@ function figuresOf({ points, step_ms: step, last_ms: last }, range) {
   return { ...totalsOf(points, points.at_ms, step, last), exact };
 }
 
-/** The pauses of queues: `{queue, from, to, by, reason}`. A moment outside of the range is null. */
-function pausesOf(marks) {
-  const pauses = [];
+/**
+ * The pauses of queues: `{queue, from, to, by, reason}`. A moment outside of the range is null. `before` are those that
+ * began before it.
+ */
+function pausesOf(before, marks) {
+  const pauses = before.map(({ queue, by, reason }) => ({ queue, from: null, to: null, by, reason: reason ?? '' }));
   for (const { type, queue, at, by, reason } of marks) {
     const last = pauses.findLast((pause) => pause.queue === queue);
     const open = last?.to === null ? last : null;
     if (type === 'queue_paused') {
       if (open) open.reason = reason || open.reason;
       else pauses.push({ queue, from: at, to: null, by, reason: reason ?? '' });
-    } else if (type === 'queue_resumed') {
-      if (open) open.to = at;
-      else pauses.push({ queue, from: null, to: at, by: '', reason: '' });
-    }
+    } else if (type === 'queue_resumed' && open) open.to = at;
   }
   return pauses;
 }
@@ -142,13 +143,14 @@ function removedOf(kept, range) {
 
 /**
  * The story of a range. `history`, `queues`, `marks`, `audit` and `causes` are answers of the API, `marks.read` its
- * marks as words; `only` has the queue, the kind and the cause of the address.
+ * marks as words, `marks.before` the pauses that began before the range; `only` has the queue, the kind and the cause
+ * of the address.
  */
 export function storyOf({ range, only, history, queues, marks, audit, causes }) {
   const acts = [...audit.data]
     .reverse()
     .filter((act) => !only.queue || !act.action.startsWith('queue.') || act.target === only.queue);
-  const pauses = pausesOf(marks.read);
+  const pauses = pausesOf(marks.before, marks.read);
   const story = {
     range,
     only,
