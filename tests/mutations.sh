@@ -322,6 +322,9 @@ mutants() {
     mutant 'end of a range of marks' internal/store/marks.rs \
         'mark.at >= from && to.is_none_or(|to| mark.at < to)' 'mark.at >= from' \
         incident::history_marks_and_audit_are_read_for_a_range_of_the_past
+    mutant 'starts that push no loss away' internal/store/marks.rs \
+        'let goes = surplus > 0 && is_start;' 'let goes = surplus > 0 && is_start && false;' \
+        incident::the_page_of_an_incident_tells_of_losses_before_more_starts_than_are_read
     mutant 'pauses that began before a range' internal/store/marks.rs \
         'matches!(mark.event, MarkedEvent::QueuePaused { .. })' 'true' \
         incident::the_page_of_an_incident_tells_of_a_pause_around_the_whole_range

@@ -39,7 +39,7 @@ pub struct Marks {
     pub at: Timestamp,
     /// The time from which on there are events: the first step of a span, or the beginning of a range.
     pub from: Timestamp,
-    /// The newest events, at most [`MAX_MARKS`], the oldest first.
+    /// The newest events, at most [`MAX_MARKS`], the oldest first. A range rather lacks starts of the same version.
     pub marks: Vec<Mark>,
     /// True if there are older events that were left out.
     pub more: bool,
@@ -86,13 +86,29 @@ impl Store {
                 }
                 marks.retain(|mark| mark.at >= from && to.is_none_or(|to| mark.at < to));
                 marks.sort_by_key(|mark| mark.at);
+                more |= marks.len() > MAX_MARKS;
+                if to.is_some() {
+                    leave_out_starts(&mut marks);
+                }
                 let older = marks.len().saturating_sub(MAX_MARKS);
                 marks.drain(..older);
-                Ok(Marks { at, from, marks, more: more || older > 0, paused_before })
+                Ok(Marks { at, from, marks, more, paused_before })
             })
         })
         .await
     }
+}
+
+/// Leave out starts of a version that ran before, the oldest first, as long as there are too many events. They say
+/// least, and a page about a range must not miss a loss because of them.
+fn leave_out_starts(marks: &mut Vec<Mark>) {
+    let mut surplus = marks.len().saturating_sub(MAX_MARKS);
+    marks.retain(|mark| {
+        let is_start = matches!(mark.event, MarkedEvent::RunnersStarted { previous_version: None, .. });
+        let goes = surplus > 0 && is_start;
+        surplus -= usize::from(goes);
+        !goes
+    });
 }
 
 /// A time from which on events are read, and the time before which they are, if it is not now.

@@ -436,6 +436,38 @@ async fn the_page_of_an_incident_tells_of_a_pause_around_the_whole_range() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_page_of_an_incident_tells_of_losses_before_more_starts_than_are_read() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let to = now(&tickr);
+    let before = |minutes: i64| (to - seconds(60 * minutes)).format("'%F %T'").to_string();
+    let runner = |name: &str, started: &str, beat: &str, stopped: &str| {
+        format!("('{name}-00000000', '0.0.1', '[]', '[]', 1, 30000, {started}, {beat}, {stopped})")
+    };
+    // A lost runner, and then a start every minute.
+    let mut rows = vec![runner("gone/1", &before(600), &before(120), &before(110))];
+    rows.extend((1..=60).map(|n| runner(&format!("new/{n}"), &before(n), &before(n), &before(n))));
+    tickr
+        .sql(format!(
+            "INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at, stopped_at) \
+             VALUES {}; INSERT INTO index_changes (at, runner, what) VALUES ({}, 'gone/1-00000000', 'lost'), \
+             ({}, 'gone/1-00000000', 'back')",
+            rows.join(", "),
+            before(100),
+            before(90)
+        ))
+        .await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit(&format!("/incident?from={}&to={}", text(to - seconds(10_000)), text(to))).await;
+    page.reads("the runner gone/1-00000000 was lost").await;
+    page.reads("Redis was lost for 10 min").await;
+    page.reads("Not all events of runners, Redis and queues were read").await;
+    page.until("the Markdown says so", &format!("{MARKDOWN}.includes('Not all events of runners')")).await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_address_without_moments_gets_them_once_and_keeps_them() {
     let Some((tickr, browser)) = begin().await else { return };
     let page = browser.page(&tickr.url("")).await;

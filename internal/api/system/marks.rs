@@ -220,7 +220,8 @@ impl From<Mark> for MarkView {
 /// Show the events that charts mark
 ///
 /// Starts of runners with their versions, runners that were lost, pauses and resumes of queues, the starts of bulk
-/// operations that make jobs run, and when runners lost Redis and had it again. The newest 50 of the span or range.
+/// operations that make jobs run, and when runners lost Redis and had it again. The newest 50 of the span or range; a
+/// range rather lacks starts of the version that ran before.
 /// Pauses are searched among the newest 5,000 changes of operators. `kept` says how far back the records go.
 #[utoipa::path(
     get, path = "/v1/history/marks", tag = "system", operation_id = "show_history_marks", params(MarksQuery),

@@ -93,7 +93,7 @@ function Page({ range, only, choice }) {
             only,
             history: history.data,
             queues: queues.data,
-            marks: { read, before: marks.data.paused_before, kept: marks.data.kept },
+            marks: { read, before: marks.data.paused_before, kept: marks.data.kept, more: marks.data.more },
             audit: audit.data,
             causes: causes.data,
           })
@@ -138,9 +138,9 @@ function Page({ range, only, choice }) {
             : html`<p class="verdict" id="incident-verdict" role="status">Nothing stood out in this range.</p>`
         }
         ${
-          story.removed.length > 0 &&
+          story.notes.length > 0 &&
           html`<div class="note warn">
-            ${story.removed.map((sentence) => html`<p key=${sentence}>${sentence}</p>`)}
+            ${story.notes.map((sentence) => html`<p key=${sentence}>${sentence}</p>`)}
           </div>`
         }
         <${Figures} story=${story} />

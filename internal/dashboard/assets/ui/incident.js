@@ -81,15 +81,15 @@ function pausesOf(before, marks) {
   return pauses;
 }
 
-/** When Redis was lost, as `{from, to}`. A moment outside of the range is null. */
-function outagesOf(marks) {
+/** When Redis was lost, as `{from, to}`. A moment outside of the range is null. `more`: the first marks are missing. */
+function outagesOf(marks, more) {
   const outages = [];
   for (const { type, at } of marks) {
     const last = outages.at(-1);
     const open = last?.to === null ? last : null;
     if (type === 'redis_lost' && !open) outages.push({ from: at, to: null });
     if (type === 'redis_back' && open) open.to = at;
-    else if (type === 'redis_back' && !last) outages.push({ from: null, to: at });
+    else if (type === 'redis_back' && !last && !more) outages.push({ from: null, to: at });
   }
   return outages;
 }
@@ -143,8 +143,8 @@ function removedOf(kept, range) {
 
 /**
  * The story of a range. `history`, `queues`, `marks`, `audit` and `causes` are answers of the API, `marks.read` its
- * marks as words, `marks.before` the pauses that began before the range; `only` has the queue, the kind and the cause
- * of the address.
+ * marks as words, `marks.before` the pauses that began before the range, and `marks.more` says that marks are missing;
+ * `only` has the queue, the kind and the cause of the address.
  */
 export function storyOf({ range, only, history, queues, marks, audit, causes }) {
   const acts = [...audit.data]
@@ -166,12 +166,15 @@ export function storyOf({ range, only, history, queues, marks, audit, causes }) 
     queues: queuesOf(queues, pauses, range, only.queue),
     queuesMore: queues.more,
     lost: marks.read.filter((mark) => mark.type === 'runners_lost'),
-    outages: outagesOf(marks.read),
+    outages: outagesOf(marks.read, marks.more),
     emptied: marks.read.filter((mark) => mark.type === 'redis_emptied'),
     started: marks.read.filter((mark) => mark.type === 'runners_started' && mark.previous_version),
     acts: acts.map((act) => ({ ...act, at: Date.parse(act.at), operation: act.detail?.operation })),
     actsMore: audit.more,
-    removed: removedOf(marks.kept, range),
+    notes: [
+      ...removedOf(marks.kept, range),
+      marks.more && 'Not all events of runners, Redis and queues were read: starts or the earliest ones are missing.',
+    ].filter(Boolean),
   };
   story.failed = story.causes.reduce((sum, cause) => sum + cause.failed, 0);
   story.parts = partsOf(story);
@@ -298,7 +301,7 @@ export function markdownOf(story, link) {
     }),
   );
   if (story.actsMore) lines.push('The audit has earlier actions of this range.', '');
-  for (const sentence of story.removed) lines.push(sentence, '');
+  for (const sentence of story.notes) lines.push(sentence, '');
   lines.push('All times are in UTC.', '');
   return lines.join('\n');
 }
