@@ -340,6 +340,9 @@ mutants() {
     mutant 'moments in the address of an incident' internal/dashboard/assets/pages/incident.js \
         'if (!fixed) change(toRange(absolute(asked)))' '' \
         incident::an_address_without_moments_gets_them_once_and_keeps_them
+    mutant 'late jobs before the history of queues' internal/dashboard/assets/ui/incident.js \
+        'figures.worst.at < queuesFrom' 'false' \
+        incident::the_page_of_an_incident_tells_of_late_jobs_before_the_history_of_queues
     mutant 'search that goes on' internal/dashboard/assets/ui/search.js \
         'while (found.next && found.rows.length < PAGE && !own.stopped)' 'while (!found)' \
         dashboard_use::a_search_goes_on_until_it_has_a_page_and_says_how_far_it_looked

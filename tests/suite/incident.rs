@@ -468,6 +468,28 @@ async fn the_page_of_an_incident_tells_of_losses_before_more_starts_than_are_rea
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_page_of_an_incident_tells_of_late_jobs_before_the_history_of_queues() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let step = SlotWidth::Quarter;
+    let at = step.floor(now(&tickr) - chrono::TimeDelta::days(3));
+    let mut tally = Tally { accepted: 900, ..Tally::default() };
+    tally.lateness.count(Duration::from_secs(7_200));
+    let sample =
+        Sample { step, at, series: Series::All, counted_to: at + step.width(), figures: Figures::from(&tally) };
+    let runner = RunnerId::from_stored("gone/1-00000000".to_owned());
+    tickr.app.broker().store().write_samples(&runner, vec![sample]).await.unwrap();
+    let page = browser.page(&tickr.url("")).await;
+    page.visit(&format!("/incident?from={}&to={}", text(at - seconds(3_600)), text(now(&tickr)))).await;
+    page.reads("jobs started up to").await;
+    page.reads("Queues are judged by the last 24 hours of this range only.").await;
+    page.until("the Markdown says so", &format!("{MARKDOWN}.includes('Queues are judged by the last 24 hours')")).await;
+    page.reads_not("Nothing stood out").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_address_without_moments_gets_them_once_and_keeps_them() {
     let Some((tickr, browser)) = begin().await else { return };
     let page = browser.page(&tickr.url("")).await;

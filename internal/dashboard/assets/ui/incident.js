@@ -151,6 +151,7 @@ export function storyOf({ range, only, history, queues, marks, audit, causes }) 
     .reverse()
     .filter((act) => !only.queue || !act.action.startsWith('queue.') || act.target === only.queue);
   const pauses = pausesOf(marks.before, marks.read);
+  const queuesFrom = Math.max(range.from, range.to - LONGEST_OF_QUEUES);
   const story = {
     range,
     only,
@@ -171,7 +172,9 @@ export function storyOf({ range, only, history, queues, marks, audit, causes }) 
     started: marks.read.filter((mark) => mark.type === 'runners_started' && mark.previous_version),
     acts: acts.map((act) => ({ ...act, at: Date.parse(act.at), operation: act.detail?.operation })),
     actsMore: audit.more,
+    queuesFrom,
     notes: [
+      queuesFrom > range.from && 'Queues are judged by the last 24 hours of this range only.',
       ...removedOf(marks.kept, range),
       marks.more && 'Not all events of runners, Redis and queues were read: starts or the earliest ones are missing.',
     ].filter(Boolean),
@@ -182,7 +185,9 @@ export function storyOf({ range, only, history, queues, marks, audit, causes }) 
 }
 
 /** The verdict on a range: its parts, the worst first, as `Sentence` shows them. */
-function partsOf({ range, failed, causes, causesCapped, causesMore, queues, lost, outages, emptied }) {
+function partsOf(story) {
+  const { range, figures, failed, causes, causesCapped, causesMore } = story;
+  const { queues, queuesFrom, lost, outages, emptied } = story;
   const parts = [];
   if (failed > 0) {
     const fresh = causes.filter((cause) => cause.isNew).length;
@@ -239,6 +244,9 @@ function partsOf({ range, failed, causes, causesCapped, causesMore, queues, lost
       'started jobs late',
     ),
   );
+  // No queue is known to have been late before its history begins.
+  if (figures.worst?.ms >= VERY_LATE && figures.worst.at < queuesFrom)
+    parts.push({ key: 'late jobs', to: '/queues', text: `jobs started up to ${span(figures.worst.ms)} late` });
   return parts;
 }
 
@@ -301,6 +309,8 @@ export function markdownOf(story, link) {
     }),
   );
   if (story.actsMore) lines.push('The audit has earlier actions of this range.', '');
+  if (story.causesMore) lines.push('There are other causes with fewer failures.', '');
+  if (story.queuesMore) lines.push('Only the hundred busiest queues were searched.', '');
   for (const sentence of story.notes) lines.push(sentence, '');
   lines.push('All times are in UTC.', '');
   return lines.join('\n');
