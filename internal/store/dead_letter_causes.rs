@@ -44,7 +44,7 @@ pub struct DeadLetterCause {
     pub failed: u64,
     /// Number of jobs that failed in the time before the range, as long as the range.
     pub before: u64,
-    /// Time of the first failure in the range.
+    /// Time of the first failure in the range, of those that were counted.
     pub first: Timestamp,
     /// Time of the last failure in the range.
     pub last: Timestamp,

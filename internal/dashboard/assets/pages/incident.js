@@ -278,7 +278,10 @@ function Causes({ story: { range, causes, causesCapped, causesMore }, narrow }) 
               <td data-label="Before" class="right num" title="In the time before that is as long">
                 ${count(cause.failed_before, causesCapped)}
               </td>
-              <td data-label="First"><${At} ms=${cause.first} range=${range} /></td>
+              <td data-label="First">
+                <${At} ms=${cause.first} range=${range} />
+                ${causesCapped && html`<span class="faint"> or earlier</span>`}
+              </td>
               <td data-label="Last"><${At} ms=${cause.last} range=${range} /></td>
             </tr>`,
           )}

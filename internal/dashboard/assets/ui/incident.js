@@ -290,8 +290,9 @@ export function markdownOf(story, link) {
     'Causes of failures',
     story.causes.map(
       (cause) =>
-        `${cap(cause.failed)} × ${code(cause.kind)}: ${code(errorOf(cause))}; first ${at(cause.first)}, ` +
-        `last ${at(cause.last)}; ${cause.isNew ? 'new' : `${cap(cause.failed_before)} in the same time before`} ` +
+        `${cap(cause.failed)} × ${code(cause.kind)}: ${code(errorOf(cause))}; first ${at(cause.first)}` +
+        `${story.causesCapped ? ' or earlier' : ''}, last ${at(cause.last)}; ` +
+        `${cause.isNew ? 'new' : `${cap(cause.failed_before)} in the same time before`} ` +
         `(${cause.fingerprint})`,
     ),
   );
