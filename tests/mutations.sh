@@ -340,6 +340,9 @@ mutants() {
     mutant 'moments in the address of an incident' internal/dashboard/assets/pages/incident.js \
         'if (!fixed) change(toRange(absolute(asked)))' '' \
         incident::an_address_without_moments_gets_them_once_and_keeps_them
+    mutant 'narrowing in the links of an incident' internal/dashboard/assets/ui/incident.js \
+        'only.kind && ' 'false && ' \
+        incident::the_page_of_an_incident_tells_the_same_in_every_tab_and_as_markdown
     mutant 'late jobs before the history of queues' internal/dashboard/assets/ui/incident.js \
         'figures.worst.at < queuesFrom' 'false' \
         incident::the_page_of_an_incident_tells_of_late_jobs_before_the_history_of_queues

@@ -373,6 +373,19 @@ async fn the_page_of_an_incident_tells_the_same_in_every_tab_and_as_markdown() {
     )
     .await;
     page.reads("2 jobs failed for good from 1 cause").await;
+    // The number leads to the jobs that it counts.
+    page.visit(&format!("{path}&queue=default&kind=letter&cause={cause}")).await;
+    page.reads("2 jobs failed for good from 1 cause").await;
+    let filters: Vec<String> = page
+        .eval(
+            "[...document.querySelectorAll('#incident-verdict a, .figures a, [data-fingerprint] td.bold a')] \
+             .map((a) => new URL(a.href).searchParams.get('q')).filter((q) => q?.includes('finished:'))",
+        )
+        .await;
+    assert_eq!(filters.len(), 3, "{filters:?}");
+    for filter in filters {
+        assert!(filter.contains(&format!("queue:default kind:letter group:{cause} finished:")), "{filter}");
+    }
     page.assert_calm();
     drop(page);
     tickr.stop().await;

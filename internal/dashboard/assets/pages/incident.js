@@ -12,7 +12,7 @@ import { Badge, Empty, Figure, Head, JobLink, Panel, Skeleton, Trouble, tell } f
 import { Chart } from '../ui/chart.js';
 import { linesOf } from '../ui/history.js';
 import {
-  finished,
+  failedOf,
   LONGEST,
   LONGEST_OF_QUEUES,
   markdownOf,
@@ -212,7 +212,8 @@ function CopyText({ text, children }) {
   return html`<button type="button" disabled=${!text} onClick=${copy}>${children}</button>`;
 }
 
-function Figures({ story: { figures, failed, causesCapped, causesMore, range } }) {
+function Figures({ story }) {
+  const { figures, failed, causesCapped, causesMore, range } = story;
   const about = (n) => `${figures.exact ? '' : '≈ '}${brief(n)}`;
   const whole = figures.exact ? 'by all runners' : 'in the steps of the charts';
   return html`<div class="figures">
@@ -223,7 +224,7 @@ function Figures({ story: { figures, failed, causesCapped, causesMore, range } }
       name="Failed for good"
       value=${brief(failed, causesCapped || causesMore)}
       note="jobs, still failed"
-      to=${url('/jobs', { q: `state:failed ${finished(range)}` })}
+      to=${url('/jobs', { q: `state:failed ${failedOf(story)}` })}
       bad=${failed > 0}
     />
     <${Figure}
@@ -234,7 +235,8 @@ function Figures({ story: { figures, failed, causesCapped, causesMore, range } }
   </div>`;
 }
 
-function Causes({ story: { range, causes, causesCapped, causesMore }, narrow }) {
+function Causes({ story, narrow }) {
+  const { range, causes, causesCapped, causesMore } = story;
   return html`<${Panel}
     title="Causes of failures"
     flush
@@ -271,7 +273,7 @@ function Causes({ story: { range, causes, causesCapped, causesMore }, narrow }) 
                 </div>
               </td>
               <td data-label="Failed" class="right num bold">
-                <a href=${url('/jobs', { q: `group:${cause.fingerprint} ${finished(range)}` })}>
+                <a href=${url('/jobs', { q: failedOf(story, cause.fingerprint) })}>
                   ${count(cause.failed, causesCapped)}
                 </a>
               </td>

@@ -194,7 +194,7 @@ function partsOf(story) {
     parts.push({
       key: 'failed',
       bad: true,
-      to: url('/jobs', { q: `state:failed ${finished(range)}` }),
+      to: url('/jobs', { q: `state:failed ${failedOf(story)}` }),
       text:
         `${count(failed, causesCapped || causesMore)} ${failed === 1 ? 'job' : 'jobs'} failed for good from ` +
         `${count(causes.length, causesMore)} ${causes.length === 1 ? 'cause' : 'causes'}` +
@@ -254,7 +254,13 @@ function partsOf(story) {
 export const nameOf = (row) => (row.own ? row.name : 'other queues');
 
 /** A word of a filter: the jobs that ended in a range. */
-export const finished = ({ from, to }) => `finished:${new Date(from).toISOString()}..${new Date(to).toISOString()}`;
+const finished = ({ from, to }) => `finished:${new Date(from).toISOString()}..${new Date(to).toISOString()}`;
+
+/** A filter: the jobs of the story that ended in its range, those of one cause if it is named. */
+export const failedOf = ({ range, only }, cause = only.cause) =>
+  [only.queue && `queue:${only.queue}`, only.kind && `kind:${only.kind}`, cause && `group:${cause}`, finished(range)]
+    .filter(Boolean)
+    .join(' ');
 
 /** A text of a job or of an operator as code, which no reader of Markdown takes for anything else. */
 function code(text) {
