@@ -337,6 +337,9 @@ mutants() {
     mutant 'bound of the causes of a range' internal/store/dead_letter_causes.rs \
         'const MAX_COUNTED: i64 = 50_000' 'const MAX_COUNTED: i64 = 5_000_000' \
         incident::causes_are_bounded_among_many
+    mutant 'first failure of a younger job' internal/store/dead_letter_causes.rs \
+        'SELECT fingerprint, MIN(failed_at) AS' 'SELECT fingerprint, MAX(failed_at) AS' \
+        incident::causes_of_a_range_are_counted_whatever_was_done_about_them_since
     mutant 'moments in the address of an incident' internal/dashboard/assets/pages/incident.js \
         'if (!fixed) change(toRange(absolute(asked)))' '' \
         incident::an_address_without_moments_gets_them_once_and_keeps_them

@@ -48,7 +48,7 @@ pub struct DeadLetterCause {
     pub first: Timestamp,
     /// Time of the last failure in the range.
     pub last: Timestamp,
-    /// Time of the first failure that is known: that of the oldest job, if it is earlier than the range.
+    /// Time of the first failure that is known.
     pub known_since: Timestamp,
     /// The newest of the jobs that failed in the range.
     pub sample: JobId,
@@ -189,23 +189,29 @@ fn tally(row: &MySqlRow) -> Result<(Fingerprint, Tally), sqlx::Error> {
     Ok((group(row.try_get("fingerprint")?)?, tally))
 }
 
-/// Read when the oldest job of each cause failed first. It is found by the ids, so a job that failed late after its
-/// acceptance may hide an earlier failure of a younger one.
+/// Read when a job first failed for each cause. A retried job that failed again has the time of its first failure.
 async fn oldest(
     conn: &mut Session<'_>,
     fingerprints: &[Fingerprint],
 ) -> Result<BTreeMap<Fingerprint, Timestamp>, sqlx::Error> {
-    let sql = format!(
-        "SELECT d.fingerprint, COALESCE(d.first_failed_at, d.failed_at) AS first_at FROM \
-         (SELECT fingerprint, MIN(job_id) AS job FROM dead_letters FORCE INDEX (dead_letters_group) \
-         WHERE fingerprint IN {} GROUP BY fingerprint) o JOIN dead_letters d FORCE INDEX (PRIMARY) ON d.job_id = o.job",
-        placeholders(padded_len(fingerprints.len()))
+    let these = placeholders(padded_len(fingerprints.len()));
+    let failed = format!(
+        "SELECT fingerprint, MIN(failed_at) AS first_at FROM dead_letters FORCE INDEX (dead_letters_cause) \
+         WHERE fingerprint IN {these} GROUP BY fingerprint"
+    );
+    let retried = format!(
+        "SELECT fingerprint, MIN(first_failed_at) AS first_at FROM dead_letters FORCE INDEX (dead_letters_first) \
+         WHERE fingerprint IN {these} AND first_failed_at IS NOT NULL GROUP BY fingerprint, standing"
     );
     let bytes: Vec<&[u8]> = fingerprints.iter().map(|fingerprint| fingerprint.bytes().as_slice()).collect();
-    let mut times = BTreeMap::new();
-    let query = bind_padded(statement(sql), &bytes);
-    for row in &query.fetch_all(conn).await? {
-        times.insert(group(row.try_get("fingerprint")?)?, row.try_get("first_at")?);
+    let mut times: BTreeMap<Fingerprint, Timestamp> = BTreeMap::new();
+    for sql in [failed, retried] {
+        let query = bind_padded(statement(sql), &bytes);
+        for row in &query.fetch_all(&mut *conn).await? {
+            let first: Timestamp = row.try_get("first_at")?;
+            let time = times.entry(group(row.try_get("fingerprint")?)?).or_insert(first);
+            *time = first.min(*time);
+        }
     }
     Ok(times)
 }

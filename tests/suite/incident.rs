@@ -107,6 +107,16 @@ async fn causes_of_a_range_are_counted_whatever_was_done_about_them_since() {
             assert_eq!(began, cause["fingerprint"] == new, "{cause:#}");
         }
     }
+    // A younger job failed before the time before, when the oldest job had not failed yet.
+    let younger = row(9, new, "http", "default", from - seconds(900), "open");
+    tickr
+        .sql(format!(
+            "INSERT INTO dead_letters (job_id, kind, queue, fingerprint, failed_at, error, standing, since, \
+             replayed_as, actor, reason) VALUES {younger}"
+        ))
+        .await;
+    let known = read(&tickr, &format!("/v1/dead-letters/causes?{range}&kind=http")).await;
+    assert_eq!(known["data"][0]["known_since"], text(from - seconds(900)), "{known:#}");
     for (query, pointer) in [
         (format!("from={}&to={}", text(to), text(from)), "to"),
         (format!("from={}&to={}", text(from - chrono::TimeDelta::days(8)), text(to)), "to"),
