@@ -500,6 +500,9 @@ mutants() {
     mutant 'seat of a forecast' internal/api/system/forecast.rs \
         'run_with_seat(&api, async move { forecast_from(&store).await }).await?' 'forecast_from(&store).await?' \
         starvation::a_flood_of_heavy_reads_stops_nothing_and_its_key_ends_at_once
+    mutant 'seat of an audit of a range' internal/api/audit.rs \
+        'if is_range { run_with_seat' 'if is_range && false { run_with_seat' \
+        starvation::a_flood_of_heavy_reads_stops_nothing_and_its_key_ends_at_once
     mutant 'seat of a list of batches' internal/api/batches.rs \
         'run_with_seat(&api, found).await?' 'found.await?' \
         starvation::a_flood_of_heavy_reads_stops_nothing_and_its_key_ends_at_once
