@@ -322,6 +322,9 @@ mutants() {
     mutant 'end of a range of marks' internal/store/marks.rs \
         'mark.at >= from && to.is_none_or(|to| mark.at < to)' 'mark.at >= from' \
         incident::history_marks_and_audit_are_read_for_a_range_of_the_past
+    mutant 'beginning of the history' internal/api/system/marks.rs \
+        'oldest_sample.unwrap_or(at).max(' 'oldest_sample.unwrap_or(at).min(' \
+        incident::a_history_that_began_an_hour_ago_is_not_said_to_be_kept_for_a_week
     mutant 'starts that push no loss away' internal/store/marks.rs \
         'let goes = surplus > 0 && is_start;' 'let goes = surplus > 0 && is_start && false;' \
         incident::the_page_of_an_incident_tells_of_losses_before_more_starts_than_are_read

@@ -19,7 +19,7 @@ use crate::sql::error::corrupt;
 use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{
-    Action, Actor, Extent, Filter, Mark, MarkedEvent, Name, RunnerId, RunnerStart, Timestamp, first_id_of,
+    Action, Actor, Extent, Filter, Mark, MarkedEvent, Name, RunnerId, RunnerStart, SlotWidth, Timestamp, first_id_of,
     marks_of_index_changes, marks_of_losses, marks_of_starts,
 };
 
@@ -45,6 +45,8 @@ pub struct Marks {
     pub more: bool,
     /// The pauses that began before a range and lasted into it, one of a queue.
     pub paused_before: Vec<Mark>,
+    /// The oldest slot of a quarter of an hour in the history, if there is one.
+    pub oldest_sample: Option<Timestamp>,
 }
 
 impl Store {
@@ -92,7 +94,10 @@ impl Store {
                 }
                 let older = marks.len().saturating_sub(MAX_MARKS);
                 marks.drain(..older);
-                Ok(Marks { at, from, marks, more, paused_before })
+                // The end of the key: other binaries keep less, and an operator may empty the table.
+                let oldest = sqlx::query_scalar("SELECT MIN(at) FROM samples WHERE step = ?");
+                let oldest_sample: Option<Timestamp> = oldest.bind(SlotWidth::Quarter.seconds()).fetch_one(conn).await?;
+                Ok(Marks { at, from, marks, more, paused_before, oldest_sample })
             })
         })
         .await

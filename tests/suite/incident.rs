@@ -166,6 +166,20 @@ async fn causes_are_bounded_among_many() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_history_that_began_an_hour_ago_is_not_said_to_be_kept_for_a_week() {
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
+    let step = SlotWidth::Quarter;
+    let at = step.floor(now(&tickr) - seconds(3_600));
+    let figures = Figures::from(&Tally { accepted: 900, ..Tally::default() });
+    let sample = Sample { step, at, series: Series::All, counted_to: at + step.width(), figures };
+    let runner = RunnerId::from_stored("gone/1-00000000".to_owned());
+    tickr.app.broker().store().write_samples(&runner, vec![sample]).await.unwrap();
+    let marks = read(&tickr, "/v1/history/marks?span=1h").await;
+    assert_eq!(marks["kept"]["history"], text(at), "{marks:#}");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn history_marks_and_audit_are_read_for_a_range_of_the_past() {
     let tickr = TestApp::start_with(bystander, Registry::new()).await;
     let store = tickr.app.broker().store();
