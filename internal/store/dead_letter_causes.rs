@@ -90,6 +90,16 @@ struct Tally {
     sample: Uuid,
 }
 
+impl Tally {
+    /// Add failures of another queue.
+    fn add(&mut self, other: &Self) {
+        self.failed += other.failed;
+        self.first = self.first.min(other.first);
+        self.last = self.last.max(other.last);
+        self.sample = self.sample.max(other.sample);
+    }
+}
+
 async fn causes(conn: &mut Session<'_>, filter: &CauseFilter, limit: usize) -> Result<Causes, sqlx::Error> {
     let (found, capped) = count(conn, filter, filter.from, filter.to).await?;
     let mut found: Vec<(Fingerprint, Tally)> = found.into_iter().collect();
@@ -137,45 +147,32 @@ async fn count(
     from: Timestamp,
     to: Timestamp,
 ) -> Result<(BTreeMap<Fingerprint, Tally>, bool), sqlx::Error> {
-    // The conditions come behind the limit, so that a cause that is rare among many costs no more.
-    const NEWEST: &str = "(SELECT failed_at, kind, queue, fingerprint, job_id FROM dead_letters \
-                          FORCE INDEX (dead_letters_failed) WHERE failed_at >= ? AND failed_at < ? \
-                          ORDER BY failed_at DESC LIMIT ?) d";
-    let total: i64 = statement(format!("SELECT COUNT(*) AS counted FROM {NEWEST}"))
-        .bind(from)
-        .bind(to)
-        .bind(MAX_COUNTED)
-        .fetch_one(&mut *conn)
-        .await?
-        .try_get("counted")?;
-    if total == 0 {
-        return Ok((BTreeMap::new(), false));
-    }
-    let mut conditions = String::new();
-    for (is_set, condition) in [
-        (filter.kind.is_some(), " AND d.kind = ?"),
-        (filter.queue.is_some(), " AND d.queue = ?"),
-        (filter.fingerprint.is_some(), " AND d.fingerprint = ?"),
-    ] {
-        conditions.push_str(if is_set { condition } else { "" });
-    }
-    let sql = format!(
-        "SELECT d.fingerprint, d.kind, COUNT(*) AS failed, MIN(d.failed_at) AS first_at, MAX(d.failed_at) AS last_at, \
-         MAX(d.job_id) AS sample FROM {NEWEST} WHERE TRUE{conditions} GROUP BY d.fingerprint, d.kind"
-    );
-    let mut query = statement(sql).bind(from).bind(to).bind(MAX_COUNTED);
-    for name in [&filter.kind, &filter.queue].into_iter().flatten() {
-        query = query.bind(name.as_str().to_owned());
-    }
-    if let Some(fingerprint) = filter.fingerprint {
-        query = query.bind(fingerprint.bytes().to_vec());
-    }
-    let mut tallies = BTreeMap::new();
+    // The conditions come behind the limit, so that a cause that is rare among many costs no more. The groups are all
+    // that the limit lets through, so one pass has their total as well.
+    let sql = "SELECT d.fingerprint, d.kind, d.queue, COUNT(*) AS failed, MIN(d.failed_at) AS first_at, \
+               MAX(d.failed_at) AS last_at, MAX(d.job_id) AS sample FROM \
+               (SELECT failed_at, kind, queue, fingerprint, job_id FROM dead_letters FORCE INDEX (dead_letters_failed) \
+               WHERE failed_at >= ? AND failed_at < ? ORDER BY failed_at DESC LIMIT ?) d \
+               GROUP BY d.fingerprint, d.kind, d.queue";
+    let query = sqlx::query(sql).bind(from).bind(to).bind(MAX_COUNTED);
+    let mut tallies: BTreeMap<Fingerprint, Tally> = BTreeMap::new();
+    let mut total = 0;
     for row in &query.fetch_all(conn).await? {
-        let (fingerprint, tally) = tally(row)?;
-        tallies.insert(fingerprint, tally);
+        let (fingerprint, part) = tally(row)?;
+        total += part.failed;
+        let queue: &str = row.try_get("queue")?;
+        let is = |wanted: &Option<Name>, name: &str| wanted.as_ref().is_none_or(|wanted| wanted.as_str() == name);
+        let is_cause = filter.fingerprint.is_none_or(|wanted| wanted == fingerprint);
+        if !is_cause || !is(&filter.kind, &part.kind) || !is(&filter.queue, queue) {
+            continue;
+        }
+        if let Some(all) = tallies.get_mut(&fingerprint) {
+            all.add(&part);
+        } else {
+            tallies.insert(fingerprint, part);
+        }
     }
-    Ok((tallies, total >= MAX_COUNTED))
+    Ok((tallies, total >= MAX_COUNTED.unsigned_abs()))
 }
 
 fn tally(row: &MySqlRow) -> Result<(Fingerprint, Tally), sqlx::Error> {
