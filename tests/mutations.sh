@@ -313,21 +313,45 @@ mutants() {
     mutant 'bound of the marks' internal/store/marks.rs \
         'marks.drain(..older);' '' \
         marks::marks_are_bounded_and_read_quickly_from_long_tables
+    mutant 'pauses behind the changes of many jobs' internal/store/marks.rs \
+        'if !queues.is_empty() {' 'if !queues.is_empty() && !all {' \
+        marks::pauses_are_found_behind_the_changes_of_many_jobs
     mutant 'record of a lost Redis' internal/engine/index_changes.rs \
         'Some(IndexChange::Lost)' 'None' \
         marks::charts_are_told_when_redis_was_lost_and_came_back
     mutant 'end of a range of marks' internal/store/marks.rs \
         'mark.at >= from && to.is_none_or(|to| mark.at < to)' 'mark.at >= from' \
         incident::history_marks_and_audit_are_read_for_a_range_of_the_past
+    mutant 'beginning of the history' internal/api/system/marks.rs \
+        'oldest_sample.unwrap_or(at).max(' 'oldest_sample.unwrap_or(at).min(' \
+        incident::a_history_that_began_an_hour_ago_is_not_said_to_be_kept_for_a_week
+    mutant 'starts that push no loss away' internal/store/marks.rs \
+        'let goes = surplus > 0 && is_start;' 'let goes = surplus > 0 && is_start && false;' \
+        incident::the_page_of_an_incident_tells_of_losses_before_more_starts_than_are_read
+    mutant 'pauses that began before a range' internal/store/marks.rs \
+        'matches!(mark.event, MarkedEvent::QueuePaused { .. })' 'true' \
+        incident::the_page_of_an_incident_tells_of_a_pause_around_the_whole_range
     mutant 'end of a range of the audit' internal/store/audit.rs \
-        '(to.is_some(), "at < ? AND ")' '(to.is_some(), "? IS NOT NULL AND ")' \
+        '(filter.to.is_some(), "at < ? AND ")' '(filter.to.is_some(), "? IS NOT NULL AND ")' \
         incident::history_marks_and_audit_are_read_for_a_range_of_the_past
+    mutant 'bulk operation as one action of the audit' internal/store/audit.rs \
+        'LEFT(detail, 60), NULL) AS operation' 'NULL, NULL) AS operation' \
+        marks::pauses_are_found_behind_the_changes_of_many_jobs
     mutant 'bound of the causes of a range' internal/store/dead_letter_causes.rs \
         'const MAX_COUNTED: i64 = 50_000' 'const MAX_COUNTED: i64 = 5_000_000' \
         incident::causes_are_bounded_among_many
+    mutant 'first failure of a younger job' internal/store/dead_letter_causes.rs \
+        'SELECT fingerprint, MIN(failed_at) AS' 'SELECT fingerprint, MAX(failed_at) AS' \
+        incident::causes_of_a_range_are_counted_whatever_was_done_about_them_since
     mutant 'moments in the address of an incident' internal/dashboard/assets/pages/incident.js \
         'if (!fixed) change(toRange(absolute(asked)))' '' \
         incident::an_address_without_moments_gets_them_once_and_keeps_them
+    mutant 'narrowing in the links of an incident' internal/dashboard/assets/ui/incident.js \
+        'only.kind && ' 'false && ' \
+        incident::the_page_of_an_incident_tells_the_same_in_every_tab_and_as_markdown
+    mutant 'late jobs before the history of queues' internal/dashboard/assets/ui/incident.js \
+        'figures.worst.at < queuesFrom' 'false' \
+        incident::the_page_of_an_incident_tells_of_late_jobs_before_the_history_of_queues
     mutant 'search that goes on' internal/dashboard/assets/ui/search.js \
         'while (found.next && found.rows.length < PAGE && !own.stopped)' 'while (!found)' \
         dashboard_use::a_search_goes_on_until_it_has_a_page_and_says_how_far_it_looked
@@ -470,11 +494,17 @@ mutants() {
     mutant 'tail that is scrolled' internal/dashboard/assets/pages/tail.js \
         'Boolean(current) || away || marked' 'Boolean(current) || marked' \
         tail::the_tail_stands_still_while_it_is_paused_hovered_or_focused_and_counts
+    mutant 'gap in a tab that comes back' internal/dashboard/assets/core/live.js \
+        'if (absent) whole = false;' '' \
+        tail::the_tail_says_that_events_may_be_missing_in_a_tab_that_comes_back_and_hears_another_one
     mutant 'seats of searches' internal/store/sql/pools.rs \
         '(self.reads - 1).clamp(1, 4)' '(self.reads + 1_000).clamp(1, 1_000)' \
         starvation::a_flood_of_heavy_reads_stops_nothing_and_its_key_ends_at_once
     mutant 'seat of a forecast' internal/api/system/forecast.rs \
         'run_with_seat(&api, async move { forecast_from(&store).await }).await?' 'forecast_from(&store).await?' \
+        starvation::a_flood_of_heavy_reads_stops_nothing_and_its_key_ends_at_once
+    mutant 'seat of an audit of a range' internal/api/audit.rs \
+        'if is_range { run_with_seat' 'if is_range && false { run_with_seat' \
         starvation::a_flood_of_heavy_reads_stops_nothing_and_its_key_ends_at_once
     mutant 'seat of a list of batches' internal/api/batches.rs \
         'run_with_seat(&api, found).await?' 'found.await?' \

@@ -12,6 +12,7 @@ use crate::http::body::QueryParams;
 use crate::http::cursor::{Listing, read_page_size};
 use crate::http::problem::{Code, Problem};
 use crate::http::range::read_moment;
+use crate::http::searches::run_with_seat;
 use crate::view::Moment;
 use crate::{Api, json};
 use tickr_store::{AuditFilter, AuditRecord};
@@ -38,6 +39,9 @@ pub(super) struct AuditQuery {
     limit: Option<u32>,
     /// `next_cursor` of the last page. It is valid only with the same filter.
     cursor: Option<String>,
+    /// Show what one bulk operation did to jobs as one action with `jobs`. The newest 20,000 actions are looked at, and
+    /// there is one page: `more` says whether actions were left out.
+    fold: Option<bool>,
 }
 
 /// A page of actions.
@@ -47,6 +51,9 @@ pub(super) struct AuditAnswer {
     data: Vec<ActView>,
     /// Cursor of the next page; null on the last page.
     next_cursor: Option<String>,
+    /// With `fold`: true when earlier actions were left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    more: Option<bool>,
 }
 
 /// An action of an operator.
@@ -66,6 +73,9 @@ pub(super) struct ActView {
     target: String,
     /// Details of the action, depending on the action.
     detail: Option<Value>,
+    /// With `fold`: number of jobs to which the bulk operation did this, or 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    jobs: Option<u64>,
 }
 
 impl From<AuditRecord> for ActView {
@@ -77,6 +87,7 @@ impl From<AuditRecord> for ActView {
             action: done.action,
             target: done.target,
             detail: done.detail,
+            jobs: None,
         }
     }
 }
@@ -87,6 +98,7 @@ impl From<AuditRecord> for ActView {
     responses(
         (status = 200, description = "A page of actions", body = AuditAnswer),
         (status = 422, description = "invalid_request, invalid_cursor", body = Problem),
+        (status = 429, description = "overloaded", body = Problem),
     )
 )]
 pub(super) async fn list(
@@ -100,10 +112,22 @@ pub(super) async fn list(
     }
     let from = read_moment("from", asked.from.as_deref(), &mut problems);
     let to = read_moment("to", asked.to.as_deref(), &mut problems);
+    let fold = asked.fold == Some(true);
+    if fold && asked.cursor.is_some() {
+        problems.push(tickr_handlers::Problem::at("cursor", "a folded audit has one page".to_owned()));
+    }
     if !problems.is_empty() {
         return Err(Problem::new(Code::InvalidRequest, "invalid listing; `errors` says why").at("", problems));
     }
     let target = asked.target.filter(|target| !target.is_empty());
+    let store = api.broker.store().clone();
+    if fold {
+        let filter = AuditFilter { target, from, to };
+        let found = run_with_seat(&api, async move { store.folded_audit(filter, limit).await }).await?;
+        let view = |(done, jobs): (AuditRecord, u64)| ActView { jobs: Some(jobs), ..ActView::from(done) };
+        let data = found.acts.into_iter().map(view).collect();
+        return Ok(json(StatusCode::OK, AuditAnswer { data, next_cursor: None, more: Some(found.more) }));
+    }
     // A cursor of a runner that knows no range stays valid without one.
     let listing = match (from, to) {
         (None, None) => Listing::new("audit", &target),
@@ -111,9 +135,13 @@ pub(super) async fn list(
     };
     let before = listing.id(asked.cursor.as_deref())?;
     // Read one row more than the page holds, to know whether there is another page.
-    let mut done = api.broker.store().audit(AuditFilter { target, from, to }, before, limit + 1).await?;
+    // The ids of a range begin and end some minutes beside it, and a bulk operation may have filled these minutes.
+    let is_range = from.is_some() || to.is_some();
+    let read = async move { store.audit(AuditFilter { target, from, to }, before, limit + 1).await };
+    let mut done = if is_range { run_with_seat(&api, read).await? } else { read.await? };
     let more = done.len() > limit as usize;
     done.truncate(limit as usize);
     let next_cursor = done.last().filter(|_| more).map(|last| listing.cursor(last.id.as_bytes()));
-    Ok(json(StatusCode::OK, AuditAnswer { data: done.into_iter().map(ActView::from).collect(), next_cursor }))
+    let data = done.into_iter().map(ActView::from).collect();
+    Ok(json(StatusCode::OK, AuditAnswer { data, next_cursor, more: None }))
 }

@@ -53,7 +53,7 @@ pub(super) struct CauseView {
     failed: u64,
     /// Number of jobs that failed in the time before the range that is as long as the range.
     failed_before: u64,
-    /// Time of the first failure in the range.
+    /// Time of the first failure in the range, of those that were counted.
     #[schema(value_type = String, format = DateTime)]
     first_at: Moment,
     /// Time of the last failure in the range.

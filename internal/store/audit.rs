@@ -6,10 +6,11 @@ use std::time::Duration;
 use chrono::TimeDelta;
 use serde_json::Value;
 use sqlx::Row;
+use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
 use crate::rows::aged::{Aged, purge_aged};
-use crate::sql::batches::{groups, placeholders, statement, tuples};
+use crate::sql::batches::{Sql, groups, placeholders, statement, tuples};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{on_pool, transact};
 use crate::sql::error::{Fault, corrupt, fault};
@@ -19,6 +20,9 @@ use tickr_job::{Actor, Timestamp, first_id_of};
 
 /// The ids of recorded actions are made by hosts whose clocks may differ by this much from that of the database.
 pub(super) const CLOCKS: TimeDelta = TimeDelta::minutes(5);
+
+/// Most recorded actions that are looked at when those of one bulk operation are told as one: the newest.
+const MAX_FOLDED: u32 = 20_000;
 
 /// The table `audit`, purged in the order in which the actions were requested.
 const ACTS: Aged = Aged { table: "audit", made: "at" };
@@ -68,6 +72,15 @@ pub struct AuditRecord {
     pub target: String,
     /// Details, a JSON object.
     pub detail: Option<Value>,
+}
+
+/// Recorded actions in which those of one bulk operation are one.
+#[derive(Clone, Debug)]
+pub struct FoldedActs {
+    /// The first action of each operation, and each of the others, with the number of actions, newest first.
+    pub acts: Vec<(AuditRecord, u64)>,
+    /// True if older actions were left out, or not counted.
+    pub more: bool,
 }
 
 /// Conditions for recorded actions.
@@ -135,6 +148,48 @@ pub(super) async fn was_recorded(conn: &mut Session<'_>, act: &AuditEntry) -> Re
     Ok(found.is_some())
 }
 
+/// Return the conditions of a filter. [`bind_filter`] binds their values.
+fn conditions(filter: &AuditFilter) -> String {
+    let mut conditions = String::new();
+    for (is_set, condition) in [
+        (filter.target.is_some(), "target = ? AND "),
+        (filter.from.is_some(), "id >= ? AND at >= ? AND "),
+        (filter.to.is_some(), "at < ? AND "),
+    ] {
+        conditions.push_str(if is_set { condition } else { "" });
+    }
+    conditions + "id < ?"
+}
+
+/// Bind the values of a filter, and the id before which the actions lie.
+fn bind_filter(mut query: Sql, filter: AuditFilter, before: Option<Uuid>) -> Sql {
+    if let Some(target) = filter.target {
+        query = query.bind(target);
+    }
+    if let Some(from) = filter.from {
+        query = query.bind(first_id_of(from - CLOCKS)).bind(from);
+    }
+    let mut end = before.unwrap_or(Uuid::max());
+    if let Some(to) = filter.to {
+        query = query.bind(to);
+        end = end.min(first_id_of(to + CLOCKS));
+    }
+    query.bind(end)
+}
+
+fn done(row: &MySqlRow) -> Result<AuditRecord, sqlx::Error> {
+    let detail: Option<String> = row.try_get("detail")?;
+    let detail = detail.map(|text| serde_json::from_str(&text)).transpose();
+    Ok(AuditRecord {
+        id: row.try_get("id")?,
+        at: row.try_get("at")?,
+        actor: Actor::from_stored(row.try_get("actor")?),
+        action: row.try_get("action")?,
+        target: row.try_get("target")?,
+        detail: detail.map_err(|e| corrupt(format!("detail: {e}")))?,
+    })
+}
+
 impl Store {
     /// Read recorded actions that match, newest first: those older than the action `before`. A range of time is read as
     /// a range of ids, with some minutes more on both sides.
@@ -148,46 +203,46 @@ impl Store {
         limit: u32,
     ) -> Result<Vec<AuditRecord>, StoreError> {
         on_pool(&self.shared.pools.reads, "read the audit", move |conn, _| {
-            let AuditFilter { target, from, to } = filter.clone();
+            let filter = filter.clone();
             Box::pin(async move {
-                let mut conditions = String::new();
-                for (is_set, condition) in [
-                    (target.is_some(), "target = ? AND "),
-                    (from.is_some(), "id >= ? AND at >= ? AND "),
-                    (to.is_some(), "at < ? AND "),
-                ] {
-                    conditions.push_str(if is_set { condition } else { "" });
-                }
                 let sql = format!(
-                    "SELECT id, at, actor, action, target, detail FROM audit WHERE {conditions}id < ? \
-                     ORDER BY id DESC LIMIT ?"
+                    "SELECT id, at, actor, action, target, detail FROM audit WHERE {} ORDER BY id DESC LIMIT ?",
+                    conditions(&filter)
                 );
-                let mut query = statement(sql);
-                if let Some(target) = target {
-                    query = query.bind(target);
-                }
-                if let Some(from) = from {
-                    query = query.bind(first_id_of(from - CLOCKS)).bind(from);
-                }
-                let mut end = before.unwrap_or(Uuid::max());
-                if let Some(to) = to {
-                    query = query.bind(to);
-                    end = end.min(first_id_of(to + CLOCKS));
-                }
-                let found = query.bind(end).bind(limit).fetch_all(conn).await?;
-                let done = |row: &sqlx::mysql::MySqlRow| {
-                    let detail: Option<String> = row.try_get("detail")?;
-                    let detail = detail.map(|text| serde_json::from_str(&text)).transpose();
-                    Ok(AuditRecord {
-                        id: row.try_get("id")?,
-                        at: row.try_get("at")?,
-                        actor: Actor::from_stored(row.try_get("actor")?),
-                        action: row.try_get("action")?,
-                        target: row.try_get("target")?,
-                        detail: detail.map_err(|e| corrupt(format!("detail: {e}")))?,
-                    })
-                };
+                let found = bind_filter(statement(sql), filter, before).bind(limit).fetch_all(conn).await?;
                 found.iter().map(done).collect()
+            })
+        })
+        .await
+    }
+
+    /// Read recorded actions that match, newest first, where those of one bulk operation are one. A bulk operation
+    /// records an action for each of its jobs, so this looks at the newest 20,000 only.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn folded_audit(&self, filter: AuditFilter, limit: u32) -> Result<FoldedActs, StoreError> {
+        on_pool(&self.shared.pools.reads, "read the folded audit", move |conn, _| {
+            let filter = filter.clone();
+            Box::pin(async move {
+                let sql = format!(
+                    "SELECT a.id, a.at, a.actor, a.action, a.target, a.detail, chosen.counted FROM (SELECT MIN(act) AS \
+                     first_act, COUNT(*) AS counted FROM (SELECT id AS act, action, IF(detail LIKE \
+                     '{{\"operation\":%', LEFT(detail, 60), NULL) AS operation FROM audit WHERE {} \
+                     ORDER BY id DESC LIMIT ?) recent GROUP BY action, operation, IF(operation IS NULL, act, NULL) \
+                     ORDER BY first_act DESC LIMIT ?) chosen JOIN audit a ON a.id = chosen.first_act \
+                     ORDER BY a.id DESC",
+                    conditions(&filter)
+                );
+                let query = bind_filter(statement(sql), filter, None).bind(MAX_FOLDED).bind(limit.saturating_add(1));
+                let mut acts = Vec::new();
+                for row in &query.fetch_all(conn).await? {
+                    acts.push((done(row)?, row.try_get::<i64, _>("counted")?.unsigned_abs()));
+                }
+                let counted: u64 = acts.iter().map(|(_, counted)| counted).sum();
+                let more = acts.len() > limit as usize || counted >= u64::from(MAX_FOLDED);
+                acts.truncate(limit as usize);
+                Ok(FoldedActs { acts, more })
             })
         })
         .await

@@ -44,11 +44,11 @@ pub struct DeadLetterCause {
     pub failed: u64,
     /// Number of jobs that failed in the time before the range, as long as the range.
     pub before: u64,
-    /// Time of the first failure in the range.
+    /// Time of the first failure in the range, of those that were counted.
     pub first: Timestamp,
     /// Time of the last failure in the range.
     pub last: Timestamp,
-    /// Time of the first failure that is known: that of the oldest job, if it is earlier than the range.
+    /// Time of the first failure that is known.
     pub known_since: Timestamp,
     /// The newest of the jobs that failed in the range.
     pub sample: JobId,
@@ -88,6 +88,16 @@ struct Tally {
     first: Timestamp,
     last: Timestamp,
     sample: Uuid,
+}
+
+impl Tally {
+    /// Add failures of another queue.
+    fn add(&mut self, other: &Self) {
+        self.failed += other.failed;
+        self.first = self.first.min(other.first);
+        self.last = self.last.max(other.last);
+        self.sample = self.sample.max(other.sample);
+    }
 }
 
 async fn causes(conn: &mut Session<'_>, filter: &CauseFilter, limit: usize) -> Result<Causes, sqlx::Error> {
@@ -137,45 +147,32 @@ async fn count(
     from: Timestamp,
     to: Timestamp,
 ) -> Result<(BTreeMap<Fingerprint, Tally>, bool), sqlx::Error> {
-    // The conditions come behind the limit, so that a cause that is rare among many costs no more.
-    const NEWEST: &str = "(SELECT failed_at, kind, queue, fingerprint, job_id FROM dead_letters \
-                          FORCE INDEX (dead_letters_failed) WHERE failed_at >= ? AND failed_at < ? \
-                          ORDER BY failed_at DESC LIMIT ?) d";
-    let total: i64 = statement(format!("SELECT COUNT(*) AS counted FROM {NEWEST}"))
-        .bind(from)
-        .bind(to)
-        .bind(MAX_COUNTED)
-        .fetch_one(&mut *conn)
-        .await?
-        .try_get("counted")?;
-    if total == 0 {
-        return Ok((BTreeMap::new(), false));
-    }
-    let mut conditions = String::new();
-    for (is_set, condition) in [
-        (filter.kind.is_some(), " AND d.kind = ?"),
-        (filter.queue.is_some(), " AND d.queue = ?"),
-        (filter.fingerprint.is_some(), " AND d.fingerprint = ?"),
-    ] {
-        conditions.push_str(if is_set { condition } else { "" });
-    }
-    let sql = format!(
-        "SELECT d.fingerprint, d.kind, COUNT(*) AS failed, MIN(d.failed_at) AS first_at, MAX(d.failed_at) AS last_at, \
-         MAX(d.job_id) AS sample FROM {NEWEST} WHERE TRUE{conditions} GROUP BY d.fingerprint, d.kind"
-    );
-    let mut query = statement(sql).bind(from).bind(to).bind(MAX_COUNTED);
-    for name in [&filter.kind, &filter.queue].into_iter().flatten() {
-        query = query.bind(name.as_str().to_owned());
-    }
-    if let Some(fingerprint) = filter.fingerprint {
-        query = query.bind(fingerprint.bytes().to_vec());
-    }
-    let mut tallies = BTreeMap::new();
+    // The conditions come behind the limit, so that a cause that is rare among many costs no more. The groups are all
+    // that the limit lets through, so one pass has their total as well.
+    let sql = "SELECT d.fingerprint, d.kind, d.queue, COUNT(*) AS failed, MIN(d.failed_at) AS first_at, \
+               MAX(d.failed_at) AS last_at, MAX(d.job_id) AS sample FROM \
+               (SELECT failed_at, kind, queue, fingerprint, job_id FROM dead_letters FORCE INDEX (dead_letters_failed) \
+               WHERE failed_at >= ? AND failed_at < ? ORDER BY failed_at DESC LIMIT ?) d \
+               GROUP BY d.fingerprint, d.kind, d.queue";
+    let query = sqlx::query(sql).bind(from).bind(to).bind(MAX_COUNTED);
+    let mut tallies: BTreeMap<Fingerprint, Tally> = BTreeMap::new();
+    let mut total = 0;
     for row in &query.fetch_all(conn).await? {
-        let (fingerprint, tally) = tally(row)?;
-        tallies.insert(fingerprint, tally);
+        let (fingerprint, part) = tally(row)?;
+        total += part.failed;
+        let queue: &str = row.try_get("queue")?;
+        let is = |wanted: &Option<Name>, name: &str| wanted.as_ref().is_none_or(|wanted| wanted.as_str() == name);
+        let is_cause = filter.fingerprint.is_none_or(|wanted| wanted == fingerprint);
+        if !is_cause || !is(&filter.kind, &part.kind) || !is(&filter.queue, queue) {
+            continue;
+        }
+        if let Some(all) = tallies.get_mut(&fingerprint) {
+            all.add(&part);
+        } else {
+            tallies.insert(fingerprint, part);
+        }
     }
-    Ok((tallies, total >= MAX_COUNTED))
+    Ok((tallies, total >= MAX_COUNTED.unsigned_abs()))
 }
 
 fn tally(row: &MySqlRow) -> Result<(Fingerprint, Tally), sqlx::Error> {
@@ -189,23 +186,29 @@ fn tally(row: &MySqlRow) -> Result<(Fingerprint, Tally), sqlx::Error> {
     Ok((group(row.try_get("fingerprint")?)?, tally))
 }
 
-/// Read when the oldest job of each cause failed first. It is found by the ids, so a job that failed late after its
-/// acceptance may hide an earlier failure of a younger one.
+/// Read when a job first failed for each cause. A retried job that failed again has the time of its first failure.
 async fn oldest(
     conn: &mut Session<'_>,
     fingerprints: &[Fingerprint],
 ) -> Result<BTreeMap<Fingerprint, Timestamp>, sqlx::Error> {
-    let sql = format!(
-        "SELECT d.fingerprint, COALESCE(d.first_failed_at, d.failed_at) AS first_at FROM \
-         (SELECT fingerprint, MIN(job_id) AS job FROM dead_letters FORCE INDEX (dead_letters_group) \
-         WHERE fingerprint IN {} GROUP BY fingerprint) o JOIN dead_letters d FORCE INDEX (PRIMARY) ON d.job_id = o.job",
-        placeholders(padded_len(fingerprints.len()))
+    let these = placeholders(padded_len(fingerprints.len()));
+    let failed = format!(
+        "SELECT fingerprint, MIN(failed_at) AS first_at FROM dead_letters FORCE INDEX (dead_letters_cause) \
+         WHERE fingerprint IN {these} GROUP BY fingerprint"
+    );
+    let retried = format!(
+        "SELECT fingerprint, MIN(first_failed_at) AS first_at FROM dead_letters FORCE INDEX (dead_letters_first) \
+         WHERE fingerprint IN {these} AND first_failed_at IS NOT NULL GROUP BY fingerprint, standing"
     );
     let bytes: Vec<&[u8]> = fingerprints.iter().map(|fingerprint| fingerprint.bytes().as_slice()).collect();
-    let mut times = BTreeMap::new();
-    let query = bind_padded(statement(sql), &bytes);
-    for row in &query.fetch_all(conn).await? {
-        times.insert(group(row.try_get("fingerprint")?)?, row.try_get("first_at")?);
+    let mut times: BTreeMap<Fingerprint, Timestamp> = BTreeMap::new();
+    for sql in [failed, retried] {
+        let query = bind_padded(statement(sql), &bytes);
+        for row in &query.fetch_all(&mut *conn).await? {
+            let first: Timestamp = row.try_get("first_at")?;
+            let time = times.entry(group(row.try_get("fingerprint")?)?).or_insert(first);
+            *time = first.min(*time);
+        }
     }
     Ok(times)
 }

@@ -93,7 +93,7 @@ pub use attempts::renewal::HeartbeatAnswer;
 pub use attempts::settlement::{Again, CheckpointUse, Settled, Settlement};
 use attempts::settlement::{SettleReply, SettleRequest};
 pub use attempts::suspects::Death;
-pub use audit::{AuditEntry, AuditFilter, AuditRecord};
+pub use audit::{AuditEntry, AuditFilter, AuditRecord, FoldedActs};
 pub use batches::callbacks::{Callback, CallbackEvent};
 pub use batches::cancel::{BatchCancelled, LEFT_AT_ONCE};
 pub use batches::count::BatchCounted;

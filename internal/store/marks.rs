@@ -2,7 +2,9 @@
 //! are read from the rows that record them anyway.
 //!
 //! Each of the reads is bounded, however much happened: it looks at the newest rows of its table only, those before the
-//! end of a range.
+//! end of a range. Pauses are looked up by the names of their queues as well.
+
+use std::collections::BTreeMap;
 
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
@@ -10,14 +12,14 @@ use uuid::Uuid;
 
 use crate::audit::{CLOCKS, reason_in};
 use crate::index_changes::index_changes;
-use crate::sql::batches::{Sql, statement};
+use crate::sql::batches::{Sql, bind_padded, padded_len, placeholders, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
 use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{
-    Action, Actor, Extent, Filter, Mark, MarkedEvent, Name, RunnerId, RunnerStart, Timestamp, first_id_of,
+    Action, Actor, Extent, Filter, Mark, MarkedEvent, Name, RunnerId, RunnerStart, SlotWidth, Timestamp, first_id_of,
     marks_of_index_changes, marks_of_losses, marks_of_starts,
 };
 
@@ -25,6 +27,8 @@ use tickr_job::{
 pub const MAX_MARKS: usize = 50;
 /// Most rows of the audit, and most bulk operations, that are searched for events: the newest.
 const MAX_SEARCHED: u32 = 5_000;
+/// Most queues whose pauses are read by their names, those that are paused and those that changed last first.
+const CHANGED_QUEUES: u32 = 256;
 /// Most runners that are read, of the living ones and of those that have stopped.
 const MAX_STARTS: u32 = 500;
 
@@ -35,10 +39,14 @@ pub struct Marks {
     pub at: Timestamp,
     /// The time from which on there are events: the first step of a span, or the beginning of a range.
     pub from: Timestamp,
-    /// The newest events, at most [`MAX_MARKS`], the oldest first.
+    /// The newest events, at most [`MAX_MARKS`], the oldest first. A range rather lacks starts of the same version.
     pub marks: Vec<Mark>,
     /// True if there are older events that were left out.
     pub more: bool,
+    /// The pauses that began before a range and lasted into it, one of a queue.
+    pub paused_before: Vec<Mark>,
+    /// The oldest slot of a quarter of an hour in the history, if there is one.
+    pub oldest_sample: Option<Timestamp>,
 }
 
 impl Store {
@@ -64,7 +72,15 @@ impl Store {
                 let (changes, too_many_changes) = index_changes(conn, within).await?;
                 marks.extend(marks_of_index_changes(changes));
                 let mut more = seen.more || too_many_changes;
-                let paused = pauses(conn, within, queue.as_ref()).await?;
+                let queues = match &queue {
+                    Some(queue) => vec![queue.to_string()],
+                    None => changed_queues(conn, from).await?,
+                };
+                let paused = pauses(conn, within, &queues, queue.is_none()).await?;
+                let paused_before = match to {
+                    Some(_) => pauses_before(conn, from, &queues).await?,
+                    None => Vec::new(),
+                };
                 let released = releases(conn, within, queue.as_ref()).await?;
                 for found in [paused, released] {
                     more |= found.len() > MAX_MARKS;
@@ -72,13 +88,32 @@ impl Store {
                 }
                 marks.retain(|mark| mark.at >= from && to.is_none_or(|to| mark.at < to));
                 marks.sort_by_key(|mark| mark.at);
+                more |= marks.len() > MAX_MARKS;
+                if to.is_some() {
+                    leave_out_starts(&mut marks);
+                }
                 let older = marks.len().saturating_sub(MAX_MARKS);
                 marks.drain(..older);
-                Ok(Marks { at, from, marks, more: more || older > 0 })
+                // The end of the key: other binaries keep less, and an operator may empty the table.
+                let oldest = sqlx::query_scalar("SELECT MIN(at) FROM samples WHERE step = ?");
+                let oldest_sample: Option<Timestamp> = oldest.bind(SlotWidth::Quarter.seconds()).fetch_one(conn).await?;
+                Ok(Marks { at, from, marks, more, paused_before, oldest_sample })
             })
         })
         .await
     }
+}
+
+/// Leave out starts of a version that ran before, the oldest first, as long as there are too many events. They say
+/// least, and a page about a range must not miss a loss because of them.
+fn leave_out_starts(marks: &mut Vec<Mark>) {
+    let mut surplus = marks.len().saturating_sub(MAX_MARKS);
+    marks.retain(|mark| {
+        let is_start = matches!(mark.event, MarkedEvent::RunnersStarted { previous_version: None, .. });
+        let goes = surplus > 0 && is_start;
+        surplus -= usize::from(goes);
+        !goes
+    });
 }
 
 /// A time from which on events are read, and the time before which they are, if it is not now.
@@ -129,46 +164,85 @@ async fn runners(conn: &mut Session<'_>, (from, to): Within) -> Result<RunnersSe
     Ok(RunnersSeen { starts, losses, more })
 }
 
-/// Read the pauses and resumes of a queue, or of all queues, one more than can be shown.
-async fn pauses(conn: &mut Session<'_>, within: Within, queue: Option<&Name>) -> Result<Vec<Mark>, sqlx::Error> {
-    const THESE: &str = "action IN ('queue.pause', 'queue.resume')";
-    const COLUMNS: &str = "at, actor, action, target, detail";
+/// Columns of a pause or a resume.
+const PAUSE_COLUMNS: &str = "a.id AS act, a.at, a.actor, a.action, a.target, a.detail";
+/// Condition for pauses and resumes.
+const PAUSES: &str = "action IN ('queue.pause', 'queue.resume')";
+
+/// Read the names of the queues whose pauses may lie in the time from this moment on: those that are paused, and those
+/// that changed since.
+async fn changed_queues(conn: &mut Session<'_>, from: Timestamp) -> Result<Vec<String>, sqlx::Error> {
+    let sql = "SELECT name FROM queues WHERE changed_at >= ? OR paused_at IS NOT NULL \
+               ORDER BY paused_at IS NULL, changed_at DESC LIMIT ?";
+    let rows = sqlx::query(sql).bind(from).bind(CHANGED_QUEUES).fetch_all(conn).await?;
+    rows.iter().map(|row| row.try_get("name")).collect()
+}
+
+/// Read a pause or a resume.
+fn pause_mark(row: &MySqlRow) -> Result<Mark, sqlx::Error> {
+    let queue: Name = row.try_get::<String, _>("target")?.parse().map_err(|_| corrupt("target"))?;
+    let by = Actor::from_stored(row.try_get("actor")?);
+    let event = match row.try_get("action")? {
+        "queue.pause" => MarkedEvent::QueuePaused { queue, by, reason: reason_in(row.try_get("detail")?) },
+        _ => MarkedEvent::QueueResumed { queue, by },
+    };
+    Ok(Mark { at: row.try_get("at")?, event })
+}
+
+/// Read the pauses and resumes of these queues and, if `all` is true, those among the newest changes of all things. The
+/// changes of many jobs hide only those of queues that are not named.
+async fn pauses(
+    conn: &mut Session<'_>,
+    within: Within,
+    queues: &[String],
+    all: bool,
+) -> Result<Vec<Mark>, sqlx::Error> {
     let (first, end) = ids(within);
-    let found = match queue {
-        Some(queue) => {
-            let sql = format!(
-                "SELECT {COLUMNS} FROM audit FORCE INDEX (audit_target) WHERE target = ? AND id >= ? AND id < ? \
-                 AND {THESE} ORDER BY id DESC LIMIT ?"
-            );
-            statement(sql)
-                .bind(queue.as_str().to_owned())
-                .bind(first)
-                .bind(end)
-                .bind(MAX_MARKS as u32 + 1)
-                .fetch_all(conn)
-                .await?
+    let mut found = Vec::new();
+    if !queues.is_empty() {
+        let sql = format!(
+            "SELECT {PAUSE_COLUMNS} FROM audit a FORCE INDEX (audit_target) WHERE target IN {} AND id >= ? AND id < ? \
+             AND {PAUSES} ORDER BY id DESC LIMIT ?",
+            placeholders(padded_len(queues.len()))
+        );
+        let names: Vec<&str> = queues.iter().map(String::as_str).collect();
+        let query = bind_padded(statement(sql), &names).bind(first).bind(end).bind(MAX_MARKS as u32 + 1);
+        found.extend(query.fetch_all(&mut *conn).await?);
+    }
+    if all {
+        // The rows themselves are read of those that are shown alone: details may be long.
+        let sql = format!(
+            "SELECT {PAUSE_COLUMNS} FROM (SELECT id FROM (SELECT id, action FROM audit WHERE id >= ? AND id < ? \
+             ORDER BY id DESC LIMIT ?) recent WHERE {PAUSES} ORDER BY id DESC LIMIT ?) chosen \
+             JOIN audit a ON a.id = chosen.id"
+        );
+        let query = statement(sql).bind(first).bind(end).bind(MAX_SEARCHED).bind(MAX_MARKS as u32 + 1);
+        found.extend(query.fetch_all(conn).await?);
+    }
+    let mut marks: BTreeMap<Uuid, Mark> = BTreeMap::new();
+    for row in &found {
+        marks.insert(row.try_get("act")?, pause_mark(row)?);
+    }
+    Ok(marks.into_values().collect())
+}
+
+/// Read the pauses of these queues that began before this moment and had not ended at it.
+async fn pauses_before(conn: &mut Session<'_>, from: Timestamp, queues: &[String]) -> Result<Vec<Mark>, sqlx::Error> {
+    let sql = format!(
+        "SELECT {PAUSE_COLUMNS} FROM audit a FORCE INDEX (audit_target) WHERE target = ? AND id < ? AND at < ? \
+         AND {PAUSES} ORDER BY id DESC LIMIT 1"
+    );
+    let mut marks = Vec::new();
+    for queue in queues {
+        let query = statement(sql.clone()).bind(queue.clone()).bind(first_id_of(from + CLOCKS)).bind(from);
+        if let Some(row) = query.fetch_optional(&mut *conn).await? {
+            let mark = pause_mark(&row)?;
+            if matches!(mark.event, MarkedEvent::QueuePaused { .. }) {
+                marks.push(mark);
+            }
         }
-        None => {
-            // The rows themselves are read of those that are shown alone: details may be long.
-            let sql = format!(
-                "SELECT {COLUMNS} FROM (SELECT id FROM (SELECT id, action FROM audit WHERE id >= ? AND id < ? \
-                 ORDER BY id DESC LIMIT ?) recent WHERE {THESE} ORDER BY id DESC LIMIT ?) chosen \
-                 JOIN audit a ON a.id = chosen.id"
-            );
-            let query = statement(sql).bind(first).bind(end).bind(MAX_SEARCHED).bind(MAX_MARKS as u32 + 1);
-            query.fetch_all(conn).await?
-        }
-    };
-    let mark = |row: &MySqlRow| {
-        let queue: Name = row.try_get::<String, _>("target")?.parse().map_err(|_| corrupt("target"))?;
-        let by = Actor::from_stored(row.try_get("actor")?);
-        let event = match row.try_get("action")? {
-            "queue.pause" => MarkedEvent::QueuePaused { queue, by, reason: reason_in(row.try_get("detail")?) },
-            _ => MarkedEvent::QueueResumed { queue, by },
-        };
-        Ok(Mark { at: row.try_get("at")?, event })
-    };
-    found.iter().map(mark).collect()
+    }
+    Ok(marks)
 }
 
 /// Read the bulk operations that make jobs run, of a queue or of all queues, one more than can be shown.

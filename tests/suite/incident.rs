@@ -107,6 +107,16 @@ async fn causes_of_a_range_are_counted_whatever_was_done_about_them_since() {
             assert_eq!(began, cause["fingerprint"] == new, "{cause:#}");
         }
     }
+    // A younger job failed before the time before, when the oldest job had not failed yet.
+    let younger = row(9, new, "http", "default", from - seconds(900), "open");
+    tickr
+        .sql(format!(
+            "INSERT INTO dead_letters (job_id, kind, queue, fingerprint, failed_at, error, standing, since, \
+             replayed_as, actor, reason) VALUES {younger}"
+        ))
+        .await;
+    let known = read(&tickr, &format!("/v1/dead-letters/causes?{range}&kind=http")).await;
+    assert_eq!(known["data"][0]["known_since"], text(from - seconds(900)), "{known:#}");
     for (query, pointer) in [
         (format!("from={}&to={}", text(to), text(from)), "to"),
         (format!("from={}&to={}", text(from - chrono::TimeDelta::days(8)), text(to)), "to"),
@@ -153,6 +163,20 @@ async fn causes_are_bounded_among_many() {
         println!("causes{filter}: {took:?}");
     }
     tickr.stop_broken("its dead letters were written by hand").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_history_that_began_an_hour_ago_is_not_said_to_be_kept_for_a_week() {
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
+    let step = SlotWidth::Quarter;
+    let at = step.floor(now(&tickr) - seconds(3_600));
+    let figures = Figures::from(&Tally { accepted: 900, ..Tally::default() });
+    let sample = Sample { step, at, series: Series::All, counted_to: at + step.width(), figures };
+    let runner = RunnerId::from_stored("gone/1-00000000".to_owned());
+    tickr.app.broker().store().write_samples(&runner, vec![sample]).await.unwrap();
+    let marks = read(&tickr, "/v1/history/marks?span=1h").await;
+    assert_eq!(marks["kept"]["history"], text(at), "{marks:#}");
+    tickr.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -373,6 +397,130 @@ async fn the_page_of_an_incident_tells_the_same_in_every_tab_and_as_markdown() {
     )
     .await;
     page.reads("2 jobs failed for good from 1 cause").await;
+    // The number leads to the jobs that it counts.
+    page.visit(&format!("{path}&queue=default&kind=letter&cause={cause}")).await;
+    page.reads("2 jobs failed for good from 1 cause").await;
+    let filters: Vec<String> = page
+        .eval(
+            "[...document.querySelectorAll('#incident-verdict a, .figures a, [data-fingerprint] td.bold a')] \
+             .map((a) => new URL(a.href).searchParams.get('q')).filter((q) => q?.includes('finished:'))",
+        )
+        .await;
+    assert_eq!(filters.len(), 3, "{filters:?}");
+    for filter in filters {
+        assert!(filter.contains(&format!("queue:default kind:letter group:{cause} finished:")), "{filter}");
+    }
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+/// A bulk operation records a change for each of its jobs, more than the page lists.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_of_an_incident_tells_of_pauses_before_a_bulk_operation_of_many_jobs() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let from = now(&tickr) - seconds(60);
+    let jobs = (0..300).map(|_| json!({"kind": "noop", "queue": "press", "delay_ms": 7_200_000}));
+    tickr.enqueue_many(jobs).await;
+    assert_eq!(tickr.post("/v1/queues/press/pause", json!({"reason": "ink"})).await.status, 200);
+    assert_eq!(tickr.post("/v1/queues/press/resume", json!({})).await.status, 200);
+    let cancel = json!({"action": "cancel", "filter": {"queue": "press"}});
+    assert_eq!(tickr.post("/v1/operations", cancel).await.status, 202);
+    tickr.until_count("SELECT COUNT(*) FROM audit WHERE action = 'job.cancel'", 300).await;
+    let to = now(&tickr) + seconds(1);
+    let page = browser.page(&tickr.url("")).await;
+    page.visit(&format!("/incident?from={}&to={}", text(from), text(to))).await;
+    page.reads("press was paused for").await;
+    page.until("the operation is one action", &format!("{MARKDOWN}.includes('300 jobs by operation')")).await;
+    let markdown: String = page.eval(MARKDOWN).await;
+    assert!(markdown.contains("`queue.pause` `press`: `ink`"), "{markdown}");
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_of_an_incident_tells_of_a_pause_around_the_whole_range() {
+    let Some((tickr, browser)) = begin().await else { return };
+    for queue in ["press", "post"] {
+        assert_eq!(tickr.post(&format!("/v1/queues/{queue}/pause"), json!({"reason": "ink"})).await.status, 200);
+    }
+    assert_eq!(tickr.post("/v1/queues/post/resume", json!({})).await.status, 200);
+    // These actions were an hour ago: their times say so, and their ids, which begin with the time.
+    tickr
+        .sql(
+            "UPDATE audit SET at = at - INTERVAL 1 HOUR, \
+             id = UNHEX(CONCAT(LPAD(HEX(CAST(CONV(LEFT(HEX(id), 12), 16, 10) AS UNSIGNED) - 3600000), 12, '0'), \
+             SUBSTRING(HEX(id), 13)))"
+                .to_owned(),
+        )
+        .await;
+    assert_eq!(tickr.post("/v1/queues/press/resume", json!({})).await.status, 200);
+    let from = now(&tickr) - seconds(1_800);
+    let range = format!("from={}&to={}", text(from), text(from + seconds(600)));
+    let marks = read(&tickr, &format!("/v1/history/marks?{range}")).await;
+    let before = &marks["paused_before"];
+    assert_eq!((before.as_array().unwrap().len(), &before[0]["queue"]), (1, &json!("press")), "{marks:#}");
+    assert_eq!(read(&tickr, &format!("/v1/history/marks?{range}&queue=post")).await["paused_before"], json!([]));
+    let page = browser.page(&tickr.url("")).await;
+    page.visit(&format!("/incident?{range}")).await;
+    page.reads("press was paused for 10 min").await;
+    page.until("the Markdown has it", &format!("{MARKDOWN}.includes('paused during the whole range, 10 min')")).await;
+    page.reads_not("post was paused").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_of_an_incident_tells_of_losses_before_more_starts_than_are_read() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let to = now(&tickr);
+    let before = |minutes: i64| (to - seconds(60 * minutes)).format("'%F %T'").to_string();
+    let runner = |name: &str, started: &str, beat: &str, stopped: &str| {
+        format!("('{name}-00000000', '0.0.1', '[]', '[]', 1, 30000, {started}, {beat}, {stopped})")
+    };
+    // A lost runner, and then a start every minute.
+    let mut rows = vec![runner("gone/1", &before(600), &before(120), &before(110))];
+    rows.extend((1..=60).map(|n| runner(&format!("new/{n}"), &before(n), &before(n), &before(n))));
+    tickr
+        .sql(format!(
+            "INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at, stopped_at) \
+             VALUES {}; INSERT INTO index_changes (at, runner, what) VALUES ({}, 'gone/1-00000000', 'lost'), \
+             ({}, 'gone/1-00000000', 'back')",
+            rows.join(", "),
+            before(100),
+            before(90)
+        ))
+        .await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit(&format!("/incident?from={}&to={}", text(to - seconds(10_000)), text(to))).await;
+    page.reads("the runner gone/1-00000000 was lost").await;
+    page.reads("Redis was lost for 10 min").await;
+    page.reads("Not all events of runners, Redis and queues were read").await;
+    page.until("the Markdown says so", &format!("{MARKDOWN}.includes('Not all events of runners')")).await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_of_an_incident_tells_of_late_jobs_before_the_history_of_queues() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let step = SlotWidth::Quarter;
+    let at = step.floor(now(&tickr) - chrono::TimeDelta::days(3));
+    let mut tally = Tally { accepted: 900, ..Tally::default() };
+    tally.lateness.count(Duration::from_secs(7_200));
+    let sample =
+        Sample { step, at, series: Series::All, counted_to: at + step.width(), figures: Figures::from(&tally) };
+    let runner = RunnerId::from_stored("gone/1-00000000".to_owned());
+    tickr.app.broker().store().write_samples(&runner, vec![sample]).await.unwrap();
+    let page = browser.page(&tickr.url("")).await;
+    page.visit(&format!("/incident?from={}&to={}", text(at - seconds(3_600)), text(now(&tickr)))).await;
+    page.reads("jobs started up to").await;
+    page.reads("Queues are judged by the last 24 hours of this range only.").await;
+    page.until("the Markdown says so", &format!("{MARKDOWN}.includes('Queues are judged by the last 24 hours')")).await;
+    page.reads_not("Nothing stood out").await;
     page.assert_calm();
     drop(page);
     tickr.stop().await;

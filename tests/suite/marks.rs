@@ -80,6 +80,46 @@ async fn charts_are_told_of_starts_pauses_and_bulk_operations() {
     tickr.stop().await;
 }
 
+/// A bulk operation records a change for each of its jobs.
+#[tokio::test(flavor = "multi_thread")]
+async fn pauses_are_found_behind_the_changes_of_many_jobs() {
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
+    assert_eq!(tickr.post("/v1/queues/press/pause", json!({"reason": "ink"})).await.status, 200);
+    assert_eq!(tickr.post("/v1/queues/press/resume", json!({})).await.status, 200);
+    let digits = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
+                  SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
+    let now = tickr.app.broker().store().clock().now().timestamp_millis();
+    tickr
+        .sql(format!(
+            "INSERT INTO audit (id, at, actor, action, target, detail) SELECT \
+             UNHEX(CONCAT(LPAD(HEX({now} + 1000), 12, '0'), '7000', LPAD(HEX(n), 16, '0'))), UTC_TIMESTAMP(6), \
+             'anyone', 'job.cancel', CONCAT('job ', n), '{{\"operation\":\"01890a5d-ac96-774b-bcce-b302099a8057\"}}' \
+             FROM (SELECT a.d + 10 * b.d + 100 * c.d + 1000 * e.d AS n \
+             FROM {digits} a, {digits} b, {digits} c, {digits} e) s"
+        ))
+        .await;
+    for query in ["span=5m", "span=5m&queue=press"] {
+        let types = marked(&tickr, query).await;
+        assert!(types.ends_with(&["queue_paused".to_owned(), "queue_resumed".to_owned()]), "{query}: {types:?}");
+    }
+    // The audit tells them as one action when it is asked for that.
+    let folded = tickr.get("/v1/audit?fold=true").await.body;
+    let acts: Vec<(&str, u64)> = folded["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|act| (act["action"].as_str().unwrap(), act["jobs"].as_u64().unwrap()))
+        .collect();
+    assert_eq!(acts, [("job.cancel", 10_000), ("queue.resume", 1), ("queue.pause", 1)], "{folded:#}");
+    assert_eq!((&folded["more"], &folded["next_cursor"]), (&json!(false), &serde_json::Value::Null), "{folded:#}");
+    let plain = tickr.get("/v1/audit?fold=false&limit=1").await.body;
+    assert_eq!((plain.get("more"), plain["data"][0].get("jobs")), (None, None), "{plain:#}");
+    let cursor = plain["next_cursor"].as_str().unwrap();
+    let refused = tickr.get(&format!("/v1/audit?fold=true&cursor={cursor}")).await;
+    assert_eq!((refused.status, refused.pointers()), (422, vec!["cursor"]));
+    tickr.stop_broken("its audit was written by hand").await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn marks_are_bounded_and_read_quickly_from_long_tables() {
     let tickr = TestApp::start_with(bystander, Registry::new()).await;

@@ -291,3 +291,46 @@ async fn the_tail_is_bounded_while_thousands_of_events_happen_and_says_what_it_l
     drop(page);
     tickr.stop().await;
 }
+
+/// Tabs share one stream. The one that reads it asks for what it missed; one that comes back and hears it does not.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_tail_says_that_events_may_be_missing_in_a_tab_that_comes_back_and_hears_another_one() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let later = || json!({"kind": "noop", "delay_ms": 3_600_000});
+    let first = browser.page(&tickr.url("")).await;
+    open(&first, "/tail").await;
+    let second = first.beside().await;
+    open(&second, "/tail").await;
+    assert_eq!((first.under_way("/v1/events"), second.under_way("/v1/events")), (1, 0));
+    tickr.enqueue(later()).await;
+    has_rows(&first, 1).await;
+    has_rows(&second, 1).await;
+
+    second
+        .eval::<()>(
+            "void (window.isAway = true, Object.defineProperty(document, 'hidden', {get: () => window.isAway}), \
+             document.dispatchEvent(new Event('visibilitychange')))",
+        )
+        .await;
+    second
+        .until(
+            "the tab hears nothing",
+            "![...document.querySelectorAll('header .light')].some((light) => light.innerText.trim() === 'live')",
+        )
+        .await;
+    tickr.enqueue_many([later(), later(), later()]).await;
+    has_rows(&first, 4).await;
+    second.eval::<()>("void (window.isAway = false, document.dispatchEvent(new Event('visibilitychange')))").await;
+    second.reads("Events may be missing here: the stream was away").await;
+    tickr.enqueue(later()).await;
+    has_rows(&first, 5).await;
+    has_rows(&second, 2).await;
+    let rows: Vec<bool> =
+        second.eval("[...document.querySelectorAll('main tbody tr')].map((row) => row.matches('.gap'))").await;
+    assert_eq!(rows, [false, true, false], "the gap is between the events");
+    first.reads_not("Events may be missing here").await;
+    second.assert_calm();
+    first.assert_calm();
+    drop((first, second));
+    tickr.stop().await;
+}

@@ -63,13 +63,15 @@ pub(crate) struct MarksAnswer {
     marks: Vec<MarkView>,
     /// True when older events of the span or range were left out.
     more: bool,
+    /// The pauses that began before a range and lasted into it, one of a queue. A span has none.
+    paused_before: Vec<MarkView>,
     kept: KeptView,
 }
 
 /// The times before which records have been removed, or are about to be. A page about an earlier time lacks them.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct KeptView {
-    /// The history in steps of a quarter of an hour.
+    /// The history in steps of a quarter of an hour: its oldest step, if it has begun since.
     #[schema(value_type = String, format = DateTime)]
     history: Moment,
     /// Runners that stopped or were lost.
@@ -87,11 +89,11 @@ pub(crate) struct KeptView {
 }
 
 impl KeptView {
-    fn new(kept: KeptFor, at: Timestamp) -> Self {
+    fn new(kept: KeptFor, at: Timestamp, oldest_sample: Option<Timestamp>) -> Self {
         // A retention has at most ten years.
         let before = |kept: Duration| Moment(at - TimeDelta::from_std(kept).unwrap_or(TimeDelta::zero()));
         Self {
-            history: Moment(at - SlotWidth::Quarter.keep()),
+            history: Moment(oldest_sample.unwrap_or(at).max(at - SlotWidth::Quarter.keep())),
             runners: before(KEEP_RUNNERS),
             redis: Moment(at - KEEP_INDEX_CHANGES),
             audit: before(kept.audit),
@@ -218,8 +220,9 @@ impl From<Mark> for MarkView {
 /// Show the events that charts mark
 ///
 /// Starts of runners with their versions, runners that were lost, pauses and resumes of queues, the starts of bulk
-/// operations that make jobs run, and when runners lost Redis and had it again. The newest 50 of the span or range.
-/// Pauses are searched among the newest 5,000 changes of operators. `kept` says how far back the records go.
+/// operations that make jobs run, and when runners lost Redis and had it again. The newest 50 of the span or range; a
+/// range rather lacks starts of the version that ran before. Pauses are searched by the queues that changed and among
+/// the newest 5,000 changes of operators. `kept` says how far back the records go.
 #[utoipa::path(
     get, path = "/v1/history/marks", tag = "system", operation_id = "show_history_marks", params(MarksQuery),
     responses(
@@ -244,7 +247,8 @@ pub(crate) async fn show(
         from: Moment(found.from),
         marks: found.marks.into_iter().map(MarkView::from).collect(),
         more: found.more,
-        kept: KeptView::new(api.kept, found.at),
+        paused_before: found.paused_before.into_iter().map(MarkView::from).collect(),
+        kept: KeptView::new(api.kept, found.at, found.oldest_sample),
     };
     Ok(json(StatusCode::OK, answer))
 }

@@ -26,8 +26,16 @@ let parted = 0;
 /** Tabs with the same API key meet under this name. */
 const meeting = () => `tickr.events.${keyMark()}`;
 
-/** The stream goes on behind an event, so none is missed when it is away for a moment. */
-export const hasPlace = () => lastId !== null;
+/** This tab has not heard the stream since it began anew. */
+let absent = false;
+/** False while the listeners are told that a tab came back which hears only what comes next. */
+let whole = true;
+
+/**
+ * The stream goes on behind an event, so none is missed when it is away for a moment. That holds for a tab that reads
+ * it: one that comes back and hears another tab is not told what that one heard meanwhile.
+ */
+export const hasPlace = () => lastId !== null && whole;
 
 const wanted = () => listeners.size > 0 && !document.hidden;
 
@@ -74,6 +82,7 @@ function isLive() {
   live.set('live');
   // What happened in between is not told again.
   announce({ type: 'awake' });
+  whole = true;
 }
 
 /** A watch that aborts when nothing was heard for a while; `alive` starts it anew. */
@@ -90,6 +99,7 @@ function watch(abort) {
 async function begin() {
   const mine = new AbortController();
   current = mine;
+  absent = true;
   live.set('connecting');
   await (shares ? share(mine) : canShare ? readApart(mine) : read(mine, () => {})).catch(() => {});
   mine.abort();
@@ -124,6 +134,8 @@ async function share(mine) {
     alive();
     if (data.lost) live.set('connecting');
     else {
+      if (absent) whole = false;
+      absent = false;
       isLive();
       if (data.event) hear(data.event);
     }
@@ -185,6 +197,7 @@ async function read(mine, tell) {
   if (lastId) headers['last-event-id'] = lastId;
   const response = await send('GET', '/v1/events', { headers, signal: mine.signal, stream: true });
   if (!response.ok || !response.body) throw new Error(`the stream answered ${response.status}`);
+  absent = false;
   isLive();
   tell();
   const each = (event) => {

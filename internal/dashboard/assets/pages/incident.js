@@ -12,7 +12,7 @@ import { Badge, Empty, Figure, Head, JobLink, Panel, Skeleton, Trouble, tell } f
 import { Chart } from '../ui/chart.js';
 import { linesOf } from '../ui/history.js';
 import {
-  finished,
+  failedOf,
   LONGEST,
   LONGEST_OF_QUEUES,
   markdownOf,
@@ -80,7 +80,7 @@ function Page({ range, only, choice }) {
   const history = useQuery(url('/v1/history', { from, to, queue }), again);
   const queues = useQuery(url('/v1/history/queues', { from: late.from, to: late.to }), again);
   const marks = useQuery(url('/v1/history/marks', { from, to, queue }), again);
-  const audit = useQuery(url('/v1/audit', { from, to, limit: 200 }), again);
+  const audit = useQuery(url('/v1/audit', { from, to, fold: true, limit: 200 }), again);
   const causes = useQuery(url('/v1/dead-letters/causes', { from, to, queue, kind, fingerprint: cause }), again);
   const reads = [history, queues, marks, audit, causes];
   const answers = reads.map((read) => read.data);
@@ -93,7 +93,7 @@ function Page({ range, only, choice }) {
             only,
             history: history.data,
             queues: queues.data,
-            marks: { read, kept: marks.data.kept },
+            marks: { read, before: marks.data.paused_before, kept: marks.data.kept, more: marks.data.more },
             audit: audit.data,
             causes: causes.data,
           })
@@ -138,9 +138,9 @@ function Page({ range, only, choice }) {
             : html`<p class="verdict" id="incident-verdict" role="status">Nothing stood out in this range.</p>`
         }
         ${
-          story.removed.length > 0 &&
+          story.notes.length > 0 &&
           html`<div class="note warn">
-            ${story.removed.map((sentence) => html`<p key=${sentence}>${sentence}</p>`)}
+            ${story.notes.map((sentence) => html`<p key=${sentence}>${sentence}</p>`)}
           </div>`
         }
         <${Figures} story=${story} />
@@ -212,7 +212,8 @@ function CopyText({ text, children }) {
   return html`<button type="button" disabled=${!text} onClick=${copy}>${children}</button>`;
 }
 
-function Figures({ story: { figures, failed, causesCapped, causesMore, range } }) {
+function Figures({ story }) {
+  const { figures, failed, causesCapped, causesMore, range } = story;
   const about = (n) => `${figures.exact ? '' : '≈ '}${brief(n)}`;
   const whole = figures.exact ? 'by all runners' : 'in the steps of the charts';
   return html`<div class="figures">
@@ -223,7 +224,7 @@ function Figures({ story: { figures, failed, causesCapped, causesMore, range } }
       name="Failed for good"
       value=${brief(failed, causesCapped || causesMore)}
       note="jobs, still failed"
-      to=${url('/jobs', { q: `state:failed ${finished(range)}` })}
+      to=${url('/jobs', { q: `state:failed ${failedOf(story)}` })}
       bad=${failed > 0}
     />
     <${Figure}
@@ -234,7 +235,8 @@ function Figures({ story: { figures, failed, causesCapped, causesMore, range } }
   </div>`;
 }
 
-function Causes({ story: { range, causes, causesCapped, causesMore }, narrow }) {
+function Causes({ story, narrow }) {
+  const { range, causes, causesCapped, causesMore } = story;
   return html`<${Panel}
     title="Causes of failures"
     flush
@@ -271,14 +273,17 @@ function Causes({ story: { range, causes, causesCapped, causesMore }, narrow }) 
                 </div>
               </td>
               <td data-label="Failed" class="right num bold">
-                <a href=${url('/jobs', { q: `group:${cause.fingerprint} ${finished(range)}` })}>
+                <a href=${url('/jobs', { q: failedOf(story, cause.fingerprint) })}>
                   ${count(cause.failed, causesCapped)}
                 </a>
               </td>
               <td data-label="Before" class="right num" title="In the time before that is as long">
                 ${count(cause.failed_before, causesCapped)}
               </td>
-              <td data-label="First"><${At} ms=${cause.first} range=${range} /></td>
+              <td data-label="First">
+                <${At} ms=${cause.first} range=${range} />
+                ${causesCapped && html`<span class="faint"> or earlier</span>`}
+              </td>
               <td data-label="Last"><${At} ms=${cause.last} range=${range} /></td>
             </tr>`,
           )}

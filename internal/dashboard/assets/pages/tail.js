@@ -199,7 +199,8 @@ function useTail(filter) {
     const stop = listen((event) => {
       let heard = null;
       if (event.type === 'awake') {
-        // Behind an event that the page has the stream goes on, or it says that it cannot.
+        // Behind an event that the page has the stream goes on, or it says that it cannot. Not so in a tab that comes
+        // back and hears another one.
         if (begun && !hasPlace() && tail.last?.type !== 'away') heard = { type: 'away' };
         begun = true;
       } else if (types.includes(event.type) || event.type === 'gap' || event.type === 'reset') heard = readEvent(event);

@@ -29,6 +29,7 @@ export const wordsOf = ({ from, to }) => `${momentOf(from)} – ${momentOf(to, f
 /** The time of something that began before the range, or went on after it, where a moment is null. */
 export function whenOf({ from, to }, range) {
   const long = span((to ?? range.to) - (from ?? range.from));
+  if (from === null && to === null) return `during the whole range, ${long}`;
   if (from === null) return `until ${momentOf(to, range.from)}, ${long} of the range`;
   if (to === null) return `from ${momentOf(from, range.from)} on, ${long} of the range`;
   return `${momentOf(from, range.from)} – ${momentOf(to, range.from)}, ${long}`;
@@ -63,33 +64,32 @@ function figuresOf({ points, step_ms: step, last_ms: last }, range) {
   return { ...totalsOf(points, points.at_ms, step, last), exact };
 }
 
-/** The pauses of queues: `{queue, from, to, by, reason}`. A moment outside of the range is null. */
-function pausesOf(acts) {
-  const pauses = [];
-  for (const { action, target, at, actor, detail } of acts) {
-    const last = pauses.findLast((pause) => pause.queue === target);
+/**
+ * The pauses of queues: `{queue, from, to, by, reason}`. A moment outside of the range is null. `before` are those that
+ * began before it.
+ */
+function pausesOf(before, marks) {
+  const pauses = before.map(({ queue, by, reason }) => ({ queue, from: null, to: null, by, reason: reason ?? '' }));
+  for (const { type, queue, at, by, reason } of marks) {
+    const last = pauses.findLast((pause) => pause.queue === queue);
     const open = last?.to === null ? last : null;
-    const reason = typeof detail?.reason === 'string' ? detail.reason : '';
-    if (action === 'queue.pause') {
+    if (type === 'queue_paused') {
       if (open) open.reason = reason || open.reason;
-      else pauses.push({ queue: target, from: Date.parse(at), to: null, by: actor, reason });
-    } else if (action === 'queue.resume') {
-      if (open) open.to = Date.parse(at);
-      else pauses.push({ queue: target, from: null, to: Date.parse(at), by: '', reason: '' });
-    }
+      else pauses.push({ queue, from: at, to: null, by, reason: reason ?? '' });
+    } else if (type === 'queue_resumed' && open) open.to = at;
   }
   return pauses;
 }
 
-/** When Redis was lost, as `{from, to}`. A moment outside of the range is null. */
-function outagesOf(marks) {
+/** When Redis was lost, as `{from, to}`. A moment outside of the range is null. `more`: the first marks are missing. */
+function outagesOf(marks, more) {
   const outages = [];
   for (const { type, at } of marks) {
     const last = outages.at(-1);
     const open = last?.to === null ? last : null;
     if (type === 'redis_lost' && !open) outages.push({ from: at, to: null });
     if (type === 'redis_back' && open) open.to = at;
-    else if (type === 'redis_back' && !last) outages.push({ from: null, to: at });
+    else if (type === 'redis_back' && !last && !more) outages.push({ from: null, to: at });
   }
   return outages;
 }
@@ -118,18 +118,6 @@ function queuesOf(history, pauses, range, only) {
     .sort((a, b) => b.stood - a.stood || (b.worst?.ms ?? 0) - (a.worst?.ms ?? 0) || a.name.localeCompare(b.name));
 }
 
-/** What one operation did to many jobs is one action. */
-function folded(acts) {
-  const rows = new Map();
-  for (const act of acts) {
-    const operation = act.detail?.operation;
-    const key = operation ? `${operation} ${act.action}` : act.id;
-    if (rows.has(key)) rows.get(key).jobs += 1;
-    else rows.set(key, { ...act, at: Date.parse(act.at), operation, jobs: 1 });
-  }
-  return [...rows.values()];
-}
-
 const sources = {
   history: 'figures, charts and queues',
   failed: 'failed jobs and their causes',
@@ -155,13 +143,15 @@ function removedOf(kept, range) {
 
 /**
  * The story of a range. `history`, `queues`, `marks`, `audit` and `causes` are answers of the API, `marks.read` its
- * marks as words; `only` has the queue, the kind and the cause of the address.
+ * marks as words, `marks.before` the pauses that began before the range, and `marks.more` says that marks are missing;
+ * `only` has the queue, the kind and the cause of the address.
  */
 export function storyOf({ range, only, history, queues, marks, audit, causes }) {
   const acts = [...audit.data]
     .reverse()
     .filter((act) => !only.queue || !act.action.startsWith('queue.') || act.target === only.queue);
-  const pauses = pausesOf(acts);
+  const pauses = pausesOf(marks.before, marks.read);
+  const queuesFrom = Math.max(range.from, range.to - LONGEST_OF_QUEUES);
   const story = {
     range,
     only,
@@ -177,12 +167,17 @@ export function storyOf({ range, only, history, queues, marks, audit, causes }) 
     queues: queuesOf(queues, pauses, range, only.queue),
     queuesMore: queues.more,
     lost: marks.read.filter((mark) => mark.type === 'runners_lost'),
-    outages: outagesOf(marks.read),
+    outages: outagesOf(marks.read, marks.more),
     emptied: marks.read.filter((mark) => mark.type === 'redis_emptied'),
     started: marks.read.filter((mark) => mark.type === 'runners_started' && mark.previous_version),
-    acts: folded(acts),
-    actsMore: Boolean(audit.next_cursor),
-    removed: removedOf(marks.kept, range),
+    acts: acts.map((act) => ({ ...act, at: Date.parse(act.at), operation: act.detail?.operation })),
+    actsMore: audit.more,
+    queuesFrom,
+    notes: [
+      queuesFrom > range.from && 'Queues are judged by the last 24 hours of this range only.',
+      ...removedOf(marks.kept, range),
+      marks.more && 'Not all events of runners, Redis and queues were read: starts or the earliest ones are missing.',
+    ].filter(Boolean),
   };
   story.failed = story.causes.reduce((sum, cause) => sum + cause.failed, 0);
   story.parts = partsOf(story);
@@ -190,14 +185,16 @@ export function storyOf({ range, only, history, queues, marks, audit, causes }) 
 }
 
 /** The verdict on a range: its parts, the worst first, as `Sentence` shows them. */
-function partsOf({ range, failed, causes, causesCapped, causesMore, queues, lost, outages, emptied }) {
+function partsOf(story) {
+  const { range, figures, failed, causes, causesCapped, causesMore } = story;
+  const { queues, queuesFrom, lost, outages, emptied } = story;
   const parts = [];
   if (failed > 0) {
     const fresh = causes.filter((cause) => cause.isNew).length;
     parts.push({
       key: 'failed',
       bad: true,
-      to: url('/jobs', { q: `state:failed ${finished(range)}` }),
+      to: url('/jobs', { q: `state:failed ${failedOf(story)}` }),
       text:
         `${count(failed, causesCapped || causesMore)} ${failed === 1 ? 'job' : 'jobs'} failed for good from ` +
         `${count(causes.length, causesMore)} ${causes.length === 1 ? 'cause' : 'causes'}` +
@@ -247,6 +244,9 @@ function partsOf({ range, failed, causes, causesCapped, causesMore, queues, lost
       'started jobs late',
     ),
   );
+  // No queue is known to have been late before its history begins.
+  if (figures.worst?.ms >= VERY_LATE && figures.worst.at < queuesFrom)
+    parts.push({ key: 'late jobs', to: '/queues', text: `jobs started up to ${span(figures.worst.ms)} late` });
   return parts;
 }
 
@@ -254,7 +254,13 @@ function partsOf({ range, failed, causes, causesCapped, causesMore, queues, lost
 export const nameOf = (row) => (row.own ? row.name : 'other queues');
 
 /** A word of a filter: the jobs that ended in a range. */
-export const finished = ({ from, to }) => `finished:${new Date(from).toISOString()}..${new Date(to).toISOString()}`;
+const finished = ({ from, to }) => `finished:${new Date(from).toISOString()}..${new Date(to).toISOString()}`;
+
+/** A filter: the jobs of the story that ended in its range, those of one cause if it is named. */
+export const failedOf = ({ range, only }, cause = only.cause) =>
+  [only.queue && `queue:${only.queue}`, only.kind && `kind:${only.kind}`, cause && `group:${cause}`, finished(range)]
+    .filter(Boolean)
+    .join(' ');
 
 /** A text of a job or of an operator as code, which no reader of Markdown takes for anything else. */
 function code(text) {
@@ -290,8 +296,9 @@ export function markdownOf(story, link) {
     'Causes of failures',
     story.causes.map(
       (cause) =>
-        `${cap(cause.failed)} × ${code(cause.kind)}: ${code(errorOf(cause))}; first ${at(cause.first)}, ` +
-        `last ${at(cause.last)}; ${cause.isNew ? 'new' : `${cap(cause.failed_before)} in the same time before`} ` +
+        `${cap(cause.failed)} × ${code(cause.kind)}: ${code(errorOf(cause))}; first ${at(cause.first)}` +
+        `${story.causesCapped ? ' or earlier' : ''}, last ${at(cause.last)}; ` +
+        `${cause.isNew ? 'new' : `${cap(cause.failed_before)} in the same time before`} ` +
         `(${cause.fingerprint})`,
     ),
   );
@@ -309,7 +316,9 @@ export function markdownOf(story, link) {
     }),
   );
   if (story.actsMore) lines.push('The audit has earlier actions of this range.', '');
-  for (const sentence of story.removed) lines.push(sentence, '');
+  if (story.causesMore) lines.push('There are other causes with fewer failures.', '');
+  if (story.queuesMore) lines.push('Only the hundred busiest queues were searched.', '');
+  for (const sentence of story.notes) lines.push(sentence, '');
   lines.push('All times are in UTC.', '');
   return lines.join('\n');
 }
