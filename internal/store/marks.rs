@@ -96,7 +96,8 @@ impl Store {
                 marks.drain(..older);
                 // The end of the key: other binaries keep less, and an operator may empty the table.
                 let oldest = sqlx::query_scalar("SELECT MIN(at) FROM samples WHERE step = ?");
-                let oldest_sample: Option<Timestamp> = oldest.bind(SlotWidth::Quarter.seconds()).fetch_one(conn).await?;
+                let oldest_sample: Option<Timestamp> =
+                    oldest.bind(SlotWidth::Quarter.seconds()).fetch_one(conn).await?;
                 Ok(Marks { at, from, marks, more, paused_before, oldest_sample })
             })
         })
