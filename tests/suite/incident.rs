@@ -464,8 +464,8 @@ async fn the_page_of_an_incident_tells_of_a_pause_around_the_whole_range() {
     assert_eq!(read(&tickr, &format!("/v1/history/marks?{range}&queue=post")).await["paused_before"], json!([]));
     let page = browser.page(&tickr.url("")).await;
     page.visit(&format!("/incident?{range}")).await;
-    page.reads("press was paused for 10 min").await;
-    page.until("the Markdown has it", &format!("{MARKDOWN}.includes('paused during the whole range, 10 min')")).await;
+    page.reads("press was paused for 10 m").await;
+    page.until("the Markdown has it", &format!("{MARKDOWN}.includes('paused during the whole range, 10 m')")).await;
     page.reads_not("post was paused").await;
     page.assert_calm();
     drop(page);
@@ -496,7 +496,7 @@ async fn the_page_of_an_incident_tells_of_losses_before_more_starts_than_are_rea
     let page = browser.page(&tickr.url("")).await;
     page.visit(&format!("/incident?from={}&to={}", text(to - seconds(10_000)), text(to))).await;
     page.reads("the runner gone/1-00000000 was lost").await;
-    page.reads("Redis was lost for 10 min").await;
+    page.reads("Redis was lost for 10 m").await;
     page.reads("Not all events of runners, Redis and queues were read").await;
     page.until("the Markdown says so", &format!("{MARKDOWN}.includes('Not all events of runners')")).await;
     page.assert_calm();
