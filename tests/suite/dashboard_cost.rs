@@ -116,7 +116,8 @@ async fn pages_that_stay_open_for_ten_minutes_of_a_hundred_jobs_per_second_hold_
     let took = began.elapsed();
     assert!(took.as_secs() <= (WARM + LENGTH) * 11 / 10, "the jobs took {took:?}");
 
-    let figures: [(&str, fn(&Held) -> f64, f64); 3] = [
+    type Figure = fn(&Held) -> f64;
+    let figures: [(&str, Figure, f64); 3] = [
         ("bytes", |held| held.bytes, 500_000.0),
         ("nodes", |held| held.nodes, 200.0),
         ("listeners", |held| held.listeners, 50.0),
