@@ -1659,6 +1659,42 @@ async fn new_rows_wait_until_the_user_has_gone_from_a_row_to_the_button_that_sho
     tickr.stop_broken("its operations were written by hand").await;
 }
 
+/// The browser runs the effects of a drawing a moment after it. The user may show the new rows in this moment.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_focus_goes_to_the_newest_row_also_if_the_list_was_drawn_just_before_it_was_shown() {
+    let Some((tickr, browser)) = begin().await else { return };
+    insert_numbered(&tickr, 1).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/operations").await;
+    page.until("the rows are shown", &shows_numbers(&[1])).await;
+    page.eval::<()>("void document.querySelector('main tr[data-row] button').focus()").await;
+    insert_numbered(&tickr, 2).await;
+    page.eval::<Value>(AGAIN).await;
+    page.reads("1 new operation").await;
+    // The pointer comes over the list, which is drawn anew for that, and no frame passes before the click.
+    let show = "(async () => {
+        const show = [...document.querySelectorAll('main .news button')].find((button) => button.innerText === 'Show');
+        show.focus();
+        const list = show.closest('.news').parentElement;
+        const seen = new Promise((resolve) => new MutationObserver(resolve).observe(list, {subtree: true, childList: true}));
+        list.dispatchEvent(new PointerEvent('pointerenter', {pointerType: 'mouse'}));
+        await new Promise((resolve) => queueMicrotask(() => queueMicrotask(resolve)));
+        show.click();
+        await seen;
+        return true;
+    })()";
+    assert!(page.eval::<bool>(show).await);
+    page.until("the new row is shown", &shows_numbers(&[2, 1])).await;
+    page.until(
+        "the newest row has the focus",
+        "document.activeElement.closest('tr') === document.querySelector('main tr[data-row]')",
+    )
+    .await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop_broken("its operations were written by hand").await;
+}
+
 /// The button that opened a dialog has the focus again afterwards. What it was for is done, so the list goes on.
 #[tokio::test(flavor = "multi_thread")]
 async fn causes_go_on_after_a_release_and_a_discard_whose_buttons_keep_the_focus() {

@@ -15,15 +15,17 @@ export function useStill(rows, key, held, { forwards = false, mixed = false, idO
   const kept = useRef({ key: null, rows: [], done: new Set() });
   const [hovered, hover] = useState(false);
   const [focused, focus] = useState(false);
-  const [, draw] = useState(0);
+  const [shown, draw] = useState(0);
   const frozen = held || hovered || focused;
   const own = kept.current;
+  // Only once the new rows are drawn: the effects of an earlier drawing may still be due when the user shows them.
+  useEffect(() => {
+    if (!own.goesOn) return;
+    own.goesOn = false;
+    own.place?.querySelector('[data-row] a, [data-row] button')?.focus();
+  }, [shown]);
   // A browser takes the focus from a button that is disabled or gone, and tells the page nothing.
   useEffect(() => {
-    if (own.goesOn) {
-      own.goesOn = false;
-      own.place?.querySelector('[data-row] a, [data-row] button')?.focus();
-    }
     if (focused && !own.place.contains(document.activeElement)) focus(false);
   });
   if (!frozen || own.key !== key || own.rows.length === 0) {
