@@ -319,7 +319,8 @@ impl Config {
         load::defaults()
     }
 
-    /// Return small and fast values for tests: a free port, few workers, a short lease, the test kinds.
+    /// Return small and fast values for tests: a free port, few workers, the test kinds. The lease is longer than a
+    /// slow machine stands still: a test must not lose an attempt that it holds.
     ///
     /// # Panics
     /// If a URL does not parse.
@@ -329,7 +330,7 @@ impl Config {
             redis_url: Some(ServerUrl::redis(redis_url).expect("a Redis URL")),
             http_addr: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             workers: 4,
-            lease: Duration::from_secs(2),
+            lease: Duration::from_secs(15),
             shutdown_grace: Duration::from_secs(2),
             shutdown_notice: Duration::ZERO,
             mysql_connections: 16,

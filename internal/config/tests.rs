@@ -629,6 +629,7 @@ fn defaults_and_test_values_hold_together() {
     assert_eq!(defaults.mysql_url().unwrap_err().0[0].setting, "mysql_url");
     let config = Config::for_tests("mysql://root@localhost/t", "redis://localhost");
     assert!(config.test_kinds && config.http_addr.port() == 0 && config.redis_url().is_ok());
+    assert!(config.lease >= Duration::from_secs(15), "a machine that stands still must not end an attempt of a test");
 }
 
 #[test]

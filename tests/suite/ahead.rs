@@ -16,7 +16,7 @@ use tickr::handlers::{Context, Failure, Kind, Output, Registry};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{DEADLINE, Runner, TestApp, call, eventually, http};
+use crate::support::{DEADLINE, Runner, TestApp, bystander, call, eventually, http};
 
 const WORKERS: usize = 8;
 /// Seats of such a runner beyond its workers, at most.
@@ -123,7 +123,7 @@ async fn jobs_on_their_last_attempt_that_found_no_worker_are_the_next_to_start()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_runner_that_was_frozen_starts_no_job_whose_lease_is_over() {
-    let tickr = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
     let mut holder = tickr.mysql().await;
     if !tickr.ends_silent_transactions().await {
         // The freeze may hit a transaction that locks one of the jobs.
@@ -314,7 +314,7 @@ async fn a_freeze_of_mysql_under_load_loses_no_job_on_its_last_attempt() {
     let seconds: u64 = std::env::var("TICKR_FREEZE_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(40);
     let lease = std::env::var("TICKR_FREEZE_LEASE").unwrap_or("30s".into());
     let attempts: u64 = std::env::var("TICKR_FREEZE_ATTEMPTS").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
-    let tickr = TestApp::start_alone(|_| {}, |config| config.queues = vec!["elsewhere".into()]).await;
+    let tickr = TestApp::start_alone(|_| {}, bystander).await;
     let env = [("TICKR_WORKERS", "64"), ("TICKR_LEASE", lease.as_str()), ("TICKR_MYSQL_CONNECTIONS", "16")];
     let mut runner = Runner::start(&tickr, &env);
     let base = runner.base().await;

@@ -14,7 +14,7 @@ use tickr::store::Retention;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::limits::set_and_wait;
-use crate::support::{Halt, Owed, Proxy, Pulse, Runner, TestApp, broken, eventually, gated};
+use crate::support::{Halt, Owed, Proxy, Pulse, Runner, TestApp, broken, bystander, eventually, gated};
 
 async fn create(tickr: &TestApp, body: Value) -> Value {
     let made = tickr.post("/v1/batches", body).await;
@@ -422,7 +422,7 @@ async fn assert_each_told_once(tickr: &TestApp, batches: &[Value]) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lost_commit_answers_neither_lose_nor_double_an_end() {
-    let tickr = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
     let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
     let url = Config::for_tests(&proxy.url(), "redis://unused").mysql_url;
     let served = |config: &mut Config| (config.mysql_url, config.queues) = (url, vec!["default".into()]);
@@ -443,7 +443,7 @@ async fn lost_commit_answers_neither_lose_nor_double_an_end() {
 
 /// Kill runners while they end the last jobs of batches, this many times.
 async fn kill_runners(kills: u32) {
-    let tickr = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
     let env = [("TICKR_WORKERS", "4"), ("TICKR_LEASE", "3s")];
     let mut batches = Vec::new();
     for _ in 0..kills {
@@ -483,7 +483,7 @@ async fn chained_batch(tickr: &TestApp) -> Value {
 /// Kill runners at each step of the last ten ends of batches, this many times: before the request that writes an end
 /// arrives, before its answer, and before the answer to its COMMIT.
 async fn kill_runners_at_each_step(kills: usize) {
-    let tickr = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
     let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
     let url = proxy.url();
     let env = [("TICKR_MYSQL_URL", url.as_str()), ("TICKR_WORKERS", "1"), ("TICKR_LEASE", "2s")];

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::operations::dead_letters;
 use crate::support::browser::{Browser, button, field, heading, link};
 use crate::support::program::{command, outcome, tickr as program};
-use crate::support::{Runner, TestApp, eventually};
+use crate::support::{Runner, TestApp, eventually, short_lease};
 
 /// Number of jobs that replays made.
 const REPLAYS: &str = "SELECT COUNT(*) FROM jobs WHERE options LIKE '%replay_of%'";
@@ -288,7 +288,7 @@ async fn a_lost_attempt_is_no_failure_when_its_job_is_put_off_afterwards() {
 /// The next runner goes on in the step in which the first one died, and releases no job twice.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_canary_survives_the_death_of_the_runner_that_steers_it() {
-    let tickr = TestApp::start().await;
+    let tickr = TestApp::start_with(short_lease, Registry::new()).await;
     tickr.sql(dead_letters(600).replace("'parked'", "'default'")).await;
     let group = "0123456789abcdef";
     let mut runner = Runner::start(&tickr, &[]);

@@ -13,7 +13,7 @@ use tickr::store::NewCheckpoint;
 use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{DEADLINE, Proxy, Runner, TestApp, eventually, gated, make_suspects};
+use crate::support::{DEADLINE, Proxy, Runner, TestApp, bystander, eventually, gated, make_suspects};
 
 /// A job whose first attempt saves a checkpoint and ends in this way.
 #[derive(Serialize, Deserialize, JsonSchema)]
@@ -206,7 +206,7 @@ async fn a_deploy_interrupts_a_job_and_the_next_runner_continues_at_its_checkpoi
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_kills_two_runners_continues_at_its_checkpoint_also_in_a_process_of_its_own() {
-    let tickr = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
     let id = tickr.enqueue_kind("steps", json!({"steps": 9, "ms": 5, "abort_before": [3, 5]})).await;
     for deaths in 0..2 {
         let mut runner = Runner::start(&tickr, &[]);
@@ -229,7 +229,7 @@ async fn lost(tickr: &TestApp, id: JobId, wanted: usize) -> Option<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_suspect_saves_its_checkpoints_in_its_own_process() {
-    let tickr = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
     let steps = json!({"kind": "steps", "payload": {"steps": 400, "ms": 20}, "delay_ms": 3_600_000});
     let id = tickr.enqueue(steps).await;
     make_suspects(&mut tickr.mysql().await, &[id]).await;

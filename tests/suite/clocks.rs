@@ -17,7 +17,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::expiry::{LATE, TOO_SOON};
 use crate::support::clock::{Clock, faketime};
-use crate::support::{DEADLINE, Runner, TestApp, answer, eventually, eventually_seen, halted, http};
+use crate::support::{
+    DEADLINE, Runner, SHORT_LEASE, TestApp, answer, bystander, eventually, eventually_seen, halted, http, short_lease,
+};
 
 /// Return the library that turns clocks. `None` where there is none: on macOS, a preloaded library cannot replace the
 /// libraries of the system, and without a network it may not be there.
@@ -113,7 +115,7 @@ fn lives_at(runner: &Runner, seconds: i64) -> bool {
 async fn a_runner_two_hours_off_and_stepped_starts_nothing_early_and_leaves_nothing_lying() {
     let Some(library) = library().await else { return };
     let two_hours = TimeDelta::hours(2).num_seconds();
-    let tickr = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
     let clock = Clock::new(tickr.dir.path().join("clock"));
     clock.turn(two_hours).unwrap();
     let environment = clock.environment(&library);
@@ -279,8 +281,7 @@ async fn a_clock_of_mysql_that_is_set_ahead_ends_no_attempt_of_a_remote_worker_t
     let turned = |options: tickr::services::Options| {
         environment.iter().fold(options, |options, (name, value)| options.mysql_environment(*name, value.clone()))
     };
-    let lease = |config: &mut tickr::config::Config| config.lease = Duration::from_secs(2);
-    let tickr = TestApp::start_alone_as(turned, |_| {}, lease).await;
+    let tickr = TestApp::start_alone_as(turned, |_| {}, short_lease).await;
     assert_eq!(tickr.put("/v1/kinds/resize", json!({"queue": "pictures", "max_attempts": 1})).await.status, 201);
     let worker = json!({"name": "test", "kinds": ["resize"], "slots": 2, "lease_ms": 600_000});
     let worker = tickr.post("/v1/workers", worker).await.body["id"].as_str().unwrap().to_owned();
@@ -314,7 +315,7 @@ async fn a_clock_of_mysql_that_is_set_ahead_ends_no_attempt_of_a_remote_worker_t
         (tickr.count("SELECT COUNT(*) FROM clock_steps WHERE step_us > 100000000").await > 0).then_some(())
     })
     .await;
-    let later = tickr.another_with(lease, Registry::new()).await;
+    let later = tickr.another_with(short_lease, Registry::new()).await;
     let beat = format!("http://{}/v1/workers/{worker}/beat", later.addr());
     let told = eventually("the worker is told by another process to stop an attempt", || async {
         let holding = json!({"holding": [{"token": before}, {"token": after}]});
@@ -341,7 +342,8 @@ async fn a_schedule_whose_clock_was_set_back_ticks_no_moment_twice_and_goes_on_w
     let turned = |options: tickr::services::Options| {
         environment.iter().fold(options, |options, (name, value)| options.mysql_environment(*name, value.clone()))
     };
-    let tickr = TestApp::start_alone_as(turned, |_| {}, |config| config.workers = 4).await;
+    let size = |config: &mut tickr::config::Config| (config.workers, config.lease) = (4, SHORT_LEASE);
+    let tickr = TestApp::start_alone_as(turned, |_| {}, size).await;
     let moved = async |seconds: i64| {
         clock.turn(seconds).unwrap();
         eventually("the clock of mysql has moved", || async {

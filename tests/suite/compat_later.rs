@@ -15,7 +15,7 @@ use tickr::job::{JobId, State};
 use tokio::time::Instant;
 
 use crate::support::sink::{Sink, SinkCall};
-use crate::support::{Proxy, Runner, TestApp, eventually, http};
+use crate::support::{Proxy, Runner, TestApp, bystander, eventually, http};
 
 fn on(config: &mut Config) {
     config.compat.later = true;
@@ -424,7 +424,7 @@ async fn instances_deliver_each_of_three_thousand_tasks_and_a_killed_one_loses_n
 /// Create this many tasks on two runners, and kill one of them in the middle.
 async fn kill_one_of_two(count: usize) {
     let sink = Sink::start(success).await;
-    let tickr = TestApp::start_alone(|_| {}, |config| config.queues = vec!["elsewhere".into()]).await;
+    let tickr = TestApp::start_alone(|_| {}, bystander).await;
     let file = tickr.dir.path().join("tickr.toml");
     std::fs::write(&file, "callback_allow_private = true\n[compat.later]\nenabled = true\n").unwrap();
     let env = [("TICKR_CONFIG", file.to_str().unwrap())];

@@ -802,7 +802,7 @@ async fn the_overview_says_what_is_wrong_and_where_and_is_silent_otherwise() {
     let fine = tickr.enqueue(letter(&json!({"to": "nora"}))).await;
     tickr.until(fine, State::Completed).await;
     page.reads("completed 1").await;
-    // The runner has a lease of two seconds, and a busy machine may make it silent for a moment.
+    // A busy machine may make the runner silent for a moment.
     page.until("all is well", "document.querySelector('#verdict') === null").await;
 
     tickr.enqueue_many((0..3).map(|_| json!({"kind": "noop", "queue": "orphans"}))).await;

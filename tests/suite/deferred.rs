@@ -21,7 +21,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::limits::set_and_wait;
-use crate::support::{Answer, Owed, Runner, TestApp, answer, eventually, http};
+use crate::support::{Answer, Owed, Runner, TestApp, answer, bystander, eventually, http, short_lease};
 
 /// A receiver that answers 202 and keeps the finish keys.
 struct Slow {
@@ -171,14 +171,7 @@ async fn an_attempt_that_another_system_finishes_wants_no_worker_of_its_queue() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn neither_a_stop_nor_the_death_of_its_runner_interrupts_a_deferred_attempt() {
-    let tickr = TestApp::start_with(
-        |config| {
-            config.queues = vec!["elsewhere".into()];
-            config.lease = Duration::from_secs(2);
-        },
-        Registry::new(),
-    )
-    .await;
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
     let receiver = Slow::start().await;
     let stopped = tickr.another_with(|config| config.queues = vec!["default".into()], Registry::new()).await;
     let first = tickr.enqueue(receiver.job(600_000, None)).await;
@@ -204,7 +197,7 @@ async fn neither_a_stop_nor_the_death_of_its_runner_interrupts_a_deferred_attemp
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_attempt_of_which_nothing_is_heard_times_out_and_its_key_opens_no_later_one() {
-    let tickr = TestApp::start().await;
+    let tickr = TestApp::start_with(short_lease, Registry::new()).await;
     let receiver = Slow::start().await;
     let id = tickr.enqueue(receiver.job(60_000, Some(1_000))).await;
     let old = receiver.key().await;
@@ -225,7 +218,7 @@ async fn an_attempt_of_which_nothing_is_heard_times_out_and_its_key_opens_no_lat
 
 #[tokio::test(flavor = "multi_thread")]
 async fn reports_keep_an_attempt_alive_until_its_deadline_and_carry_its_checkpoint() {
-    let tickr = TestApp::start().await;
+    let tickr = TestApp::start_with(short_lease, Registry::new()).await;
     let receiver = Slow::start().await;
     let began = Instant::now();
     let mut job = receiver.job(5_000, Some(2_000));
@@ -525,7 +518,7 @@ async fn a_deferred_attempt_outlives_a_pause_a_drain_a_backlog_and_a_mysql_that_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_limit_counts_the_attempts_that_a_receiver_finishes_later() {
-    let tickr = TestApp::start().await;
+    let tickr = TestApp::start_with(short_lease, Registry::new()).await;
     let receiver = Slow::start().await;
     let job = || {
         let mut job = receiver.job(60_000, None);

@@ -11,7 +11,7 @@ use tickr::job::{JobId, State};
 use tickr::store::Retention;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Proxy, Runner, TestApp, broken, eventually, gated};
+use crate::support::{Proxy, Runner, TestApp, broken, bystander, eventually, gated};
 
 /// Children that started before one of their parents ended.
 const INVERSIONS: &str = "SELECT COUNT(*) FROM job_parents p JOIN attempts c ON c.job_id = p.child_id AND c.runner <> '' \
@@ -217,7 +217,7 @@ async fn random_graphs_run_in_order_on_two_runners_while_redis_is_flushed() {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "runs ten thousand jobs under kills, which takes minutes"]
 async fn random_graphs_of_ten_thousand_jobs_run_in_order_under_kills_and_lost_answers() {
-    let tickr = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
     let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
     let url = Config::for_tests(&proxy.url(), "redis://unused").mysql_url;
     let served =

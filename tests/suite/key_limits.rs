@@ -21,7 +21,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::queues::stop_the_holder;
 use crate::support::limits::{MOST_AT_ONCE, NO_ROWS_LEFT, set, set_and_wait, starts_within};
-use crate::support::{self, Owed, Proxy, Pulse, Runner, TestApp, eventually, eventually_seen, halted, table_prefix};
+use crate::support::{
+    self, Owed, Proxy, Pulse, Runner, SHORT_LEASE, TestApp, bystander, eventually, eventually_seen, halted,
+    table_prefix,
+};
 
 /// A job that notes how many jobs with its key run.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -411,7 +414,7 @@ async fn a_retry_gives_its_slot_back_and_takes_another() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn limits_hold_while_redis_is_flushed_and_runners_are_killed() {
-    let tickr = TestApp::start_alone(|_| {}, |config| config.queues = vec!["other".to_owned()]).await;
+    let tickr = TestApp::start_alone(|_| {}, bystander).await;
     set_and_wait(&tickr, "l", json!({"concurrency": 3})).await;
     let of_default = [("TICKR_QUEUES", "default"), ("TICKR_LEASE", "2s"), ("TICKR_WORKERS", "8")];
     let mut runners = vec![Runner::start(&tickr, &of_default), Runner::start(&tickr, &of_default)];
@@ -445,8 +448,7 @@ async fn limits_hold_while_redis_is_flushed_and_runners_are_killed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_limit_by_key_holds_after_its_holder_slept() {
-    let lease = Duration::from_secs(2);
-    let tickr = TestApp::start_with(|config| config.queues = vec!["other".to_owned()], Registry::new()).await;
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
     set_and_wait(&tickr, "l", json!({"concurrency": 1})).await;
     let of_default = [("TICKR_QUEUES", "default"), ("TICKR_LEASE", "2s"), ("TICKR_WORKERS", "4")];
     let runners = [Runner::start(&tickr, &of_default), Runner::start(&tickr, &of_default)];
@@ -463,7 +465,7 @@ async fn a_limit_by_key_holds_after_its_holder_slept() {
     let before = tickr.count(&by_heir).await;
     eventually("the heir has the slot", || async { (tickr.count(&by_heir).await >= before + 2).then_some(()) }).await;
     // The holder goes on when the heir has long had the slot, and while there are jobs that it could start.
-    tokio::time::sleep((lease + Duration::from_secs(7)).saturating_sub(stopped.elapsed())).await;
+    tokio::time::sleep((SHORT_LEASE + Duration::from_secs(7)).saturating_sub(stopped.elapsed())).await;
     assert!(tickr.count(PARKED).await > 0, "all jobs had ended before the holder went on");
     holder.signal("CONT");
     tickr.until_idle().await;
@@ -1128,7 +1130,7 @@ async fn enqueue_through(app: &App, jobs: impl Iterator<Item = Value>) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_limit_by_key_holds_after_mysql_stood_still() {
     let calls = Calls::default();
-    let tickr = TestApp::start_alone(|_| {}, |config| config.queues = vec!["other".to_owned()]).await;
+    let tickr = TestApp::start_alone(|_| {}, bystander).await;
     let of_default = |config: &mut tickr::config::Config| config.queues = vec!["default".to_owned()];
     let runners = [
         tickr.another_with(of_default, calls.registry()).await,

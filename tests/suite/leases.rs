@@ -18,13 +18,13 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{DEADLINE, Runner, TestApp, eventually};
+use crate::support::{self, DEADLINE, Runner, SHORT_LEASE, TestApp, eventually, short_lease};
 
 const LOST: &str = "SELECT COUNT(*) FROM attempts WHERE verdict = 'lost'";
 
 /// Start a tickr that accepts jobs and reaps, but runs no job.
 async fn bystander() -> TestApp {
-    TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await
+    TestApp::start_with(support::bystander, Registry::new()).await
 }
 
 /// Read all that the tables hold of a job, except for late notes and the renewed lease.
@@ -172,7 +172,7 @@ async fn a_claim_that_took_no_job_when_its_runner_froze_locks_none_for_long() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_outage_of_mysql_that_outlasts_every_lease_loses_no_attempt() {
-    let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 4).await;
+    let tickr = TestApp::start_alone(|_| {}, |config| (config.workers, config.lease) = (4, SHORT_LEASE)).await;
     let other = tickr.another().await;
     // The handlers continue for two seconds after the request to stop, so that their attempts are open when MySQL is
     // back.
@@ -250,7 +250,7 @@ async fn runners_that_could_not_renew_are_not_judged_before_they_had_the_chance(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn after_an_outage_no_runner_judges_another_before_a_lease_of_that_one() {
-    let tickr = TestApp::start_alone(|_| {}, |config| config.queues = vec!["elsewhere".into()]).await;
+    let tickr = TestApp::start_alone(|_| {}, support::bystander).await;
     let slept = Runner::start(&tickr, &[("TICKR_WORKERS", "1"), ("TICKR_LEASE", "20s")]);
     let id = tickr.enqueue_kind("sleep", json!({"ms": 600_000})).await;
     tickr.until(id, State::Executing).await;
@@ -290,7 +290,7 @@ const PATIENT_LEASE: Duration = Duration::from_secs(4);
 /// Start a tickr and a second runner on servers of the test. The handler of the second runner waits until it is told to
 /// stop, and says then when that was.
 async fn start_patient() -> (TestApp, App, UnboundedReceiver<Instant>) {
-    let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
+    let tickr = TestApp::start_alone(|_| {}, short_lease).await;
     let (told, heard) = tokio::sync::mpsc::unbounded_channel();
     let mut own = Registry::new();
     own.register(move |_: Patient, ctx: Context| {

@@ -18,8 +18,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::limits::set_and_wait;
 use crate::support::{
-    Answer, DEADLINE, Proxy, Runner, TestApp, answer, connect, draft, eventually, eventually_seen, http, make_api_key,
-    server_options, table_prefix, unique_name,
+    Answer, DEADLINE, Proxy, Runner, SHORT_LEASE, TestApp, answer, connect, draft, eventually, eventually_seen, http,
+    make_api_key, server_options, table_prefix, unique_name,
 };
 
 /// Configure a tickr that accepts jobs and runs none of them.
@@ -174,7 +174,7 @@ async fn while_mysql_is_out_the_api_says_so_nothing_spins_and_what_runs_keeps_it
 
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_killed_one_by_one_under_load_lose_nothing_and_double_nothing() {
-    let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 16).await;
+    let tickr = TestApp::start_alone(|_| {}, |config| (config.workers, config.lease) = (16, SHORT_LEASE)).await;
     let over = CancellationToken::new();
     let mut killed = 0;
     let kill = async {

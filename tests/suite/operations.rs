@@ -8,6 +8,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 use sqlx::{Connection, Executor};
+use tickr::handlers::Registry;
 use tickr::job::{
     Action, Actor, DeadLetterStatus, Filter, JobId, NewJob, NewOperation, OperationParams, RunnerId, State,
 };
@@ -19,7 +20,7 @@ use crate::search::encoded;
 use crate::support::limits::set_and_wait;
 use crate::support::{
     self, Proxy, Runner, TestApp, database, drop_database, eventually, gated, halted, http, migrated_database,
-    table_prefix,
+    short_lease, table_prefix,
 };
 
 const LATER_MS: u64 = 86_400_000;
@@ -535,7 +536,7 @@ async fn an_operation_that_was_accepted_gets_its_answer_again_while_too_many_run
 /// The runner that carries the operation out is killed. Another one continues, and no job is moved twice or left out.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operation_survives_the_death_of_its_runner() {
-    let tickr = TestApp::start().await;
+    let tickr = TestApp::start_with(short_lease, Registry::new()).await;
     tickr.sql(dead_letters(1_200)).await;
     let mut runner = Runner::start(&tickr, &[]);
     runner.base().await;

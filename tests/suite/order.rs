@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::program::{self, command, outcome};
-use crate::support::{Proxy, Runner, TestApp, eventually, http};
+use crate::support::{Proxy, Runner, TestApp, bystander, eventually, http};
 
 /// A job of a line. It notes its start and its end.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -497,7 +497,7 @@ async fn the_jobs_of_a_key_follow_each_other_without_a_hint_to_the_index() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_line_goes_on_within_the_lease_and_five_seconds_after_its_runner_was_killed() {
-    let tickr = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
     let mut doomed = Runner::start(&tickr, &[("TICKR_WORKERS", "16")]);
     doomed.base().await;
     let sleep = |key: usize, ms: u64| json!({"kind": "sleep", "payload": {"ms": ms}, "order_key": format!("k{key}")});
@@ -586,7 +586,7 @@ async fn a_key_whose_row_is_locked_delays_the_jobs_of_no_other_key() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_killed_its_runners_to_the_end_lets_the_next_one_go_if_it_skips() {
-    let tickr = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
     let mut doomed = Runner::start(&tickr, &[]);
     doomed.base().await;
     let sleep = json!({"kind": "sleep", "payload": {"ms": 600_000}, "order_key": "k", "on_failure": "skip"});
@@ -664,7 +664,7 @@ async fn the_order_holds_while_commits_get_no_answer_a_runner_dies_and_redis_is_
 async fn a_million_jobs_of_ten_thousand_keys_keep_their_order_through_kills_and_flushes() {
     let jobs: usize = std::env::var("TICKR_ORDER_JOBS").map_or(1_000_000, |text| text.parse().unwrap());
     let keys = (jobs / 100).max(1);
-    let tickr = TestApp::start_alone(|_| {}, |config| config.queues = vec!["elsewhere".into()]).await;
+    let tickr = TestApp::start_alone(|_| {}, bystander).await;
     let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
     let url = proxy.url();
     let start = || Runner::start(&tickr, &[("TICKR_WORKERS", "64"), ("TICKR_MYSQL_URL", url.as_str())]);

@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use crate::support::program::{Program, command, outcome, tickr as program};
 use crate::support::{
-    Proxy, Runner, TestApp, call, connect, database, drop_database, eventually, eventually_seen, http,
+    Proxy, Runner, TestApp, bystander, call, connect, database, drop_database, eventually, eventually_seen, http,
     migrated_database, server_options, table_prefix, until_said,
 };
 
@@ -396,7 +396,7 @@ const SOLD: &str = "CREATE TABLE sold (id BINARY(16) NOT NULL PRIMARY KEY)";
 async fn runners_and_servers_killed_at_any_moment_neither_lose_nor_double_a_row() {
     let shop = Shop::alone().await;
     shop.sql(SOLD).await;
-    let tickr = TestApp::start_alone(|_| {}, |config| config.queues = vec!["elsewhere".into()]).await;
+    let tickr = TestApp::start_alone(|_| {}, bystander).await;
     note_copies(&tickr).await;
     let file = tickr.dir.path().join("tickr.toml");
     std::fs::write(&file, "[outboxes.shop]\n").unwrap();

@@ -7,7 +7,7 @@ use tickr::handlers::Registry;
 
 use crate::support::program::Program;
 use crate::support::writers::{Target, Writer, writers};
-use crate::support::{Proxy, Runner, TestApp, eventually_seen};
+use crate::support::{Proxy, Runner, TestApp, bystander, eventually_seen};
 
 /// The tables of the application: its orders, the ids of the rows that it committed, and the ids of those that it rolled
 /// back.
@@ -55,8 +55,7 @@ async fn write(rows: i64, most_rows: u32, faults: i64, least: usize) {
         return;
     }
     let languages: Vec<&str> = writers.iter().map(|writer| writer.language).collect();
-    let none = |config: &mut tickr::Config| config.queues = vec!["elsewhere".into()];
-    let tickr = TestApp::start_alone_with(none, Registry::new()).await;
+    let tickr = TestApp::start_alone_with(bystander, Registry::new()).await;
     tickr.sql(TABLES).await;
     let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
     let target = Target { url: proxy.url(), most_rows };

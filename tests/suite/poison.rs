@@ -14,11 +14,11 @@ use tickr::store::{MAX_LOSSES, SUSPECT_FROM};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Runner, TestApp, eventually, http, make_suspects};
+use crate::support::{self, Runner, TestApp, eventually, http, make_suspects};
 
 /// Start a tickr that accepts jobs and reaps, but runs no job.
 async fn bystander() -> TestApp {
-    TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await
+    TestApp::start_with(support::bystander, Registry::new()).await
 }
 
 fn job(kind: &str, payload: &Value) -> Value {

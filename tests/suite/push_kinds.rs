@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::limits::set_and_wait;
 use crate::support::program::{command, tickr as program};
-use crate::support::{Answer, Runner, TestApp, answer, eventually, http};
+use crate::support::{Answer, Runner, TestApp, answer, bystander, eventually, http, short_lease};
 
 /// A secret in the form in which operators write it.
 const SECRET: &str = "whsec_ALA1undIWH4YchSEr3keYO3HRN8xRuWl";
@@ -356,7 +356,7 @@ async fn a_receiver_that_answers_202_reports_and_finishes_later_through_any_proc
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_receiver_that_never_finishes_is_called_again_at_its_lease_and_its_late_finish_is_refused() {
-    let tickr = TestApp::start().await;
+    let tickr = TestApp::start_with(short_lease, Registry::new()).await;
     let receiver = Receiver::start().await;
     tickr.declare(&receiver.kind(json!({"lease_ms": 1_000}), json!({}))).await;
     let id = tickr.resize().await;
@@ -408,14 +408,7 @@ async fn a_receiver_finishes_after_twenty_minutes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn neither_a_stop_nor_the_death_of_a_process_interrupts_a_job_that_a_receiver_holds() {
-    let tickr = TestApp::start_with(
-        |config| {
-            config.queues = vec!["elsewhere".into()];
-            config.lease = Duration::from_secs(2);
-        },
-        Registry::new(),
-    )
-    .await;
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
     let receiver = Receiver::start().await;
     tickr.declare(&receiver.kind(json!({}), json!({"timeout_ms": 600_000}))).await;
     let stopped = tickr.another_with(|config| config.queues = vec!["default".into()], Registry::new()).await;
@@ -443,14 +436,7 @@ async fn neither_a_stop_nor_the_death_of_a_process_interrupts_a_job_that_a_recei
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_receiver_whose_call_outlives_its_process_finishes_or_is_called_again_with_another_token() {
-    let tickr = TestApp::start_with(
-        |config| {
-            config.queues = vec!["elsewhere".into()];
-            config.lease = Duration::from_secs(2);
-        },
-        Registry::new(),
-    )
-    .await;
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
     let receiver = Receiver::start().await;
     tickr.declare(&receiver.kind(json!({}), json!({"timeout_ms": 600_000}))).await;
     let mut killed = Runner::start(&tickr, &[("TICKR_CALLBACK_ALLOW_PRIVATE", "true")]);
@@ -478,14 +464,7 @@ async fn a_receiver_whose_call_outlives_its_process_finishes_or_is_called_again_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_receiver_that_reports_keeps_an_attempt_whose_process_died_before_it_answered() {
-    let tickr = TestApp::start_with(
-        |config| {
-            config.queues = vec!["elsewhere".into()];
-            config.lease = Duration::from_secs(2);
-        },
-        Registry::new(),
-    )
-    .await;
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
     let receiver = Receiver::start().await;
     tickr.declare(&receiver.kind(json!({"lease_ms": 60_000}), json!({"timeout_ms": 600_000}))).await;
     let mut killed = Runner::start(&tickr, &[("TICKR_CALLBACK_ALLOW_PRIVATE", "true")]);
@@ -506,14 +485,7 @@ async fn a_receiver_that_reports_keeps_an_attempt_whose_process_died_before_it_a
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_report_during_a_call_outlasts_the_beats_and_the_death_of_the_process() {
-    let tickr = TestApp::start_with(
-        |config| {
-            config.queues = vec!["elsewhere".into()];
-            config.lease = Duration::from_secs(2);
-        },
-        Registry::new(),
-    )
-    .await;
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
     let receiver = Receiver::start().await;
     tickr.declare(&receiver.kind(json!({"lease_ms": 60_000}), json!({"timeout_ms": 600_000}))).await;
     let mut killed = Runner::start(&tickr, &[("TICKR_CALLBACK_ALLOW_PRIVATE", "true")]);
@@ -707,7 +679,7 @@ async fn a_kind_gets_a_receiver_changes_it_and_loses_it_while_runners_live() {
     tickr.declare(&json!({})).await;
     // Nothing executes the kind yet.
     let id = tickr.resize().await;
-    // The runner has a lease of two seconds, and a busy machine may make it silent for a moment.
+    // A busy machine may make the runner silent for a moment.
     eventually("the reason is that nothing executes the kind", || async {
         let why = tickr.get(&format!("/v1/jobs/{id}/explain")).await.body;
         why.to_string().contains("kind_unknown").then_some(())

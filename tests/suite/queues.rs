@@ -19,7 +19,10 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::support::program::{command, outcome, tickr as program};
-use crate::support::{DEADLINE, Proxy, Runner, TestApp, answer, default_queue, eventually, http, open_transactions};
+use crate::support::{
+    DEADLINE, Proxy, Runner, SHORT_LEASE, TestApp, answer, default_queue, eventually, http, open_transactions,
+    short_lease,
+};
 
 async fn set(tickr: &TestApp, queue: &str, change: Value) {
     let changed = tickr.patch(&format!("/v1/queues/{queue}"), change).await;
@@ -317,7 +320,9 @@ async fn a_limited_queue_goes_on_while_the_row_of_another_one_is_locked() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_runner_that_freezes_in_a_transaction_holds_up_only_the_queue_whose_row_it_has_locked() {
-    let all = |config: &mut tickr::config::Config| config.queues = queues(&["one", "two", "default"]);
+    let all = |config: &mut tickr::config::Config| {
+        (config.queues, config.lease) = (queues(&["one", "two", "default"]), SHORT_LEASE);
+    };
     let tickr = TestApp::start_with(all, Registry::new()).await;
     for queue in ["one", "two"] {
         set(&tickr, queue, json!({"concurrency": 1})).await;
@@ -357,8 +362,7 @@ impl Kind for Special {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn permits_of_a_killed_runner_are_free_again_and_an_idle_one_gives_way() {
-    let short = |config: &mut tickr::config::Config| config.lease = Duration::from_secs(2);
-    let tickr = TestApp::start_with(short, Registry::new()).await;
+    let tickr = TestApp::start_with(short_lease, Registry::new()).await;
     set(&tickr, "one", json!({"concurrency": 1})).await;
     // One runner holds the only permit and dies with it.
     let mut child = Runner::start(&tickr, &[("TICKR_QUEUES", "one")]);
@@ -454,8 +458,7 @@ pub(crate) async fn stop_the_holder(tickr: &TestApp, runners: [Runner; 2]) -> [R
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_limit_holds_after_its_holder_slept() {
-    let lease = Duration::from_secs(2);
-    let tickr = TestApp::start_with(|config| config.lease = lease, Registry::new()).await;
+    let tickr = TestApp::start_with(short_lease, Registry::new()).await;
     let [holder, heir] = stop_the_holder(&tickr, two_of_one(&tickr, &OF_ONE).await).await;
     let stopped = Instant::now();
     // Another runner may take its permit four seconds after its lease.
@@ -465,7 +468,7 @@ async fn a_limit_holds_after_its_holder_slept() {
     eventually("the heir has taken its permit", || async { (tickr.count(&by_heir).await >= before + 2).then_some(()) })
         .await;
     // The holder goes on when others have long had the permit, and while there are jobs that it could take.
-    tokio::time::sleep((lease + Duration::from_secs(7)).saturating_sub(stopped.elapsed())).await;
+    tokio::time::sleep((SHORT_LEASE + Duration::from_secs(7)).saturating_sub(stopped.elapsed())).await;
     let waiting = tickr.count("SELECT COUNT(*) FROM owed WHERE queue = 'one' AND state = 'waiting'").await;
     assert!(waiting > 0, "all jobs had ended before the holder went on");
     holder.signal("CONT");
@@ -478,7 +481,7 @@ async fn a_limit_holds_after_its_holder_slept() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_permit_that_waited_for_work_is_not_good_after_its_holder_slept() {
-    let tickr = TestApp::start().await;
+    let tickr = TestApp::start_with(short_lease, Registry::new()).await;
     set(&tickr, "one", json!({"concurrency": 1})).await;
     let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
     let url = proxy.url();

@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::limits::{NO_ROWS_LEFT, set, set_and_wait, until_counted};
 use crate::support::program;
-use crate::support::{self, Answer, Proxy, Runner, TestApp, eventually};
+use crate::support::{self, Answer, Proxy, Runner, TestApp, bystander, eventually};
 
 /// A receiver on loopback. It counts its calls, and how many of them it answered at the same time.
 struct Receiver {
@@ -669,7 +669,7 @@ async fn the_pause_doubles_up_to_the_longest_and_no_call_comes_before_its_end() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_that_was_to_decide_and_lost_its_runner_is_made_again() {
-    let tickr = TestApp::start_alone(|_| {}, |config| config.queues = vec!["other".to_owned()]).await;
+    let tickr = TestApp::start_alone(|_| {}, bystander).await;
     let receiver = Receiver::start(Duration::ZERO).await;
     set_and_wait(&tickr, "per-host", with_breaker(1, 500, 60_000)).await;
     let env = [("TICKR_QUEUES", "default"), ("TICKR_LEASE", "2s"), ("TICKR_CALLBACK_ALLOW_PRIVATE", "true")];

@@ -12,7 +12,7 @@ use tickr::job::{JobId, Name, Priority, State};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Pulse, Runner, TestApp, eventually, eventually_seen};
+use crate::support::{Pulse, Runner, SHORT_LEASE, TestApp, bystander, eventually, eventually_seen, short_lease};
 
 /// Return jobs that are due between now and a second from now.
 fn soon(jobs: u64) -> impl Iterator<Item = Value> {
@@ -208,8 +208,7 @@ async fn a_dead_runner_is_not_forgotten_while_a_lease_of_its_own_runs_on() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_that_is_renewed_is_never_reaped() {
-    let lease = |config: &mut tickr::config::Config| config.lease = Duration::from_secs(2);
-    let tickr = TestApp::start_with(lease, Registry::new()).await;
+    let tickr = TestApp::start_with(short_lease, Registry::new()).await;
     let id = tickr.enqueue_kind("sleep", json!({"ms": 5_000})).await;
     tickr.until(id, State::Executing).await;
     // One runner is silent, so the reaper searches the owed rows at every check.
@@ -226,7 +225,6 @@ async fn a_lease_that_is_renewed_is_never_reaped() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_of_a_killed_runner_are_lost_and_run_again_elsewhere() {
-    let bystander = |config: &mut tickr::config::Config| config.queues = vec!["elsewhere".into()];
     let tickr = TestApp::start_with(bystander, Registry::new()).await;
     let mut first = Runner::start(&tickr, &[("TICKR_WORKERS", "20")]);
     let ids = tickr.enqueue_many((0..20).map(|_| json!({"kind": "sleep", "payload": {"ms": 600_000}}))).await;
@@ -252,7 +250,6 @@ async fn jobs_of_a_killed_runner_are_lost_and_run_again_elsewhere() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_kills_its_runners_ends_as_failed() {
-    let bystander = |config: &mut tickr::config::Config| config.queues = vec!["elsewhere".into()];
     let tickr = TestApp::start_with(bystander, Registry::new()).await;
     let retry = json!({"base_ms": 1, "factor": 1.0, "cap_ms": 1});
     let id = tickr.enqueue(json!({"kind": "abort", "max_attempts": 2, "retry": retry})).await;
@@ -270,7 +267,7 @@ async fn a_job_that_kills_its_runners_ends_as_failed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killing_mysql_under_load_loses_no_acknowledged_job() {
-    let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 16).await;
+    let tickr = TestApp::start_alone(|_| {}, |config| (config.workers, config.lease) = (16, SHORT_LEASE)).await;
     let broker = tickr.app.broker();
     let over = CancellationToken::new();
     let load = {

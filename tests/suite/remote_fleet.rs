@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::support::{Runner, TestApp, eventually_seen};
+use crate::support::{Runner, SHORT_LEASE, TestApp, eventually_seen};
 
 /// What the workers of a fleet share.
 struct Fleet {
@@ -151,7 +151,7 @@ async fn work(fleet: Arc<Fleet>, slots: usize, runs: std::ops::Range<u64>) {
 }
 
 async fn started() -> TestApp {
-    let tickr = TestApp::start_with(|config| config.workers = 0, Registry::new()).await;
+    let tickr = TestApp::start_with(|config| (config.workers, config.lease) = (0, SHORT_LEASE), Registry::new()).await;
     let declared = tickr.put("/v1/kinds/resize", json!({"queue": "pictures"})).await;
     assert_eq!(declared.status, 201, "{:#}", declared.body);
     tickr

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::support::limits::set;
-use crate::support::{Answer, Owed, Proxy, TestApp, answer, eventually, http};
+use crate::support::{Answer, Owed, Proxy, TestApp, answer, eventually, http, short_lease};
 
 /// A worker of a test, which calls any process.
 struct Worker {
@@ -81,7 +81,12 @@ async fn started() -> TestApp {
 }
 
 async fn started_with(change: impl FnOnce(&mut Config)) -> TestApp {
-    let tickr = TestApp::start_with(change, Registry::new()).await;
+    // It executes no job of these tests, and soon judges the workers that do.
+    let short = |config: &mut Config| {
+        short_lease(config);
+        change(config);
+    };
+    let tickr = TestApp::start_with(short, Registry::new()).await;
     let declared = tickr.put("/v1/kinds/resize", json!({"queue": "pictures", "retry": {"base_ms": 10}})).await;
     assert_eq!(declared.status, 201, "{:#}", declared.body);
     tickr

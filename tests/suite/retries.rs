@@ -11,7 +11,7 @@ use tickr::handlers::{Context, Kind, Registry};
 use tickr::job::{JobId, State};
 use tickr::store::MAX_SPARED;
 
-use crate::support::{TestApp, eventually};
+use crate::support::{SHORT_LEASE, TestApp, eventually, short_lease};
 
 /// Return the milliseconds between the end of the newest attempt and the next execution, as MySQL has them.
 async fn delay_ms(tickr: &TestApp, id: JobId) -> i64 {
@@ -210,7 +210,7 @@ async fn a_job_over_its_time_limit_is_stopped_and_one_that_does_not_listen_is_dr
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn a_handler_that_blocks_its_thread_holds_up_nobody_else_and_loses_no_lease() {
-    let tickr = TestApp::start().await;
+    let tickr = TestApp::start_with(short_lease, Registry::new()).await;
     let blocking = json!({"kind": "spin", "payload": {"ms": 4_000}, "timeout_ms": 100, "max_attempts": 1});
     let id = tickr.enqueue(blocking).await;
     tickr.until(id, State::Executing).await;
@@ -277,7 +277,7 @@ async fn attempts_of_a_handler_that_blocks_beyond_its_time_limit_never_overlap()
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_handler_that_blocks_for_ever_gives_its_slot_back_after_a_lease() {
     let (own, _) = stuck();
-    let tickr = TestApp::start_with(|config| config.workers = 1, own).await;
+    let tickr = TestApp::start_with(|config| (config.workers, config.lease) = (1, SHORT_LEASE), own).await;
     let job = json!({"kind": "stuck", "payload": {"ms": 9_000}, "timeout_ms": 100, "max_attempts": 1});
     let id = tickr.enqueue(job).await;
     tickr.until(id, State::Executing).await;

@@ -12,7 +12,7 @@ use tickr::job::{Actor, Edition, JobId, State};
 use tokio::time::{Instant, sleep_until};
 
 use crate::support::program::example;
-use crate::support::{Runner, TestApp, Translator, answer, call, eventually, http, make_suspects};
+use crate::support::{self, Runner, TestApp, Translator, answer, call, eventually, http, make_suspects};
 
 /// The two programs.
 struct Versions {
@@ -28,7 +28,7 @@ impl Versions {
 
 /// Start a tickr that reaps and answers, but runs none of the jobs.
 async fn bystander() -> TestApp {
-    TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await
+    TestApp::start_with(support::bystander, Registry::new()).await
 }
 
 /// Start a program. The lease decides which runners count as alive. Tests of other things use a lease that is longer

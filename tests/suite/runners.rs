@@ -166,7 +166,7 @@ async fn a_drained_runner_starts_nothing_finishes_what_it_runs_and_stays_ready()
     assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE state = 'waiting'").await, 30);
     let ready = tickr.get("/readyz").await;
     assert_eq!((ready.status, &ready.body["takes_jobs"]), (200, &json!(false)), "{:#}", ready.body);
-    // The runners have leases of two seconds, and a busy machine may make all of them silent for a moment.
+    // A busy machine may make all runners silent for a moment.
     let why = eventually("the reason is that the runners are drained", || async {
         let why = tickr.get(&format!("/v1/jobs/{}/explain", ids[0])).await.body;
         (why["reasons"][0]["code"] == "runners_draining").then_some(why)

@@ -17,7 +17,7 @@ use tickr::job::{Actor, JobId, State};
 use tickr::telemetry::Tracer;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Answer, DEADLINE, Proxy, Runner, TestApp, answer, eventually, http};
+use crate::support::{Answer, DEADLINE, Proxy, Runner, SHORT_LEASE, TestApp, answer, eventually, http};
 
 /// Return a schedule that ticks every second.
 fn every_second() -> Value {
@@ -135,7 +135,8 @@ async fn delete_of(tickr: &TestApp, name: &str) -> Answer {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_runner_killed_in_the_middle_neither_loses_nor_doubles_a_tick() {
-    let tickr = TestApp::start_with(|config| config.test_kinds = false, Registry::new()).await;
+    let without = |config: &mut tickr::config::Config| (config.test_kinds, config.lease) = (false, SHORT_LEASE);
+    let tickr = TestApp::start_with(without, Registry::new()).await;
     // The runner of this process does not have the kind, so the other runners process all ticks.
     let mut doomed = Runner::start(&tickr, &[]);
     let base = doomed.base().await;

@@ -12,7 +12,7 @@ use tickr::job::State;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Runner, TestApp, eventually};
+use crate::support::{self, Runner, SHORT_LEASE, TestApp, eventually};
 
 fn sleep(ms: u64) -> Value {
     json!({"kind": "sleep", "payload": {"ms": ms}})
@@ -179,7 +179,7 @@ async fn a_second_signal_gives_back_now() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_while_mysql_hangs_still_ends() {
-    let tickr = TestApp::start_alone(|_| {}, |config| config.queues = vec!["elsewhere".into()]).await;
+    let tickr = TestApp::start_alone(|_| {}, support::bystander).await;
     let hasty = |config: &mut Config| {
         (config.shutdown_grace, config.queues) = (Duration::from_millis(200), vec!["default".into()]);
     };
@@ -220,7 +220,8 @@ async fn a_job_whose_handler_blocks_at_the_stop_is_due_only_after_the_process_ha
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_while_mysql_and_redis_are_out_still_ends() {
-    let tickr = TestApp::start_alone(|_| {}, |config| config.shutdown_grace = Duration::from_millis(200)).await;
+    let hasty = |config: &mut Config| (config.shutdown_grace, config.lease) = (Duration::from_millis(200), SHORT_LEASE);
+    let tickr = TestApp::start_alone(|_| {}, hasty).await;
     let id = tickr.enqueue(sleep(600_000)).await;
     tickr.until(id, State::Executing).await;
     tickr.services().redis().kill9().unwrap();

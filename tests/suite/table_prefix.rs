@@ -22,7 +22,7 @@ use uuid::Uuid;
 
 use crate::support::limits::set_and_wait;
 use crate::support::program::{command, outcome, tickr as program};
-use crate::support::{Runner, TestApp, call, eventually, server_options};
+use crate::support::{Runner, SHORT_LEASE, TestApp, call, eventually, server_options};
 
 /// The tables of Laravel's migrations for jobs, batches, failed jobs, the cache and users, with a row in each.
 const LARAVEL: &str = "\
@@ -348,7 +348,7 @@ async fn a_tickr_with_a_prefix_shares_the_database_of_laravel_and_touches_only_i
         log.execute(setting).await.unwrap();
     }
     let configure = |config: &mut Config| {
-        config.table_prefix = prefix("tickr_");
+        (config.table_prefix, config.lease) = (prefix("tickr_"), SHORT_LEASE);
         config.alerts = Some(Alerts {
             url: "http://127.0.0.1:1/".to_owned(),
             queue: "alerts".to_owned(),

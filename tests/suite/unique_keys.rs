@@ -19,7 +19,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::limits::set_and_wait;
-use crate::support::{Answer, Proxy, TestApp, answer, eventually, eventually_seen, gated, http, while_unavailable};
+use crate::support::{
+    Answer, Proxy, TestApp, answer, eventually, eventually_seen, gated, http, short_lease, while_unavailable,
+};
 
 const HOUR_MS: u64 = 3_600_000;
 
@@ -461,7 +463,7 @@ async fn the_times_of_unique_keys_are_checked_and_end() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unique_keys_hold_behind_a_pause_a_drain_a_limit_and_while_mysql_stands_still() {
-    let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
+    let tickr = TestApp::start_alone(|_| {}, short_lease).await;
     let ask = async |path: String| {
         let answer = tickr.post(&path, json!({})).await;
         assert_eq!(answer.status, 200, "{:#}", answer.body);

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::program::example;
-use super::{DEADLINE, Runner, TestApp, eventually, http};
+use super::{DEADLINE, Runner, TestApp, bystander, eventually, http};
 
 /// A database, a Redis and the built example. The tickr in the test executes nothing; it reads the tables.
 pub(crate) struct World {
@@ -40,14 +40,12 @@ pub(crate) struct Server {
 
 impl World {
     pub(crate) async fn new() -> Self {
-        let elsewhere = |config: &mut tickr::Config| config.queues = vec!["elsewhere".into()];
-        Self::around(TestApp::start_with(elsewhere, Registry::new()).await, false).await
+        Self::around(TestApp::start_with(bystander, Registry::new()).await, false).await
     }
 
     /// Make a world on a MySQL and a Redis of its own, which the test may make fail.
     pub(crate) async fn alone() -> Self {
-        let elsewhere = |config: &mut tickr::Config| config.queues = vec!["elsewhere".into()];
-        Self::around(TestApp::start_alone_with(elsewhere, Registry::new()).await, true).await
+        Self::around(TestApp::start_alone_with(bystander, Registry::new()).await, true).await
     }
 
     async fn around(tickr: TestApp, alone: bool) -> Self {
