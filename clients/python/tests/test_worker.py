@@ -248,6 +248,17 @@ class LostAnswers(WorkerCase):
         self.assertEqual(bodies, [bodies[0]] * 5)
         self.assertEqual(runs, [1])
 
+    def test_the_time_of_a_try_that_broke_after_long_does_not_make_the_next_answer_late(self) -> None:
+        runs = self.counting()
+        self.server.beat_ms, self.server.took_ms = 2_000, 0
+        self.server.faults["fetch"].append("after")
+        self.start()
+        eventually("a request for jobs", lambda: self.server.of("fetch"))
+        time.sleep(1.6)
+        self.server.verdict(self.server.add("count", 1))
+        self.assertEqual(self.server.given_back, [])
+        self.assertEqual(runs, [1])
+
     def test_a_token_that_is_delivered_twice_is_executed_once(self) -> None:
         runs = self.counting()
         first = self.server.add("count", 1, token="same")

@@ -44,6 +44,25 @@ final class WorkerTest extends TestCase
         $this->assertLeaves($worker, $server);
     }
 
+    /** The channel sends a request again when a kept connection ends. */
+    public function testTheTimeOfATryThatBrokeAfterLongDoesNotMakeTheNextAnswerLate(): void
+    {
+        $server = $this->server(['fetch' => static function (int $n): mixed {
+            if ($n === 2) {
+                usleep(1_600_000);
+            }
+            return match ($n) {
+                1 => [200, ['jobs' => [], 'drain' => false]],
+                2 => 'drop',
+                3 => [200, ['jobs' => [self::job('t1')], 'drain' => false, 'took_ms' => 0]],
+                default => 'hang',
+            };
+        }], beatMs: 2_000);
+        $this->worker($server, static fn () => 'done');
+        $finishes = $server->await('/finish', static fn ($all) => $all !== []);
+        self::assertSame('t1', $finishes[0]['body']['verdicts'][0]['token']);
+    }
+
     public function testATokenThatComesTwiceIsExecutedOnce(): void
     {
         $server = $this->server(['fetch' => static fn (int $n) => match ($n) {

@@ -474,12 +474,11 @@ class Engine:
                 at_least = 0.0
                 try:
                     timeout = self.settings.wait_ms / 1000 + 10
-                    sent = time.monotonic()
                     answer = self.transport.call("POST", self._path(known, "fetch"), body, timeout=timeout, abort=abort)
                     if answer.status == 200:
                         found = _json.decode(answer.body, self.settings.exact)
                         pause.reset()
-                        self._take(found, time.monotonic() - sent)
+                        self._take(found, time.monotonic() - answer.sent)
                         break
                     if answer.status == 404:
                         self._register(known)

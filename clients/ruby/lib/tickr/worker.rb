@@ -238,7 +238,8 @@ module Tickr
     # Call a server until it answers.
     #
     # @param final [Proc] says of a status, other than a success, that a repetition cannot change it
-    # @yield [Response] reads a success; ConnectionFailed there repeats the call
+    # @yield [Response, Float] reads a success, which came so many seconds after its request was sent; ConnectionFailed
+    #   there repeats the call
     # @return [Response, nil] nil when `give_up` said so
     def perform(what, connection, request, give_up, final = REFUSES)
       failures = 0
@@ -246,10 +247,9 @@ module Tickr
       until give_up.call
         after = nil
         begin
-          sent = Http.now
           response = connection.call(request)
           if response.success?
-            yield response, Http.now - sent
+            yield response, Http.now - response.sent_at
             return response
           end
           return response if final.call(response.status)
