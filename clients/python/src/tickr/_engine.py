@@ -507,7 +507,8 @@ class Engine:
         took = found.get("took_ms")
         if took is not None and waited - took / 1000 >= self.beat_ms / 1000 * 0.75:
             # The server may have given its jobs back. The next request lists none of them.
-            log.warning("an answer with %d jobs came late and counts as lost", len(found["jobs"]))
+            if found["jobs"]:
+                log.warning("an answer with %d jobs came late and counts as lost", len(found["jobs"]))
         else:
             for job in found["jobs"]:
                 self._accept(job)

@@ -369,7 +369,7 @@ module Tickr
         [listed.keys, room]
       end
       body = {slots: slots, wait_ms: (@wait * 1000).round, holding: holding, fetch_id: SecureRandom.uuid}
-      jobs = drain = nil
+      jobs = drain = late = nil
       @fetching = Thread.current
       sent = request(path(id, "fetch"), body, @wait + 15)
       response = perform("a request for jobs", @fetch, sent, give_up) do |answer, waited|
@@ -377,9 +377,8 @@ module Tickr
           members = Json.members(answer.body)
           jobs = Json.members(members.fetch("jobs")).map { |job| Json.members(job) }
           drain = members["drain"] == "true"
-          # After a quarter of the lease on its way, the answer counts as lost. The next request lists none of its jobs.
           took = Float(members["took_ms"] || Float::INFINITY) / 1000
-          jobs = [] if waited - took >= @beat_seconds * 0.75
+          late = waited - took >= @beat_seconds * 0.75
         end
       end
       @fetching = nil
@@ -390,6 +389,11 @@ module Tickr
         log("the server refused a request for jobs: #{Problem.of(response).message}")
         @lock.synchronize { @next_fetch = Http.now + 5.0 }
         return
+      end
+      if late
+        # After a quarter of the lease on its way, the answer counts as lost. The next request lists none of its jobs.
+        log("an answer with #{jobs.size} jobs came late and counts as lost") if jobs.any?
+        jobs = []
       end
       @lock.synchronize do
         jobs.each { |job| take(job) }
