@@ -58,6 +58,8 @@ type fake struct {
 	rows   map[string]bool
 	drain  bool
 	beatMS int
+	// Further fields of an answer with jobs.
+	more   string
 	tokens int
 }
 
@@ -302,7 +304,7 @@ func (f *fake) fetch(r *http.Request, call fakeCall, id string) (int, string) {
 	if count > len(f.jobs) {
 		count = len(f.jobs)
 	}
-	answer := `{"jobs":[` + strings.Join(f.jobs[:count], ",") + `],"drain":false}`
+	answer := `{"jobs":[` + strings.Join(f.jobs[:count], ",") + `],"drain":false` + f.more + `}`
 	f.jobs = f.jobs[count:]
 	f.answers[fetchID] = answer
 	return 200, answer

@@ -153,9 +153,11 @@ func (w *Worker) deliver(body []byte, waited time.Duration) bool {
 		return false
 	}
 	var fresh []*held
+	late := 0
 	w.mu.Lock()
 	// After a quarter of the lease on its way, the answer counts as lost. The next request lists none of its jobs.
 	if took := fetched.TookMS; took != nil && waited-time.Duration(*took)*time.Millisecond >= w.beatEvery*3/4 {
+		late = len(fetched.Jobs)
 		fetched.Jobs = nil
 	}
 	for _, job := range fetched.Jobs {
@@ -173,6 +175,9 @@ func (w *Worker) deliver(body []byte, waited time.Duration) bool {
 		fresh = append(fresh, one)
 	}
 	w.mu.Unlock()
+	if late > 0 {
+		w.config.Logf("tickr: an answer with %d jobs came late and counts as lost", late)
+	}
 	for _, one := range fresh {
 		go w.execute(one)
 	}

@@ -519,6 +519,46 @@ func TestAWorkerThatTheServerForgotRegistersAgainOnceAndGoesOn(t *testing.T) {
 	}
 }
 
+func TestAnAnswerThatWasLongOnItsWayStartsNoJobAndIsLogged(t *testing.T) {
+	server := newFake(t)
+	server.beatMS = 2_000
+	server.more = `,"took_ms":0`
+	lines := make(chan string, 100)
+	change := func(c *WorkerConfig) {
+		c.Wait = 10 * time.Second
+		c.Logf = func(format string, values ...any) {
+			select {
+			case lines <- fmt.Sprintf(format, values...):
+			default:
+			}
+		}
+	}
+	start(t, server, change, func(context.Context, work, *Attempt) (any, error) { return nil, nil })
+	server.until(t, "a request for jobs", func() bool { return len(server.ofLocked("fetch")) == 1 })
+	time.Sleep(1_600 * time.Millisecond)
+	late := server.add("test.work", `{}`, "")
+	server.until(t, "the next request", func() bool { return len(server.ofLocked("fetch")) == 2 })
+	server.verdict(t, server.add("test.work", `{}`, ""))
+	if text := server.of("fetch")[1].text; strings.Contains(text, late) {
+		t.Error(text)
+	}
+	server.locked(func() {
+		if server.verdicts[late] != nil {
+			t.Error(server.verdicts[late])
+		}
+	})
+	for {
+		select {
+		case line := <-lines:
+			if line == "tickr: an answer with 1 jobs came late and counts as lost" {
+				return
+			}
+		default:
+			t.Fatal("the late answer is not logged")
+		}
+	}
+}
+
 func TestRetryAfterOfAFetchIsWaitedForAndBeatsGoOn(t *testing.T) {
 	server := newFake(t)
 	refused := false

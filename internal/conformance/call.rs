@@ -93,6 +93,8 @@ pub(crate) enum Action {
     CutInside,
     /// Do the call, and answer after a time.
     Slow(std::time::Duration),
+    /// Do the call, and keep the answer on its way for so long that it counts as lost.
+    Late(std::time::Duration),
     /// Neither do the call nor answer.
     NoAnswer,
     /// Do nothing, and answer with this status.
@@ -104,6 +106,6 @@ pub(crate) enum Action {
 impl Action {
     /// Return whether the kit does the call first. For a request for jobs such a fault waits until there are jobs.
     pub(crate) const fn comes_after(&self) -> bool {
-        matches!(self, Self::CutBefore | Self::CutInside | Self::Slow(_))
+        matches!(self, Self::CutBefore | Self::CutInside | Self::Slow(_) | Self::Late(_))
     }
 }

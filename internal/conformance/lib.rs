@@ -1,9 +1,9 @@
 //! The conformance kit: it tests a client of remote workers against docs/WORKERS.md.
 //!
 //! [`run`] starts a server on two addresses of the loopback that speaks the protocol from memory, without MySQL and
-//! Redis, and the client's program. It then loses answers, says 503, hands tokens out twice, cancels and drains, and
-//! compares every call of the program with the specification. Each scenario has a server and a program of its own, so
-//! several run at the same time.
+//! Redis, and the client's program. It then loses answers, keeps one on its way, says 503, hands tokens out twice,
+//! cancels and drains, and compares every call of the program with the specification. Each scenario has a server and a
+//! program of its own, so several run at the same time.
 //!
 //! What holds for every request (the token in the header, the fields of the bodies, `holding`, the slots) is checked in
 //! every scenario, and counts for the scenario of that name.

@@ -202,8 +202,8 @@ impl State {
         FetchPoll::Ready(tokens)
     }
 
-    /// Make the answer with these attempts.
-    pub(crate) fn deliver(&self, tokens: &[String]) -> Answer {
+    /// Make the answer with these attempts to a request that came then.
+    pub(crate) fn deliver(&self, tokens: &[String], came: Instant) -> Answer {
         let mut jobs = Vec::new();
         for token in tokens {
             let Some(attempt) = self.attempts.get(token) else { continue };
@@ -233,16 +233,28 @@ impl State {
             jobs.push(Json::Object(fields));
         }
         let mut fields = vec![("jobs".to_owned(), Json::List(jobs)), ("drain".to_owned(), Json::Bool(self.drained))];
+        if self.setup.took {
+            fields.push(("took_ms".to_owned(), Json::Number(came.elapsed().as_millis().to_string())));
+        }
         if self.setup.extra_fields {
             fields.push(("added_later".to_owned(), Json::Number("7".to_owned())));
         }
         Answer::json(200, &Json::Object(fields))
     }
 
+    /// Note that the answer with these attempts was on its way for so long that it counts as lost.
+    pub(crate) fn came_late(&mut self, tokens: &[String]) {
+        for token in tokens {
+            if let Some(attempt) = self.attempts.get_mut(token) {
+                attempt.late = true;
+            }
+        }
+    }
+
     /// Note that an answer with attempts was written whole.
     pub(crate) fn fetched(&mut self, worker: &str, number: usize, tokens: &[String]) {
         for token in tokens {
-            if let Some(attempt) = self.attempts.get_mut(token) {
+            if let Some(attempt) = self.attempts.get_mut(token).filter(|attempt| !attempt.late) {
                 attempt.delivered_at.get_or_insert_with(Instant::now);
             }
         }
@@ -400,6 +412,7 @@ fn new_attempt(job: usize) -> Attempt {
         job,
         handed_at: Instant::now(),
         delivered_at: None,
+        late: false,
         listed: false,
         over: false,
         verdict: None,

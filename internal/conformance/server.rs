@@ -96,6 +96,7 @@ async fn serve(world: Arc<World>, server: usize, mut connection: Connection) {
 
 /// Answer one request. Returns the connection unless a fault ended it.
 async fn exchange(world: &World, server: usize, mut connection: Connection, request: &Request) -> Option<Connection> {
+    let came = Instant::now();
     let (call, worker) = Call::of(&request.method, &request.path);
     let (number, body, fault) = world.change(|state| state.arrived(server, call, request));
     match &fault {
@@ -126,7 +127,7 @@ async fn exchange(world: &World, server: usize, mut connection: Connection, requ
     let mut answer = match call {
         Call::Register => world.change(|state| state.register(body.clone())),
         Call::Fetch => {
-            let fetched = fetch(world, &mut connection, &worker, number, &body).await;
+            let fetched = fetch(world, &mut connection, &worker, number, &body, came).await;
             let Some((answer, of)) = fetched else {
                 world.change(|state| note(state, number, "the program closed the connection"));
                 return None;
@@ -148,6 +149,7 @@ async fn exchange(world: &World, server: usize, mut connection: Connection, requ
         // The fault is for an answer that says something.
         answer.headers.clear();
     }
+    let late = matches!(fault, Some(Action::Late(_)));
     match fault {
         Some(Action::CutBefore) => {
             world.change(|state| state.answering(number, &answer, false, "closed before the answer "));
@@ -161,7 +163,7 @@ async fn exchange(world: &World, server: usize, mut connection: Connection, requ
             connection.close().await;
             None
         }
-        Some(Action::Slow(time)) if connection.closes_within(time).await => {
+        Some(Action::Slow(time) | Action::Late(time)) if connection.closes_within(time).await => {
             world.change(|state| {
                 note(state, number, "the program closed the connection before a slow answer");
                 state.give_back(&tokens);
@@ -171,6 +173,9 @@ async fn exchange(world: &World, server: usize, mut connection: Connection, requ
         _ => {
             if call == Call::Finish {
                 world.change(|state| state.finished(&body));
+            }
+            if late {
+                world.change(|state| state.came_late(&tokens));
             }
             let kept = send(world, number, connection, &answer, Some(&tokens)).await;
             world.change(|state| match kept {
@@ -205,22 +210,23 @@ async fn send(
     Some(connection)
 }
 
-/// Wait for jobs. `None` when the client has closed the connection.
+/// Wait for jobs, for a request that came then. `None` when the client has closed the connection.
 async fn fetch(
     world: &World,
     connection: &mut Connection,
     worker: &str,
     number: usize,
     body: &Json,
+    came: Instant,
 ) -> Option<(Answer, Vec<String>)> {
     let until = match world.change(|state| state.begin_fetch(worker, number, body)) {
         FetchStart::Missing => return Some((missing(), Vec::new())),
-        FetchStart::Again(tokens) => return Some((world.read(|state| state.deliver(&tokens)), tokens)),
+        FetchStart::Again(tokens) => return Some((world.read(|state| state.deliver(&tokens, came)), tokens)),
         FetchStart::Nothing => {
             if connection.closes_within(CALM).await {
                 return None;
             }
-            return Some((world.read(|state| state.deliver(&[])), Vec::new()));
+            return Some((world.read(|state| state.deliver(&[], came)), Vec::new()));
         }
         FetchStart::Wait(wait) => Instant::now() + wait,
     };
@@ -237,17 +243,17 @@ async fn fetch(
                     let seen = "a second request for jobs while the first one still waited on an open connection";
                     state.breach("one-fetch", seen, "one request at a time");
                 });
-                return Some((world.read(|state| state.deliver(&[])), Vec::new()));
+                return Some((world.read(|state| state.deliver(&[], came)), Vec::new()));
             }
-            FetchPoll::Drained => return Some((world.read(|state| state.deliver(&[])), Vec::new())),
-            FetchPoll::Ready(tokens) => return Some((world.change(|state| state.deliver(&tokens)), tokens)),
+            FetchPoll::Drained => return Some((world.read(|state| state.deliver(&[], came)), Vec::new())),
+            FetchPoll::Ready(tokens) => return Some((world.change(|state| state.deliver(&tokens, came)), tokens)),
             FetchPoll::Wait => {}
         }
         tokio::select! {
             _ = changes.changed() => {}
             () = connection.closed() => return None,
             () = tokio::time::sleep_until(until.into()) => {
-                return Some((world.read(|state| state.deliver(&[])), Vec::new()));
+                return Some((world.read(|state| state.deliver(&[], came)), Vec::new()));
             }
         }
     }

@@ -32,6 +32,9 @@ pub(crate) struct Setup {
     pub(crate) extra_fields: bool,
     /// True to send answers in small chunks.
     pub(crate) pieces: bool,
+    /// True to send `took_ms`, which an older process leaves out. In most scenarios a heartbeat is much shorter than a
+    /// third of the lease, so that a pause of the machine would make an answer late.
+    pub(crate) took: bool,
 }
 
 impl Default for Setup {
@@ -45,6 +48,7 @@ impl Default for Setup {
             faults: Vec::new(),
             extra_fields: false,
             pieces: false,
+            took: false,
         }
     }
 }
@@ -114,8 +118,10 @@ pub(crate) struct Job {
 pub(crate) struct Attempt {
     pub(crate) job: usize,
     pub(crate) handed_at: Instant,
-    /// Time at which the answer with it was written whole.
+    /// Time at which the answer with it was written whole, unless that was late.
     pub(crate) delivered_at: Option<Instant>,
+    /// True when the answer with it was on its way for so long that it counts as lost.
+    pub(crate) late: bool,
     /// True once a request for jobs has listed it.
     pub(crate) listed: bool,
     /// Given back, or declared lost: no verdict changes anything.

@@ -60,6 +60,8 @@ class Connection:
 
     def __init__(self, timeout, obeys=True):
         self.timeout, self.address, self.connection, self.obeys = timeout, 0, None, obeys
+        # Time at which the newest request was sent.
+        self.sent = 0.0
         # Time until which each address asked not to be called.
         self.resting = [0.0] * len(ADDRESSES)
 
@@ -88,6 +90,7 @@ class Connection:
             path = f"{path}?token={TOKEN}"
         if body is not None:
             body, headers["content-type"] = write_json(body).encode(), "application/json"
+        self.sent = time.monotonic()
         self.connection.request(method, path, body, headers)
         answer = self.connection.getresponse()
         content = answer.read()
@@ -265,10 +268,9 @@ class Worker:
         self.poll, pauses, body, worker = Connection(WAIT_MS / 1000 + 15), Pauses(5), None, None
         while not self.stopping.is_set():
             if body is None or worker != self.id:
-                worker, body = self.id, self.request()
+                worker, body, began = self.id, self.request(), time.monotonic()
                 if body is None:
                     continue
-            sent = time.monotonic()
             try:
                 answer = self.poll.call("POST", f"/v1/workers/{worker}/fetch", body)
             except Refused as refused:
@@ -289,9 +291,10 @@ class Worker:
             if self.stopping.is_set():
                 return
             # After a quarter of the lease on its way, the answer counts as lost. The next request lists none of its jobs.
-            way = time.monotonic() - sent - answer.get("took_ms", float("inf")) / 1000
-            jobs = [] if way >= self.beat_s * 3 / 4 else answer["jobs"]
-            for job in jobs:
+            sent = began if fault("times-repetitions") else self.poll.sent
+            took = 0 if fault("ignores-took") and "took_ms" in answer else answer.get("took_ms", float("inf")) / 1000
+            late = time.monotonic() - sent - took >= self.beat_s * 3 / 4
+            for job in answer["jobs"] if not late or fault("begins-late") else []:
                 self.start(job)
             if answer["drain"] and not fault("ignores-drain"):
                 self.stopping.wait(self.beat_s)

@@ -62,6 +62,7 @@ class FakeServer:
         self.refuse_beat: Callable[[list[dict]], int] = lambda holding: 0
         self.retry_after = "0"
         self.beat_ms = 100
+        self.took_ms: int | None = None
         self.stopped = False
         fake = self
 
@@ -221,7 +222,8 @@ class FakeServer:
             while self.jobs and len(jobs) < body["slots"] and not self.drain:
                 jobs.append(self.jobs.popleft())
             self.out.update({job["token"]: job for job in jobs})
-            self.answers[body["fetch_id"]] = {"jobs": jobs, "drain": self.drain}
+            took = {} if self.took_ms is None else {"took_ms": self.took_ms}
+            self.answers[body["fetch_id"]] = {"jobs": jobs, "drain": self.drain, **took}
         return self.answers[body["fetch_id"]]
 
     def finish(self, verdicts: list[dict]) -> tuple[int, Any]:

@@ -248,6 +248,30 @@ class LostAnswers(WorkerCase):
         self.assertEqual(bodies, [bodies[0]] * 5)
         self.assertEqual(runs, [1])
 
+    def test_an_answer_that_was_long_on_its_way_starts_no_job_and_is_logged(self) -> None:
+        runs = self.counting()
+        self.server.beat_ms, self.server.took_ms = 2_000, 0
+        self.server.faults["fetch"].append(1.6)
+        late = self.server.add("count", 1)
+        with self.assertLogs("tickr.worker", "WARNING") as logged:
+            self.start()
+            eventually("another attempt of the job", lambda: self.server.verdicts)
+        self.assertIn("an answer with 1 jobs came late and counts as lost", "\n".join(logged.output))
+        self.assertEqual(self.server.given_back, [late])
+        self.assertNotIn(late, self.server.verdicts)
+        self.assertEqual(runs, [1])
+
+    def test_the_time_of_a_try_that_broke_after_long_does_not_make_the_next_answer_late(self) -> None:
+        runs = self.counting()
+        self.server.beat_ms, self.server.took_ms = 2_000, 0
+        self.server.faults["fetch"].append("after")
+        self.start()
+        eventually("a request for jobs", lambda: self.server.of("fetch"))
+        time.sleep(1.6)
+        self.server.verdict(self.server.add("count", 1))
+        self.assertEqual(self.server.given_back, [])
+        self.assertEqual(runs, [1])
+
     def test_a_token_that_is_delivered_twice_is_executed_once(self) -> None:
         runs = self.counting()
         first = self.server.add("count", 1, token="same")

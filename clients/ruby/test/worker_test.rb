@@ -71,6 +71,34 @@ class WorkerTest < Minitest::Test
     refute_equal texts[0], texts[3]
   end
 
+  def test_an_answer_that_was_long_on_its_way_starts_no_job_and_is_logged
+    serve(beat_ms: 2_000, fetch: lambda { |n, _|
+      sleep 1.6 if n == 1
+      n > 2 ? :hang : [200, {jobs: [job("t#{n}")], drain: false, took_ms: 0}]
+    })
+    work { "done" }
+    finishes = @server.await("/finish") { |all| all.any? }
+    assert_equal "t2", finishes[0][:body]["verdicts"][0]["token"]
+    assert_empty @server.requests("/fetch")[1][:body]["holding"]
+    assert_includes @log.string, "an answer with 1 jobs came late and counts as lost"
+  end
+
+  # The connection sends a request again when a kept one ends.
+  def test_the_time_of_a_try_that_broke_after_long_does_not_make_the_next_answer_late
+    serve(beat_ms: 2_000, fetch: lambda { |n, _|
+      sleep 1.6 if n == 2
+      case n
+      when 1 then IDLE
+      when 2 then :drop
+      when 3 then [200, {jobs: [job("t1")], drain: false, took_ms: 0}]
+      else :hang
+      end
+    })
+    work { "done" }
+    finishes = @server.await("/finish") { |all| all.any? }
+    assert_equal "t1", finishes[0][:body]["verdicts"][0]["token"]
+  end
+
   def test_a_token_that_comes_twice_is_executed_once
     serve(fetch: lambda { |n, _|
       case n

@@ -264,7 +264,9 @@ export class Link {
         if (fetched !== undefined) {
           // After a quarter of the lease on its way, the answer counts as lost. The next request lists none of its jobs.
           const way = performance.now() - sent - fetched.tookMs;
+          const count = fetched.tokens.length;
           if (way < this.#beatMs * 0.75) this.#deliver(answer.text, fetched.tokens);
+          else if (count > 0) this.#note('warn', `an answer with ${count} jobs came late and counts as lost`);
           this.#drain(fetched.drain);
           return;
         }

@@ -45,6 +45,8 @@ export class FakeTickr {
   leaseMs = 10_000;
   beatMs = 100;
   longestWaitMs = 2_000;
+  /** What answers with jobs say of the time at the server. */
+  tookMs: number | undefined;
   url = '';
   readonly #server: http.Server;
   readonly #jobs: (FakeJob & { id: string; token: string })[] = [];
@@ -232,7 +234,8 @@ export class FakeTickr {
       const payload = job.raw ?? JSON.stringify(job.payload ?? {});
       return `${JSON.stringify(fields).slice(0, -1)},"payload":${payload}}`;
     });
-    const body = `{"jobs":[${jobs.join(',')}],"drain":false}`;
+    const took = this.tookMs === undefined ? '' : `,"took_ms":${this.tookMs}`;
+    const body = `{"jobs":[${jobs.join(',')}],"drain":false${took}}`;
     this.#answers.set(call.body.fetch_id, body);
     return { status: 200, body };
   }

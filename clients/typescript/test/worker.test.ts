@@ -136,6 +136,21 @@ test('a fetch whose answer is lost is sent again with the same body, and no job 
   assert.equal(runs, 2);
 });
 
+test('an answer that was long on its way starts no job, and is logged', async () => {
+  server.beatMs = 2_000;
+  server.longestWaitMs = 10_000;
+  server.tookMs = 0;
+  start(make({ waitMs: 10_000 }).handle(KIND, () => undefined));
+  await server.until(() => server.of('fetch').length === 1, 'a request for jobs');
+  await new Promise((resolve) => setTimeout(resolve, 1_600));
+  const late = server.add({ kind: KIND });
+  await server.until(() => server.of('fetch').length === 2, 'the next request');
+  await server.verdictOf(server.add({ kind: KIND }));
+  assert.deepEqual(server.of('fetch')[1]?.body.holding, []);
+  assert.ok(!server.verdicts.has(late));
+  assert.ok(notes.includes('tickr: an answer with 1 jobs came late and counts as lost'), notes.join('\n'));
+});
+
 test('every token stays in holding until its verdict is answered', async () => {
   let lost = 0;
   server.fate = ({ what }) => (what === 'finish' && lost++ < 2 ? 'lost' : undefined);

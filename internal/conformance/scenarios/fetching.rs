@@ -1,4 +1,4 @@
-//! Requests for jobs: lost answers, errors, slots and drains.
+//! Requests for jobs: lost and late answers, errors, slots and drains.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -188,6 +188,54 @@ pub(super) fn slow(stage: &mut Stage) -> Running<'_> {
         stage.fault(Fault::new(Call::Fetch, 1, Action::Slow(Duration::from_secs(3))));
         let job = stage.job("enqueue", enqueue_payload());
         expect_verdict(&stage.settled(job).await?, "succeeded")?;
+        executed_once(stage)
+    })
+}
+
+/// An answer counts although its request was long at the server, or was repeated after a long try. An answer that was
+/// long on its way counts as lost.
+pub(super) fn late(stage: &mut Stage) -> Running<'_> {
+    Box::pin(async move {
+        // Longer than a quarter of the lease, which is 2.5 s.
+        let long = Duration::from_secs(3);
+        for cuts in [0, 1] {
+            stage.quiet(long).await?;
+            stage.fault(Fault::new(Call::Fetch, cuts, Action::CutBefore));
+            let payload = Json::from(serde_json::json!({ "cuts": cuts }));
+            let job = stage.job("echo", payload.clone());
+            expect_result(&stage.settled(job).await?, &payload)?;
+            let dropped = move |state: &crate::world::State| {
+                let attempts = state.attempts_of(job);
+                attempts.iter().any(|(_, attempt)| attempt.delivered_at.is_some() && attempt.verdict.is_none())
+            };
+            if stage.world.read(dropped) {
+                let seen = format!("the job of an answer after {} s is not begun, and comes back", long.as_secs());
+                return broken(seen, "the job of an answer is executed that was not long on its way");
+            }
+        }
+        stage.fault(Fault::new(Call::Fetch, 1, Action::Late(long)));
+        // One answer has both.
+        let jobs = stage.world.change(|state| {
+            let sleep = serde_json::json!({ "ms": 500 });
+            [state.add("conformance.enqueue", enqueue_payload().into()), state.add("conformance.sleep", sleep.into())]
+        });
+        for job in jobs {
+            expect_verdict(&stage.settled(job).await?, "succeeded")?;
+        }
+        let settled_at = Instant::now();
+        let beaten = move |state: &crate::world::State| {
+            state.calls(Call::Beat).find(|beat| beat.at > settled_at && beat.status.is_some()).map(|_| ())
+        };
+        stage.wait(PATIENCE, "the next beat", beaten).await?;
+        let begun = stage.world.read(|state| {
+            let mut late = state.attempts.values().filter(|attempt| attempt.late);
+            let begun = late.find(|attempt| attempt.listed || !attempt.beats.is_empty() || attempt.verdict.is_some());
+            begun.map(|attempt| state.jobs[attempt.job].kind.clone())
+        });
+        if let Some(kind) = begun {
+            let seen = format!("a {kind} is begun or listed, of an answer that was {} s on its way", long.as_secs());
+            return broken(seen, "none of its jobs is begun or listed, and later requests get them again");
+        }
         executed_once(stage)
     })
 }

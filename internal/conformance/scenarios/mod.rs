@@ -2,7 +2,7 @@
 //!
 //! - `verdicts.rs`: each handler of the program, results, errors and logs
 //! - `requests.rs`: what holds for every request
-//! - `fetching.rs`: requests for jobs, lost answers and errors
+//! - `fetching.rs`: requests for jobs, lost and late answers, and errors
 //! - `beating.rs`: heartbeats, cancels, progress
 //! - `finishing.rs`: verdicts whose answers are lost or say no
 //! - `enqueueing.rs`: jobs that a handler enqueues
@@ -23,7 +23,7 @@ use std::pin::Pin;
 
 use crate::call::{Action, Call, Fault};
 use crate::stage::{Outcome, Stage};
-use crate::world::Setup;
+use crate::world::{LEASE_MS, Setup};
 
 /// A scenario on its way.
 type Running<'s> = Pin<Box<dyn Future<Output = Outcome> + Send + 's>>;
@@ -56,6 +56,7 @@ const RESULT: &str = "JSON of at most 256 KiB and 64 levels, with `succeeded`";
 const LOG: &str = "the newest lines of the attempt, at most 16 KiB";
 const HOLDING: &str = "Every token stays in `holding` until its verdict is answered.";
 const AGAIN: &str = "When the answer does not come, send the same body with the same `fetch_id` again";
+const LATE: &str = "An answer that comes late counts as lost.";
 const AFTER_ERRORS: &str = "After any other failure try again with growing pauses, at most five seconds apart.";
 const RETRY_AFTER: &str = "after 429 and 503 wait for `Retry-After` seconds, or try another process";
 const REPEATED: &str = "A registration that gets no answer, 429 or a 5xx is repeated with growing pauses";
@@ -146,6 +147,12 @@ pub(crate) const ALL: &[Scenario] = &[
     Scenario::new("fetch-500", AFTER_ERRORS, fetching::errors),
     Scenario::new("fetch-502", AFTER_ERRORS, fetching::pages),
     Scenario::new("fetch-slow", AGAIN, fetching::slow),
+    // A heartbeat is a third of the lease, so that both bounds of a late answer are the same.
+    Scenario::new("fetch-late", LATE, fetching::late).with(|| Setup {
+        beat_ms: LEASE_MS / 3,
+        took: true,
+        ..Setup::default()
+    }),
     Scenario::new("fetch-404", REGISTER_AGAIN, fetching::not_registered),
     Scenario::new("drain", DRAIN, fetching::drain),
     Scenario::new("beats", BEATS, beating::regular).with(|| Setup { slots: 2, ..Setup::default() }),

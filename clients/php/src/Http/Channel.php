@@ -30,6 +30,8 @@ final class Channel
     private string $in = '';
     private float $deadline = 0.0;
     private float $connectDeadline = 0.0;
+    /** When the newest request was sent, the last time. */
+    private float $sent = 0.0;
 
     /** @param \Closure(): ?string $token returns the token, so that no dump of this object shows it */
     public function __construct(private readonly Addresses $addresses, private readonly \Closure $token)
@@ -151,6 +153,12 @@ final class Channel
         }
     }
 
+    /** When the newest request was sent, on the clock of `now`. It counts anew when its connection was replaced. */
+    public function sentAt(): float
+    {
+        return $this->sent;
+    }
+
     /** Seconds on a clock that never goes back. */
     public static function now(): float
     {
@@ -239,6 +247,7 @@ final class Channel
         $this->out = implode("\r\n", $lines) . "\r\n\r\n" . ($request->body ?? '');
         $this->in = '';
         $this->state = 'sending';
+        $this->sent = self::now();
     }
 
     private function step(): ?Response

@@ -535,6 +535,9 @@ final class Engine
         $took = isset($answer['took_ms']) ? (float) $answer['took_ms'] / 1000 : INF;
         if ($this->fetch->waited() - $took >= $this->beatSeconds * 0.75) {
             // After a quarter of the lease on its way, the answer counts as lost. The next request lists none of its jobs.
+            if ($members !== []) {
+                ($this->log)('an answer with ' . \count($members) . ' jobs came late and counts as lost');
+            }
             $members = [];
         }
         foreach ($members as $job) {

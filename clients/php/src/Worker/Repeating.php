@@ -25,8 +25,6 @@ final class Repeating
     /** The request that was answered last. */
     private ?Request $answered = null;
     private float $next = 0.0;
-    /** When the request was sent, the last time. */
-    private float $sent = 0.0;
     private float $pause = 0.1;
     private int $failures = 0;
 
@@ -84,7 +82,6 @@ final class Repeating
                 if (Channel::now() < $this->next) {
                     return null;
                 }
-                $this->sent = Channel::now();
                 $this->channel->begin($this->request);
             }
             $response = $this->channel->advance();
@@ -109,7 +106,7 @@ final class Repeating
     /** The seconds since the request was sent that was answered last. */
     public function waited(): float
     {
-        return Channel::now() - $this->sent;
+        return Channel::now() - $this->channel->sentAt();
     }
 
     /** Send the request that was answered last again, because its answer makes no sense. */

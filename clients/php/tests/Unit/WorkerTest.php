@@ -44,6 +44,40 @@ final class WorkerTest extends TestCase
         $this->assertLeaves($worker, $server);
     }
 
+    public function testAnAnswerThatWasLongOnItsWayStartsNoJobAndIsLogged(): void
+    {
+        $server = $this->server(['fetch' => static function (int $n): mixed {
+            if ($n === 1) {
+                usleep(1_600_000);
+            }
+            return $n > 2 ? 'hang' : [200, ['jobs' => [self::job("t$n")], 'drain' => false, 'took_ms' => 0]];
+        }], beatMs: 2_000);
+        $worker = $this->worker($server, static fn () => 'done');
+        $finishes = $server->await('/finish', static fn ($all) => $all !== []);
+        self::assertSame('t2', $finishes[0]['body']['verdicts'][0]['token']);
+        self::assertSame([], $server->requests('/fetch')[1]['body']['holding']);
+        self::assertStringContainsString('an answer with 1 jobs came late and counts as lost', $worker->log());
+    }
+
+    /** The channel sends a request again when a kept connection ends. */
+    public function testTheTimeOfATryThatBrokeAfterLongDoesNotMakeTheNextAnswerLate(): void
+    {
+        $server = $this->server(['fetch' => static function (int $n): mixed {
+            if ($n === 2) {
+                usleep(1_600_000);
+            }
+            return match ($n) {
+                1 => [200, ['jobs' => [], 'drain' => false]],
+                2 => 'drop',
+                3 => [200, ['jobs' => [self::job('t1')], 'drain' => false, 'took_ms' => 0]],
+                default => 'hang',
+            };
+        }], beatMs: 2_000);
+        $this->worker($server, static fn () => 'done');
+        $finishes = $server->await('/finish', static fn ($all) => $all !== []);
+        self::assertSame('t1', $finishes[0]['body']['verdicts'][0]['token']);
+    }
+
     public function testATokenThatComesTwiceIsExecutedOnce(): void
     {
         $server = $this->server(['fetch' => static fn (int $n) => match ($n) {

@@ -474,12 +474,11 @@ class Engine:
                 at_least = 0.0
                 try:
                     timeout = self.settings.wait_ms / 1000 + 10
-                    sent = time.monotonic()
                     answer = self.transport.call("POST", self._path(known, "fetch"), body, timeout=timeout, abort=abort)
                     if answer.status == 200:
                         found = _json.decode(answer.body, self.settings.exact)
                         pause.reset()
-                        self._take(found, time.monotonic() - sent)
+                        self._take(found, time.monotonic() - answer.sent)
                         break
                     if answer.status == 404:
                         self._register(known)
@@ -508,7 +507,8 @@ class Engine:
         took = found.get("took_ms")
         if took is not None and waited - took / 1000 >= self.beat_ms / 1000 * 0.75:
             # The server may have given its jobs back. The next request lists none of them.
-            log.warning("an answer with %d jobs came late and counts as lost", len(found["jobs"]))
+            if found["jobs"]:
+                log.warning("an answer with %d jobs came late and counts as lost", len(found["jobs"]))
         else:
             for job in found["jobs"]:
                 self._accept(job)

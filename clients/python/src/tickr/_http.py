@@ -30,12 +30,14 @@ Urls = Union[str, Sequence[str], None]
 class Answer:
     """The answer to a call."""
 
-    __slots__ = ("body", "headers", "status")
+    __slots__ = ("body", "headers", "sent", "status")
 
-    def __init__(self, status: int, headers: Mapping[str, str], body: bytes):
+    def __init__(self, status: int, headers: Mapping[str, str], body: bytes, sent: float):
         self.status = status
         self.headers = headers
         self.body = body
+        self.sent = sent
+        """The time of `time.monotonic` just before the call was sent, the last time."""
 
     @property
     def retry_after(self) -> float:
@@ -259,6 +261,7 @@ class Transport:
         try:
             abort.watch(sock)
             _limit(sock, deadline)
+            sent = time.monotonic()
             connection.putrequest(method, address.prefix + path)
             for name, value in headers.items():
                 connection.putheader(name, value.header() if isinstance(value, _Secret) else value)
@@ -276,7 +279,8 @@ class Transport:
                 raise http.client.IncompleteRead(b"", response.length)
         finally:
             abort.watch(None)
-        answer = Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, b"".join(parts))
+        received = {k.lower(): v for k, v in response.getheaders()}
+        answer = Answer(response.status, received, b"".join(parts), sent)
         if response.will_close:
             connection.close()
         else:

@@ -15,7 +15,8 @@ module Tickr
 
     Request = Struct.new(:method, :path, :body, :headers, :timeout, keyword_init: true)
 
-    Response = Struct.new(:status, :headers, :body) do
+    # `sent_at` is the time just before the request was sent, the last time, on the clock of `now`.
+    Response = Struct.new(:status, :headers, :body, :sent_at) do
       def success? = status.between?(200, 299)
 
       # True when the same request may have another answer later, so that it should be repeated.
@@ -164,12 +165,13 @@ module Tickr
         elsif request.method != "GET"
           sent["content-length"] = "0"
         end
+        sent_at = Http.now
         got = http.request(sent)
         body = (got.body || +"").force_encoding(Encoding::UTF_8)
         # Net::HTTP returns what came before an end that came too early.
         raise EOFError, "the answer is not complete" if got.content_length && body.bytesize < got.content_length
 
-        Response.new(got.code.to_i, got.each_header.to_h, body)
+        Response.new(got.code.to_i, got.each_header.to_h, body, sent_at)
       end
     end
 

@@ -238,7 +238,8 @@ module Tickr
     # Call a server until it answers.
     #
     # @param final [Proc] says of a status, other than a success, that a repetition cannot change it
-    # @yield [Response] reads a success; ConnectionFailed there repeats the call
+    # @yield [Response, Float] reads a success, which came so many seconds after its request was sent; ConnectionFailed
+    #   there repeats the call
     # @return [Response, nil] nil when `give_up` said so
     def perform(what, connection, request, give_up, final = REFUSES)
       failures = 0
@@ -246,10 +247,9 @@ module Tickr
       until give_up.call
         after = nil
         begin
-          sent = Http.now
           response = connection.call(request)
           if response.success?
-            yield response, Http.now - sent
+            yield response, Http.now - response.sent_at
             return response
           end
           return response if final.call(response.status)
@@ -369,7 +369,7 @@ module Tickr
         [listed.keys, room]
       end
       body = {slots: slots, wait_ms: (@wait * 1000).round, holding: holding, fetch_id: SecureRandom.uuid}
-      jobs = drain = nil
+      jobs = drain = late = nil
       @fetching = Thread.current
       sent = request(path(id, "fetch"), body, @wait + 15)
       response = perform("a request for jobs", @fetch, sent, give_up) do |answer, waited|
@@ -377,9 +377,8 @@ module Tickr
           members = Json.members(answer.body)
           jobs = Json.members(members.fetch("jobs")).map { |job| Json.members(job) }
           drain = members["drain"] == "true"
-          # After a quarter of the lease on its way, the answer counts as lost. The next request lists none of its jobs.
           took = Float(members["took_ms"] || Float::INFINITY) / 1000
-          jobs = [] if waited - took >= @beat_seconds * 0.75
+          late = waited - took >= @beat_seconds * 0.75
         end
       end
       @fetching = nil
@@ -390,6 +389,11 @@ module Tickr
         log("the server refused a request for jobs: #{Problem.of(response).message}")
         @lock.synchronize { @next_fetch = Http.now + 5.0 }
         return
+      end
+      if late
+        # After a quarter of the lease on its way, the answer counts as lost. The next request lists none of its jobs.
+        log("an answer with #{jobs.size} jobs came late and counts as lost") if jobs.any?
+        jobs = []
       end
       @lock.synchronize do
         jobs.each { |job| take(job) }
