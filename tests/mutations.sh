@@ -2265,8 +2265,8 @@ mutants() {
             self.give_back_undelivered(&worker, undelivered)' \
         remote_workers::a_job_that_the_next_request_does_not_list_is_given_back_at_once_whatever_process_it_goes_to
     mutant 'a request for jobs that is repeated' internal/store/attempts/remote.rs \
-        'if fetch.is_some() && row' \
-        'if fetch.is_none() && row' \
+        'if fetch.is_some() && batch.fetch' \
+        'if fetch.is_none() && batch.fetch' \
         remote_workers::the_same_request_again_gets_the_same_jobs_and_nothing_new_from_any_process
     mutant 'jobs whose client is gone' internal/broker/remote_workers.rs \
         'if self.delivered || self.claimed.is_empty() {' \
@@ -2276,6 +2276,10 @@ mutants() {
         '!reached.contains(token)' \
         '!reached.is_empty() || !reached.contains(token)' \
         remote_workers::a_late_copy_of_a_request_takes_no_attempt_away_whose_job_has_expired_since_its_start
+    mutant 'copy of a request that is older than a claim' internal/store/attempts/remote.rs \
+        '&& !attempt.is_behind(fetch)' \
+        '&& !attempt.is_behind(Uuid::nil())' \
+        remote_workers::a_late_copy_of_a_request_that_no_process_has_seen_gives_nothing_back_that_was_claimed_since
     mutant 'jobs that never arrived' internal/store/attempts/remote.rs \
         'found.undelivered = by_token(unlisted);' \
         'drop(by_token(unlisted));' \

@@ -116,7 +116,7 @@ func (w *Worker) fetchLoop(ctx context.Context) {
 
 func (w *Worker) fetch(ctx context.Context, slots int) {
 	body, _ := encode(map[string]any{
-		"slots": slots, "wait_ms": w.config.Wait.Milliseconds(), "holding": w.tokens(), "fetch_id": randomID(),
+		"slots": slots, "wait_ms": w.config.Wait.Milliseconds(), "holding": w.tokens(), "fetch_id": NewID(),
 	})
 	for failures := 0; ctx.Err() == nil; failures++ {
 		id := w.ID()

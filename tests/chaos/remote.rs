@@ -276,7 +276,7 @@ impl Life {
                 continue;
             }
             let body = again.take().unwrap_or_else(|| {
-                let fetch_id = Uuid::from_u128(rng.random());
+                let fetch_id = Uuid::now_v7();
                 json!({"slots": free, "wait_ms": WAIT_MS, "holding": tokens, "fetch_id": fetch_id})
             });
             let request = Request::post(format!("/v1/workers/{id}/fetch")).with(body.clone());

@@ -96,6 +96,16 @@ fn id_of(job: &Value) -> JobId {
     job["id"].as_str().unwrap().parse().unwrap()
 }
 
+/// Make the id of a request that its worker makes after another one: ids tell milliseconds.
+fn later_than(earlier: Uuid) -> Uuid {
+    loop {
+        let id = Uuid::now_v7();
+        if id.as_bytes()[..6] > earlier.as_bytes()[..6] {
+            return id;
+        }
+    }
+}
+
 /// Make an API key. Return its secret.
 async fn api_key(tickr: &TestApp, admin: Option<&str>, name: &str, body: Value) -> String {
     let request = tickr.request(Method::PUT, &format!("/v1/api-keys/{name}")).json(&body);
@@ -765,6 +775,33 @@ async fn a_claim_for_a_request_that_a_newer_one_has_replaced_starts_nothing() {
     for id in ids {
         assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
     }
+    stop(other).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_copy_of_a_request_that_no_process_has_seen_gives_nothing_back_that_was_claimed_since() {
+    let tickr = started().await;
+    let other = tickr.another().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 2).await;
+    // The worker has given this request up, and a process that was suspended has it still. The same holds for one that
+    // is older than those that are remembered.
+    let given_up = Uuid::now_v7();
+    let id = tickr.enqueue_kind("resize", json!(1)).await;
+    let held = worker.fetch_as(later_than(given_up), at, 1, 20_000, &[]).await.remove(0);
+    assert_eq!(worker.fetch_as(given_up, other.addr(), 1, 0, &[]).await, Vec::<Value>::new());
+    assert_eq!(tickr.job(id).await["state"], "executing", "the worker executes it");
+    assert_eq!(worker.finish(at, &held, json!({"verdict": "succeeded"})).await["result"], "settled");
+    assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
+    // A request that was made later says what did not arrive.
+    tickr.enqueue_kind("resize", json!(2)).await;
+    let lost = Uuid::now_v7();
+    let first = worker.fetch_as(lost, at, 1, 20_000, &[]).await.remove(0);
+    let again = worker.fetch_as(later_than(lost), at, 1, 20_000, &[]).await.remove(0);
+    assert_eq!((id_of(&again), &again["attempt"]), (id_of(&first), &json!(1)));
+    assert_ne!(again["token"], first["token"]);
+    assert_eq!(worker.finish(at, &again, json!({"verdict": "succeeded"})).await["state"], "completed");
     stop(other).await;
     tickr.stop().await;
 }

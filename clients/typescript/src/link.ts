@@ -1,10 +1,9 @@
 // The protocol of docs/WORKERS.md. It runs in a thread of its own, so that no handler can stop the heartbeats.
 
-import { randomUUID } from 'node:crypto';
-
 import { type Answer, type Call, isPassing, pause, pauseAfter, problemOf, Transport } from './http.js';
 import { stringify } from './json.js';
 import type { FromLink, LinkSettings, ToLink } from './messages.js';
+import { uuidv7 } from './outbox.js';
 import type { VerdictBody } from './verdicts.js';
 
 const MAX_JOBS = 500;
@@ -250,7 +249,7 @@ export class Link {
 
   async #fetch(slots: number, signal: AbortSignal): Promise<void> {
     const { waitMs } = this.#settings;
-    const fetchId = randomUUID();
+    const fetchId = uuidv7();
     const body = JSON.stringify({ slots, wait_ms: waitMs, holding: [...this.#held.keys()], fetch_id: fetchId });
     for (let failures = 0; !signal.aborted; failures += 1) {
       const id = this.#id;

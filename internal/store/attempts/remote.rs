@@ -198,9 +198,17 @@ struct OpenAttempt {
     age: Duration,
     /// Time since its lease ended, in microseconds. Negative while the lease holds.
     lapsed_us: i64,
-    /// Its row in `claim_batches`, and how far the answer with it has come.
-    batch: Uuid,
+    batch: ClaimBatch,
+}
+
+/// What a row in `claim_batches` says of its attempts.
+#[derive(Clone, Copy)]
+struct ClaimBatch {
+    id: Uuid,
+    /// How far the answer with them has come.
     reached: u8,
+    /// The request for which they were claimed.
+    fetch: Option<Uuid>,
 }
 
 impl OpenAttempt {
@@ -213,7 +221,12 @@ impl OpenAttempt {
     /// Return whether the worker has listed it before. Then it is executed, and a request or a heartbeat that does not list
     /// it may be a copy that comes late.
     fn has_arrived(&self, lease: Duration) -> bool {
-        self.reached >= LISTED || self.silent(lease) < self.age
+        self.batch.reached >= LISTED || self.silent(lease) < self.age
+    }
+
+    /// Return whether it was claimed for a request that its worker made after this one.
+    fn is_behind(&self, fetch: Uuid) -> bool {
+        self.batch.fetch.is_some_and(|claimed_for| made_before(fetch, claimed_for))
     }
 }
 
@@ -597,17 +610,19 @@ async fn begin(
         open.iter().partition(|attempt| held.contains(&(attempt.id, attempt.token)));
     let (of_this, others): (Vec<_>, Vec<_>) =
         unlisted.into_iter().partition(|attempt| of_fetch.contains(&attempt.token));
-    // An attempt that has arrived is left to the heartbeats.
-    let others: Vec<_> = others.into_iter().filter(|attempt| !attempt.has_arrived(found.lease)).collect();
+    // An attempt that has arrived is left to the heartbeats. So is one that was claimed for a later request: then this
+    // one is a copy that comes late, which no process has seen before, or which is not remembered any more.
+    let is_lost = |attempt: &&OpenAttempt| !attempt.has_arrived(found.lease) && !attempt.is_behind(fetch);
+    let others: Vec<_> = others.into_iter().filter(is_lost).collect();
     // A heartbeat may give an old one back before the worker lists it. A worker that has it already keeps it.
     let young = |attempt: &&OpenAttempt| attempt.age < found.lease / HANDED_OUT_WITHIN;
     let ours: Vec<_> = of_this.iter().copied().filter(young).collect();
     let again = read_again(conn, &found, &ours).await?;
     let mut listed_batches: BTreeSet<Uuid> =
-        listed.iter().filter(|attempt| attempt.reached < LISTED).map(|attempt| attempt.batch).collect();
-    listed_batches.retain(|batch| of_this.iter().all(|attempt| attempt.batch != *batch));
+        listed.iter().filter(|attempt| attempt.batch.reached < LISTED).map(|attempt| attempt.batch.id).collect();
+    listed_batches.retain(|batch| of_this.iter().all(|attempt| attempt.batch.id != *batch));
     note_reached(conn, &found.id, listed_batches, LISTED).await?;
-    let repeated: BTreeSet<Uuid> = ours.iter().map(|attempt| attempt.batch).collect();
+    let repeated: BTreeSet<Uuid> = ours.iter().map(|attempt| attempt.batch.id).collect();
     note_reached(conn, &found.id, repeated, HANDED_OUT_AGAIN).await?;
     Ok(Some(BegunFetch {
         repeated: !of_fetch.is_empty(),
@@ -617,6 +632,13 @@ async fn begin(
         holds_suspect: listed.iter().any(|attempt| attempt.suspect),
         worker: found,
     }))
+}
+
+/// Return whether a worker made one request before another, as far as their ids tell: UUIDs of version 7 begin with the
+/// milliseconds of its clock.
+fn made_before(request: Uuid, other: Uuid) -> bool {
+    let tell = request.get_version_num() == 7 && other.get_version_num() == 7;
+    tell && request.as_bytes()[..6] < other.as_bytes()[..6]
 }
 
 /// Write how far the answers with these claims have come.
@@ -644,17 +666,19 @@ async fn open_of(
         "SELECT id, token, ids, fetch_id, reached FROM claim_batches WHERE runner = ? ORDER BY runner, id LIMIT ?";
     let found = sqlx::query(sql).bind(worker.as_str()).bind(MAX_BATCHES).fetch_all(&mut *conn).await?;
     let (mut of_fetch, mut batches) = (HashSet::new(), BTreeMap::new());
-    let mut claimed: HashMap<(Uuid, Uuid), (Uuid, u8)> = HashMap::new();
+    let mut claimed: HashMap<(Uuid, Uuid), ClaimBatch> = HashMap::new();
     for row in &found {
-        let (batch, token): (Uuid, Uuid) = (row.try_get("id")?, row.try_get("token")?);
-        if fetch.is_some() && row.try_get::<Option<Uuid>, _>("fetch_id")? == fetch {
+        let token: Uuid = row.try_get("token")?;
+        let batch =
+            ClaimBatch { id: row.try_get("id")?, reached: row.try_get("reached")?, fetch: row.try_get("fetch_id")? };
+        if fetch.is_some() && batch.fetch == fetch {
             of_fetch.insert(AttemptToken::from_uuid(token));
         } else {
-            batches.insert(token, batch);
+            batches.insert(token, batch.id);
         }
         for id in row.try_get::<&[u8], _>("ids")?.chunks_exact(16) {
             let id = Uuid::from_slice(id).map_err(|e| corrupt(e.to_string()))?;
-            claimed.insert((id, token), (batch, row.try_get("reached")?));
+            claimed.insert((id, token), batch);
         }
     }
     let mut ids: Vec<Uuid> = claimed.keys().map(|(id, _)| *id).collect();
@@ -666,7 +690,7 @@ async fn open_of(
                    TIMESTAMPDIFF(MICROSECOND, lease_until, UTC_TIMESTAMP(6)) AS lapsed_us FROM owed FORCE INDEX (PRIMARY) WHERE id IN";
         for row in &in_list(sql, page, " AND state = 'executing'").fetch_all(&mut *conn).await? {
             let (id, token): (Uuid, Uuid) = (row.try_get("id")?, row.try_get("token")?);
-            if let Some((batch, reached)) = claimed.get(&(id, token)) {
+            if let Some(batch) = claimed.get(&(id, token)) {
                 batches.remove(&token);
                 open.push(OpenAttempt {
                     id: JobId::from_uuid(id),
@@ -675,7 +699,6 @@ async fn open_of(
                     age: Duration::from_micros(u64::try_from(row.try_get::<i64, _>("age_us")?).unwrap_or(0)),
                     lapsed_us: row.try_get("lapsed_us")?,
                     batch: *batch,
-                    reached: *reached,
                 });
             }
         }

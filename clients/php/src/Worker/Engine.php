@@ -506,7 +506,7 @@ final class Engine
             }
             $body = [
                 'slots' => min($this->free(), self::MAX_FETCH), 'wait_ms' => $this->settings->waitMs,
-                'holding' => array_map('strval', array_keys($this->listed())), 'fetch_id' => Uuid::v4(),
+                'holding' => array_map('strval', array_keys($this->listed())), 'fetch_id' => Uuid::v7(),
             ];
             $timeout = $this->settings->waitMs / 1000 + 15.0;
             $this->fetch->start(new Request('POST', $this->path('fetch'), Json::encode($body), [], $timeout));

@@ -29,6 +29,7 @@ from uuid import uuid4
 
 from . import _json
 from ._http import REPEATED_STATUSES, Abort, Answer, Transport
+from ._ids import uuid7
 from .client import Client
 from .context import Context, current, printable
 from .errors import (
@@ -466,7 +467,7 @@ class Engine:
                 "slots": room,
                 "wait_ms": self.settings.wait_ms,
                 "holding": holding,
-                "fetch_id": str(uuid4()),
+                "fetch_id": str(uuid7()),
             }
             body = _json.encode(fields)
             # The same body goes out until it is answered: the answer then has the same jobs, wherever it comes from.

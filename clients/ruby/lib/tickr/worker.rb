@@ -368,7 +368,7 @@ module Tickr
 
         [listed.keys, room]
       end
-      body = {slots: slots, wait_ms: (@wait * 1000).round, holding: holding, fetch_id: SecureRandom.uuid}
+      body = {slots: slots, wait_ms: (@wait * 1000).round, holding: holding, fetch_id: Uuid.v7}
       jobs = drain = late = nil
       @fetching = Thread.current
       sent = request(path(id, "fetch"), body, @wait + 15)
