@@ -2272,14 +2272,19 @@ mutants() {
         'if self.delivered || self.claimed.is_empty() {' \
         'if self.delivered || !self.claimed.is_empty() {' \
         remote_workers::a_job_of_a_request_whose_client_is_gone_before_the_answer_is_given_back_at_once
-    mutant 'expired attempts that their worker executes' internal/broker/remote_workers.rs \
-        '!reached.contains(token)' \
-        '!reached.is_empty() || !reached.contains(token)' \
-        remote_workers::a_late_copy_of_a_request_takes_no_attempt_away_whose_job_has_expired_since_its_start
+    mutant 'expired attempts that their worker executes' internal/store/attempts/lease.rs \
+        '&& have_reached(conn, worker, token).await?' \
+        '&& (have_reached(conn, worker, token).await? && ids.is_empty())' \
+        remote_workers::a_late_copy_of_a_request_takes_no_attempt_away_whose_job_has_expired_since_its_start \
+        remote_workers::a_process_gives_nothing_back_that_another_one_has_handed_out_again
     mutant 'copy of a request that is older than a claim' internal/store/attempts/remote.rs \
         '&& !attempt.is_behind(fetch)' \
         '&& !attempt.is_behind(Uuid::nil())' \
         remote_workers::a_late_copy_of_a_request_that_no_process_has_seen_gives_nothing_back_that_was_claimed_since
+    mutant 'rest of an answer that is not listed' internal/store/attempts/remote.rs \
+        '&& !incomplete.contains(&batch.id)' \
+        '&& !incomplete.contains(&Uuid::nil())' \
+        remote_workers::an_attempt_that_is_not_listed_beside_another_of_its_answer_did_not_arrive
     mutant 'jobs that never arrived' internal/store/attempts/remote.rs \
         'found.undelivered = by_token(unlisted);' \
         'drop(by_token(unlisted));' \

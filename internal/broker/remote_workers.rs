@@ -365,9 +365,16 @@ impl Broker {
         attempts: Vec<(AttemptToken, Vec<JobId>)>,
         why: &'static str,
     ) {
-        let Ok(reached) = self.store.claims_that_reached(worker).await else { return };
-        let attempts = attempts.into_iter().filter(|(token, _)| !reached.contains(token)).collect();
-        self.give_back(worker, attempts, why, true).await;
+        let mut queues = BTreeSet::new();
+        for (token, ids) in attempts {
+            match self.store.give_back_unreached(worker, token, ids, why).await {
+                Ok(given) => queues.extend(self.tell_given_back(&given)),
+                Err(error) => tracing::warn!(%error, "cannot give attempts of a remote worker back yet"),
+            }
+        }
+        for queue in queues {
+            self.recount(&queue, worker).await;
+        }
     }
 
     /// Give attempts back. With `waits`, this waits for rows that other sessions lock. Returns those that it has not
@@ -388,10 +395,8 @@ impl Broker {
             };
             match given {
                 Ok(given) => {
-                    metrics::counter!("tickr_remote_given_back_total").increment(given.len() as u64);
-                    given.iter().for_each(|reaped| self.announce_given_back(reaped));
+                    queues.extend(self.tell_given_back(&given));
                     ids.retain(|id| given.iter().all(|reaped| reaped.id != *id));
-                    queues.extend(given.into_iter().map(|reaped| reaped.queue));
                 }
                 Err(error) => tracing::warn!(%error, "cannot give attempts of a remote worker back yet"),
             }
@@ -410,6 +415,13 @@ impl Broker {
         if let Err(error) = self.store.recount_permits(queue, worker).await {
             tracing::warn!(%error, "cannot count the permits of a worker yet");
         }
+    }
+
+    /// Tell of attempts that were given back. Returns the queues of their jobs.
+    fn tell_given_back(&self, given: &[Reaped]) -> BTreeSet<Name> {
+        metrics::counter!("tickr_remote_given_back_total").increment(given.len() as u64);
+        given.iter().for_each(|reaped| self.announce_given_back(reaped));
+        given.iter().map(|reaped| reaped.queue.clone()).collect()
     }
 
     fn announce_given_back(&self, reaped: &Reaped) {

@@ -96,6 +96,20 @@ fn id_of(job: &Value) -> JobId {
     job["id"].as_str().unwrap().parse().unwrap()
 }
 
+/// Send a request for jobs on a connection of its own, without reading its answer.
+async fn sent_fetch(at: SocketAddr, worker: &Worker, body: &Value) -> TcpStream {
+    let mut socket = TcpStream::connect(at).await.unwrap();
+    let body = body.to_string();
+    let head = format!(
+        "POST /v1/workers/{}/fetch HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\n\r\n",
+        worker.id,
+        body.len()
+    );
+    socket.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+    socket
+}
+
 /// Make the id of a request that its worker makes after another one: ids tell milliseconds.
 fn later_than(earlier: Uuid) -> Uuid {
     loop {
@@ -609,14 +623,8 @@ async fn a_job_of_a_request_whose_client_is_gone_before_the_answer_is_given_back
     let tickr = started().await;
     let at = tickr.app.addr();
     let (gone, stays) = (Worker::register(&tickr, 1).await, Worker::register(&tickr, 1).await);
-    let mut socket = TcpStream::connect(at).await.unwrap();
-    let body = json!({"slots": 1, "wait_ms": 60_000, "holding": [], "fetch_id": Uuid::now_v7()}).to_string();
-    let head = format!(
-        "POST /v1/workers/{}/fetch HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
-        gone.id,
-        body.len()
-    );
-    socket.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+    let body = json!({"slots": 1, "wait_ms": 60_000, "holding": [], "fetch_id": Uuid::now_v7()});
+    let socket = sent_fetch(at, &gone, &body).await;
     tickr
         .until_count(format!("SELECT COUNT(*) FROM runners WHERE id = '{}' AND fetch_id IS NOT NULL", gone.id), 1)
         .await;
@@ -803,6 +811,71 @@ async fn a_late_copy_of_a_request_that_no_process_has_seen_gives_nothing_back_th
     assert_ne!(again["token"], first["token"]);
     assert_eq!(worker.finish(at, &again, json!({"verdict": "succeeded"})).await["state"], "completed");
     stop(other).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_gives_nothing_back_that_another_one_has_handed_out_again() {
+    let tickr = started().await;
+    let first = tickr.another().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 1).await;
+    let id = tickr.enqueue_kind("resize", json!(1)).await;
+    let held = worker.fetch(at, 1, 20_000, &[]).await.remove(0);
+    let released = json!({"verdict": "released", "checkpoint": {"row": 7}});
+    assert_eq!(worker.finish(at, &held, released).await["result"], "settled");
+    // The attempt is committed, and the answer of the first process waits for its checkpoint.
+    let mut operator = tickr.mysql().await;
+    operator.execute("LOCK TABLES checkpoints WRITE").await.unwrap();
+    let body = json!({"slots": 1, "wait_ms": 20_000, "holding": [], "fetch_id": Uuid::now_v7()});
+    let socket = sent_fetch(first.addr(), &worker, &body).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 1).await;
+    // The worker gives this answer up. The process gives the job back, and waits for its row.
+    let mut frozen = tickr.mysql().await;
+    frozen.execute("BEGIN").await.unwrap();
+    let lock = "SELECT id FROM owed WHERE id = ? FOR UPDATE";
+    sqlx::query(lock).bind(id.uuid()).fetch_one(&mut frozen).await.unwrap();
+    drop(socket);
+    tickr.until_lock_waits(1..).await;
+    operator.execute("UNLOCK TABLES").await.unwrap();
+    let fetched = worker.call(at, "fetch", body).await;
+    let again = &fetched.body["jobs"][0];
+    assert_eq!(id_of(again), id);
+    frozen.execute("ROLLBACK").await.unwrap();
+    // Its stop waits for what it has begun.
+    stop(first).await;
+    assert_eq!(tickr.job(id).await["state"], "executing");
+    assert_eq!(worker.finish(at, again, json!({"verdict": "succeeded"})).await["result"], "settled");
+    assert_eq!(tickr.verdicts(id).await, ["interrupted", "succeeded"]);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_that_is_not_listed_beside_another_of_its_answer_did_not_arrive() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 4).await;
+    tickr.enqueue_many((0..2).map(|n| json!({"kind": "resize", "payload": n}))).await;
+    // Each request gives back what the one before it got.
+    let held = loop {
+        let jobs = worker.fetch(at, 2, 10_000, &[]).await;
+        if jobs.len() == 2 {
+            break jobs;
+        }
+    };
+    // It is not given back now, because another session locks its row.
+    let mut frozen = tickr.mysql().await;
+    frozen.execute("BEGIN").await.unwrap();
+    let lock = "SELECT id FROM owed WHERE id = ? FOR UPDATE";
+    sqlx::query(lock).bind(id_of(&held[1]).uuid()).fetch_one(&mut frozen).await.unwrap();
+    assert_eq!(worker.fetch(at, 1, 0, &[&held[0]]).await, Vec::<Value>::new());
+    frozen.execute("ROLLBACK").await.unwrap();
+    let again = worker.fetch(at, 1, 20_000, &[&held[0]]).await;
+    assert_eq!(again.iter().map(id_of).collect::<Vec<_>>(), [id_of(&held[1])], "the next request gives it back");
+    assert_eq!(again[0]["attempt"], 1);
+    for job in [&held[0], &again[0]] {
+        assert_eq!(worker.finish(at, job, json!({"verdict": "succeeded"})).await["state"], "completed");
+    }
     tickr.stop().await;
 }
 

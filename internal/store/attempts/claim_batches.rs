@@ -363,6 +363,29 @@ pub(super) async fn deferred_among(
     Ok(deferred)
 }
 
+/// Return whether these claims for a remote worker may have reached it by another answer than the first: a repeated
+/// request got them as well, or the worker has listed them. The answer stays true until the end of the transaction: a
+/// repeated request that comes meanwhile waits for it, and looks behind the wait whether they are still open.
+pub(super) async fn have_reached(
+    conn: &mut Session<'_>,
+    worker: &RunnerId,
+    token: AttemptToken,
+) -> Result<bool, sqlx::Error> {
+    // Only these rows are locked: another session may keep one of another claim locked for long.
+    let sql = "SELECT id FROM claim_batches WHERE runner = ? AND token = ? ORDER BY runner, id LIMIT ?";
+    let query = sqlx::query_scalar(sql).bind(worker.as_str()).bind(token.uuid()).bind(PAGE);
+    let found: Vec<Uuid> = query.fetch_all(&mut *conn).await?;
+    for batch in found {
+        let sql = "SELECT reached FROM claim_batches WHERE runner = ? AND id = ? LOCK IN SHARE MODE";
+        let query = sqlx::query_scalar(sql).bind(worker.as_str()).bind(batch);
+        let reached: Option<u8> = query.fetch_optional(&mut *conn).await?;
+        if reached.is_some_and(|reached| reached > 0) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 async fn delete(conn: &mut Session<'_>, runner: &RunnerId, rows: &[Uuid]) -> Result<(), sqlx::Error> {
     let mut rows = rows.to_vec();
     rows.sort_unstable();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use sqlx::Row;
 use uuid::Uuid;
 
-use crate::attempts::claim_batches::{LapseRule, Lapsed, deferred_among};
+use crate::attempts::claim_batches::{LapseRule, Lapsed, deferred_among, have_reached};
 use crate::attempts::renewal::{Caution, HeartbeatAnswer, PAUSE, TRIES, look, progress_text, renew, write_progress};
 use crate::attempts::settle::{decide, write_moves};
 use crate::attempts::settlement::{Again, CheckpointUse, Settled, Settlement};
@@ -46,6 +46,17 @@ pub struct RunnerRow {
     pub pid: u32,
     /// The runner that started this process to run a suspect; absent for an ordinary runner.
     pub parent: Option<RunnerId>,
+}
+
+/// Which of the attempts of a claim are given back.
+#[derive(Clone, PartialEq, Eq)]
+enum GivenBack {
+    /// Those whose rows no other session locks at this moment.
+    Free,
+    /// All of them, after a wait for their rows.
+    All,
+    /// All of them, unless they may have reached this remote worker by another answer.
+    UnreachedOf(RunnerId),
 }
 
 /// The connection of the heartbeat to MySQL. Nothing else uses it.
@@ -332,7 +343,7 @@ impl Store {
         ids: Vec<JobId>,
         why: &'static str,
     ) -> Result<Vec<Reaped>, StoreError> {
-        self.give_back_with(token, ids, why, true).await
+        self.give_back_with(token, ids, why, GivenBack::All).await
     }
 
     /// Do what [`give_back`](Self::give_back) does, without the rows that another session locks at this moment.
@@ -345,7 +356,22 @@ impl Store {
         ids: Vec<JobId>,
         why: &'static str,
     ) -> Result<Vec<Reaped>, StoreError> {
-        self.give_back_with(token, ids, why, false).await
+        self.give_back_with(token, ids, why, GivenBack::Free).await
+    }
+
+    /// Do what [`give_back`](Self::give_back) does with claims for an answer to a remote worker, unless they may have
+    /// reached it by another answer.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn give_back_unreached(
+        &self,
+        worker: &RunnerId,
+        token: AttemptToken,
+        ids: Vec<JobId>,
+        why: &'static str,
+    ) -> Result<Vec<Reaped>, StoreError> {
+        self.give_back_with(token, ids, why, GivenBack::UnreachedOf(worker.clone())).await
     }
 
     async fn give_back_with(
@@ -353,21 +379,27 @@ impl Store {
         token: AttemptToken,
         ids: Vec<JobId>,
         why: &'static str,
-        waits: bool,
+        which: GivenBack,
     ) -> Result<Vec<Reaped>, StoreError> {
         let (shared, ids) = (self.shared.clone(), Arc::<[JobId]>::from(ids));
         let given = transact(&self.shared.pools.loops, "give attempts back", move |conn, _| {
-            let (shared, ids) = (shared.clone(), Arc::clone(&ids));
+            let (shared, ids, which) = (shared.clone(), Arc::clone(&ids), which.clone());
             Box::pin(async move {
                 let uuids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect();
-                let (ordered, held) = if waits {
-                    let ordered = lock_keys_of(conn, &uuids).await?;
-                    (ordered, lock_held(conn, ids.iter().copied()).await?)
-                } else {
+                let (ordered, held) = if which == GivenBack::Free {
                     let (ordered, locked) = lock_free_keys_of(conn, &uuids).await?;
                     let free = ids.iter().copied().filter(|id| !locked.contains(&id.uuid()));
                     (ordered, lock_free(conn, free).await?)
+                } else {
+                    let ordered = lock_keys_of(conn, &uuids).await?;
+                    (ordered, lock_held(conn, ids.iter().copied()).await?)
                 };
+                // Behind the wait for their rows: a repeated request may have got them meanwhile.
+                if let GivenBack::UnreachedOf(worker) = &which
+                    && have_reached(conn, worker, token).await?
+                {
+                    return Ok(Vec::new());
+                }
                 let ours = held.iter().filter(|(_, owed)| owed.token == token);
                 let unstarted: Vec<Settlement> =
                     ours.map(|(id, owed)| ending(*id, owed, Verdict::Interrupted, why, Again::Now)).collect();

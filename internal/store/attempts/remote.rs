@@ -499,28 +499,6 @@ impl Store {
         .await
     }
 
-    /// Return the tokens of claims for a worker that a repeated request got as well, or that the worker has listed.
-    ///
-    /// # Errors
-    /// When MySQL cannot be reached or refuses.
-    pub async fn claims_that_reached(&self, worker: &RunnerId) -> Result<HashSet<AttemptToken>, StoreError> {
-        let worker = worker.clone();
-        on_pool(&self.shared.pools.workers, "look which claims have reached a worker", move |conn, _| {
-            let worker = worker.clone();
-            Box::pin(async move {
-                let sql =
-                    "SELECT token FROM claim_batches WHERE runner = ? AND reached > 0 ORDER BY runner, id LIMIT ?";
-                let query = sqlx::query(sql).bind(worker.as_str()).bind(MAX_BATCHES);
-                let mut found = HashSet::new();
-                for row in &query.fetch_all(conn).await? {
-                    found.insert(AttemptToken::from_uuid(row.try_get("token")?));
-                }
-                Ok(found)
-            })
-        })
-        .await
-    }
-
     /// Read what the settlement of these jobs' attempts needs. Jobs that do not exist are left out.
     ///
     /// # Errors
@@ -608,6 +586,7 @@ async fn begin(
     let (open, of_fetch) = open_of(conn, &found.id, Some(fetch)).await?;
     let (listed, unlisted): (Vec<_>, Vec<_>) =
         open.iter().partition(|attempt| held.contains(&(attempt.id, attempt.token)));
+    let incomplete: HashSet<Uuid> = unlisted.iter().map(|attempt| attempt.batch.id).collect();
     let (of_this, others): (Vec<_>, Vec<_>) =
         unlisted.into_iter().partition(|attempt| of_fetch.contains(&attempt.token));
     // An attempt that has arrived is left to the heartbeats. So is one that was claimed for a later request: then this
@@ -617,13 +596,18 @@ async fn begin(
     // A heartbeat may give an old one back before the worker lists it. A worker that has it already keeps it.
     let young = |attempt: &&OpenAttempt| attempt.age < found.lease / HANDED_OUT_WITHIN;
     let ours: Vec<_> = of_this.iter().copied().filter(young).collect();
-    let again = read_again(conn, &found, &ours).await?;
-    let mut listed_batches: BTreeSet<Uuid> =
-        listed.iter().filter(|attempt| attempt.batch.reached < LISTED).map(|attempt| attempt.batch.id).collect();
-    listed_batches.retain(|batch| of_this.iter().all(|attempt| attempt.batch.id != *batch));
+    // An attempt that is not listed beside another one of its batch has not arrived.
+    let listed_batches: BTreeSet<Uuid> = listed
+        .iter()
+        .map(|attempt| attempt.batch)
+        .filter(|batch| batch.reached < LISTED && !incomplete.contains(&batch.id))
+        .map(|batch| batch.id)
+        .collect();
     note_reached(conn, &found.id, listed_batches, LISTED).await?;
     let repeated: BTreeSet<Uuid> = ours.iter().map(|attempt| attempt.batch.id).collect();
     note_reached(conn, &found.id, repeated, HANDED_OUT_AGAIN).await?;
+    // After this note: the process that claimed them may have given them back, and gives none of them back from now on.
+    let again = read_again(conn, &found, &ours).await?;
     Ok(Some(BegunFetch {
         repeated: !of_fetch.is_empty(),
         again,
