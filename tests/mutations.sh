@@ -2289,22 +2289,38 @@ mutants() {
         'found.undelivered = by_token(unlisted);' \
         'drop(by_token(unlisted));' \
         remote_workers::a_job_that_never_arrived_comes_back_within_the_lease_of_a_worker_that_fetches_no_more
+    mutant 'two thirds of a lease for what was never listed' internal/store/attempts/remote.rs \
+        'lease * UNDELIVERED_AFTER / BEATS_PER_LEASE' \
+        'lease * UNDELIVERED_AFTER / (BEATS_PER_LEASE + 1)' \
+        remote_workers::an_attempt_that_was_never_listed_is_given_back_only_after_two_thirds_of_a_lease
     mutant 'old attempts in a repeated answer' internal/store/attempts/remote.rs \
         'attempt.age < found.lease / HANDED_OUT_WITHIN' \
         'attempt.age < found.lease * HANDED_OUT_WITHIN' \
+        internal/api/workers.rs \
+        'delivery.note_claim(begun.claimed_since,' \
+        'delivery.note_claim(begun.claimed_since.max(came),' \
         remote_workers::a_repeated_request_hands_out_no_attempt_that_a_heartbeat_may_give_back
+    mutant 'claim behind a repeated answer' internal/api/workers.rs \
+        'delivery.note_claim(begun.claimed_since,' \
+        'delivery.note_claim(begun.claimed_since.max(came),' \
+        remote_workers::a_repeated_answer_is_as_old_as_the_first_claim_of_its_attempts
     mutant 'old attempts in an answer' internal/broker/remote_workers.rs \
         'if !self.claimed.iter().any(is_old) {' \
         'if !self.claimed.iter().any(is_old) || since.elapsed() >= within {' \
         remote_workers::an_answer_that_mysql_holds_up_for_a_quarter_of_a_lease_hands_nothing_out
     mutant 'first heartbeat after a silence' internal/store/attempts/remote.rs \
-        '>= late && missed_before(open)' \
-        '>= late && (missed_before(open) || open.age >= late)' \
-        remote_workers::a_worker_that_stood_still_keeps_the_attempt_whose_answer_it_reads_beside_its_first_heartbeat
+        '>= longest && missed_before' \
+        '>= longest && (missed_before || missing >= longest)' \
+        remote_workers::a_worker_that_stood_still_keeps_the_attempt_whose_answer_it_reads_beside_its_first_heartbeat \
+        remote_workers::one_heartbeat_after_an_outage_gives_nothing_back_that_was_listed_before_it
     mutant 'time for which a heartbeat waited' internal/store/attempts/remote.rs \
-        'open.age.saturating_sub(waited)' \
-        'open.age.saturating_sub(waited * 0)' \
+        'missing.saturating_sub(waited)' \
+        'missing.saturating_sub(waited * 0)' \
         remote_workers::a_heartbeat_that_waits_gives_nothing_back_that_was_young_when_it_came
+    mutant 'wait of a heartbeat for the rights of its key' internal/api/workers.rs \
+        'beat_of_worker(id.clone(), reports, came)' \
+        'beat_of_worker(id.clone(), reports, came.max(Instant::now()))' \
+        remote_workers::a_heartbeat_that_waits_for_the_rights_of_its_key_gives_nothing_back_that_was_young_when_it_came
     mutant 'permits of a remote worker' internal/engine/remote_workers.rs \
         'let limited = limited.map(|queue| (queue, may_judge));' \
         'let limited = limited.map(|queue| (queue, may_judge)).filter(|_| false);' \

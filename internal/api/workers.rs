@@ -32,7 +32,7 @@ use crate::{Api, json};
 use tickr_broker::{JobDelivery, WorkerFinish, WorkerFinished, WorkerReport};
 use tickr_handlers::{CheckedVerdict, KindDefaults, KnownKind, SentVerdict, VerdictWord};
 use tickr_job::{AttemptToken, JobId, Name, Progress, RunnerId, State as JobState, is_terminal_control, limits};
-use tickr_store::{Claimed, NewWorker, RemoteFetch};
+use tickr_store::{BEATS_PER_LEASE, Claimed, NewWorker, RemoteFetch};
 
 /// Most slots of a worker, and most jobs in one answer.
 const MAX_SLOTS: u32 = 1_000;
@@ -399,7 +399,7 @@ pub(super) async fn register(
     let worker = checked(&api, body, &rights).map_err(|problems| invalid("worker", problems))?;
     rights.check(&worker.kinds, &worker.queues)?;
     let lease_ms = u64::try_from(worker.lease.as_millis()).unwrap_or(u64::MAX);
-    let answer = WorkerAnswer { id: worker.id.to_string(), lease_ms, beat_ms: lease_ms / 3 };
+    let answer = WorkerAnswer { id: worker.id.to_string(), lease_ms, beat_ms: lease_ms / u64::from(BEATS_PER_LEASE) };
     api.broker.store().register_worker(worker).await?;
     Ok(json(StatusCode::CREATED, answer))
 }
@@ -549,7 +549,7 @@ pub(super) async fn fetch(
         // The worker may have got them before, and this request may be a late copy. So they are not given back when this
         // answer does not reach it.
         delivery.delivered();
-        delivery.note_claim(came, begun.worker.lease);
+        delivery.note_claim(begun.claimed_since, begun.worker.lease);
         return deliver(&api, delivery, came).await;
     }
     // A suspect is executed alone, and a repeated request gets nothing new.
@@ -681,6 +681,8 @@ pub(super) async fn beat(
     WorkerPath(id): WorkerPath,
     PartsBody(body): PartsBody<BeatBody>,
 ) -> Result<Response, Problem> {
+    // Also the time for which MySQL keeps the check of its rights waiting is one in which attempts arrive.
+    let came = Instant::now();
     require_rights(&api, &rights, &id).await?;
     let mut problems = Vec::new();
     let mut wrong = |pointer: String, detail: String| problems.push(tickr_handlers::Problem::at(pointer, detail));
@@ -732,7 +734,7 @@ pub(super) async fn beat(
     if !problems.is_empty() {
         return Err(invalid("heartbeat", problems));
     }
-    let Some(beaten) = api.broker.beat_of_worker(id.clone(), reports).await? else { return Err(missing(&id)) };
+    let Some(beaten) = api.broker.beat_of_worker(id.clone(), reports, came).await? else { return Err(missing(&id)) };
     let words = |attempts: BTreeSet<(JobId, AttemptToken)>| {
         attempts.iter().filter_map(|attempt| texts.get(attempt).cloned()).collect()
     };

@@ -186,7 +186,8 @@ impl JobDelivery {
         &self.claimed
     }
 
-    /// Note that the attempts were claimed after this moment, for a worker with this lease.
+    /// Note that the attempts were claimed after this moment, for a worker with this lease. Those of a repeated request
+    /// were claimed for the first one.
     pub fn note_claim(&mut self, since: Instant, lease: Duration) {
         self.claimed_since = Some((since, lease / HANDED_OUT_WITHIN));
     }
@@ -436,7 +437,7 @@ impl Broker {
         self.events.emit(Event::Settled { id: reaped.id, verdict, state });
     }
 
-    /// Record the heartbeat of a worker. Returns nothing if it is not registered.
+    /// Record the heartbeat of a worker, which came here at `arrived`. Returns nothing if it is not registered.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -444,6 +445,7 @@ impl Broker {
         &self,
         worker: RunnerId,
         reports: Vec<WorkerReport>,
+        arrived: Instant,
     ) -> Result<Option<WorkerBeaten>, StoreError> {
         let checkpoints: Vec<NewCheckpoint> = reports
             .iter()
@@ -455,7 +457,7 @@ impl Broker {
         let held =
             reports.into_iter().map(|WorkerReport { id, token, progress, .. }| HeldAttempt { id, token, progress });
         let timeouts = Arc::new(self.registry.timeouts());
-        let Some(beat) = self.store.beat_of_worker(worker.clone(), held.collect(), timeouts).await? else {
+        let Some(beat) = self.store.beat_of_worker(worker.clone(), held.collect(), timeouts, arrived).await? else {
             return Ok(None);
         };
         let lost: BTreeSet<(JobId, AttemptToken)> = beat.lost.into_iter().collect();

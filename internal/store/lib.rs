@@ -85,8 +85,8 @@ pub use attempts::limited::LimitSweep;
 pub use attempts::permits::{MayJudge, PermitGrant, PermitRequest};
 pub use attempts::readers::{Reader, UNREAD};
 pub use attempts::remote::{
-    BegunFetch, HANDED_OUT_WITHIN, HeldAttempt, MAX_REMOTE_CLAIM, NewWorker, OverdueAttempt, RemoteAttempt,
-    RemoteClaims, RemoteFetch, RemoteWorker, WorkerBeat,
+    BEATS_PER_LEASE, BegunFetch, HANDED_OUT_WITHIN, HeldAttempt, MAX_REMOTE_CLAIM, NewWorker, OverdueAttempt,
+    RemoteAttempt, RemoteClaims, RemoteFetch, RemoteWorker, WorkerBeat,
 };
 use attempts::renewal::Caution;
 pub use attempts::renewal::HeartbeatAnswer;

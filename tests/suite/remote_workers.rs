@@ -883,29 +883,39 @@ async fn an_attempt_that_is_not_listed_beside_another_of_its_answer_did_not_arri
 async fn a_job_that_never_arrived_comes_back_within_the_lease_of_a_worker_that_fetches_no_more() {
     let tickr = started().await;
     let at = tickr.app.addr();
-    let worker = Worker::register(&tickr, 1).await;
-    worker.lease_ms(&tickr, 4_000).await;
+    let lease = Duration::from_secs(12);
+    let own = json!({"name": "test", "kinds": ["resize"], "slots": 1, "lease_ms": 12_000});
+    let worker = Worker::register_as(&tickr, own).await;
     let id = tickr.enqueue_kind("resize", json!(1)).await;
+    let began = Instant::now();
     let lost = worker.fetch(at, 1, 20_000, &[]).await;
     assert_eq!(lost.len(), 1);
-    let began = Instant::now();
+    let claimed = Instant::now();
     eventually("the heartbeats give it back", || async {
         worker.beat(at, &[]).await;
         (tickr.job(id).await["state"] == State::Waiting.as_str()).then_some(())
     })
     .await;
-    assert!(began.elapsed() < Duration::from_secs(4), "within the lease: {:?}", began.elapsed());
+    // However many heartbeats come before.
+    assert!(began.elapsed() >= lease * 2 / 3, "not before two thirds of the lease: {:?}", began.elapsed());
+    assert!(claimed.elapsed() < lease, "within the lease: {:?}", claimed.elapsed());
     let again = worker.fetch(at, 1, 20_000, &[]).await;
     assert_eq!((id_of(&again[0]), &again[0]["attempt"]), (id, &json!(1)));
     assert_eq!(worker.finish(at, &again[0], json!({"verdict": "succeeded"})).await["state"], "completed");
     tickr.stop().await;
 }
 
-/// Let the attempts that execute be so many seconds old, and their leases as well.
+/// Let the attempts that execute be so many seconds old, under a lease of a minute.
 async fn aged(tickr: &TestApp, seconds: u32) {
+    aged_under(tickr, 60, seconds).await;
+}
+
+/// Let the attempts that execute be so many seconds old, under a lease of so many.
+async fn aged_under(tickr: &TestApp, lease: u32, seconds: u32) {
     let sql = "UPDATE owed SET started_at = UTC_TIMESTAMP(6) - INTERVAL {age} SECOND, \
-               lease_until = UTC_TIMESTAMP(6) + INTERVAL 60 SECOND - INTERVAL {age} SECOND WHERE state = 'executing'";
-    tickr.sql(sql.replace("{age}", &seconds.to_string())).await;
+               lease_until = UTC_TIMESTAMP(6) + INTERVAL {lease} SECOND - INTERVAL {age} SECOND \
+               WHERE state = 'executing'";
+    tickr.sql(sql.replace("{age}", &seconds.to_string()).replace("{lease}", &lease.to_string())).await;
 }
 
 /// Let the newest heartbeat of each worker be so many seconds old.
@@ -915,14 +925,75 @@ async fn silent(tickr: &TestApp, seconds: u32) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_that_was_never_listed_is_given_back_only_after_two_thirds_of_a_lease() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 1).await;
+    let id = tickr.enqueue_kind("resize", json!(1)).await;
+    let held = worker.fetch(at, 1, 20_000, &[]).await.remove(0);
+    // Two heartbeats left just before this answer arrived, almost half a lease after the claim. The second one was on
+    // its way for a moment.
+    aged(&tickr, 32).await;
+    silent(&tickr, 12).await;
+    worker.beat(at, &[]).await;
+    assert_eq!(tickr.job(id).await["state"], "executing", "the worker has it");
+    assert_eq!(worker.beat(at, &[&held]).await["lost"], json!([]));
+    assert_eq!(worker.finish(at, &held, json!({"verdict": "succeeded"})).await["result"], "settled");
+    assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
+    // An answer to a worker with a longer lease may be on its way for longer.
+    let long = json!({"name": "test", "kinds": ["resize"], "slots": 1, "lease_ms": 600_000});
+    let worker = Worker::register_as(&tickr, long).await;
+    let id = tickr.enqueue_kind("resize", json!(2)).await;
+    assert_eq!(worker.fetch(at, 1, 20_000, &[]).await.len(), 1);
+    aged_under(&tickr, 600, 250).await;
+    silent(&tickr, 50).await;
+    worker.beat(at, &[]).await;
+    assert_eq!(tickr.job(id).await["state"], "executing");
+    aged_under(&tickr, 600, 450).await;
+    silent(&tickr, 200).await;
+    worker.beat(at, &[]).await;
+    assert_eq!(tickr.job(id).await["state"], "waiting");
+    tickr.stop_broken("attempts were dated back, to before their due times").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_heartbeat_after_an_outage_gives_nothing_back_that_was_listed_before_it() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 1).await;
+    let date_back = "UPDATE owed SET lease_until = lease_until - INTERVAL 35 SECOND, \
+                     started_at = started_at - INTERVAL 40 SECOND WHERE state = 'executing'";
+    let id = tickr.enqueue_kind("resize", json!(1)).await;
+    let held = worker.fetch(at, 1, 20_000, &[]).await.remove(0);
+    worker.beat(at, &[&held]).await;
+    // MySQL was away for more than half a lease. The first heartbeat after that is a copy from before the attempt.
+    tickr.sql(date_back).await;
+    silent(&tickr, 35).await;
+    worker.beat(at, &[]).await;
+    assert_eq!(tickr.job(id).await["state"], "executing");
+    assert_eq!(worker.beat(at, &[&held]).await["lost"], json!([]));
+    assert_eq!(worker.finish(at, &held, json!({"verdict": "succeeded"})).await["result"], "settled");
+    assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
+    // What the heartbeat before has left out as well is given back.
+    let id = tickr.enqueue_kind("resize", json!(2)).await;
+    let held = worker.fetch(at, 1, 20_000, &[]).await.remove(0);
+    worker.beat(at, &[&held]).await;
+    tickr.sql(date_back).await;
+    silent(&tickr, 15).await;
+    worker.beat(at, &[]).await;
+    assert_eq!(tickr.job(id).await["state"], "waiting");
+    tickr.stop_broken("attempts were dated back, to before their due times").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_stood_still_keeps_the_attempt_whose_answer_it_reads_beside_its_first_heartbeat() {
     let tickr = started().await;
     let at = tickr.app.addr();
     let worker = Worker::register(&tickr, 1).await;
     let id = tickr.enqueue_kind("resize", json!(1)).await;
-    // The program stands still for half a lease before it reads this answer.
+    // The program stands still for two thirds of a lease before it reads this answer.
     let held = worker.fetch(at, 1, 20_000, &[]).await.remove(0);
-    aged(&tickr, 31).await;
+    aged(&tickr, 45).await;
     silent(&tickr, 40).await;
     // Then it sends its heartbeat, and reads the answer while the heartbeat is on its way.
     worker.beat(at, &[]).await;
@@ -955,11 +1026,44 @@ async fn a_heartbeat_that_waits_gives_nothing_back_that_was_young_when_it_came()
     // The heartbeat left before the attempt arrived, and waits here until the attempt is old.
     tokio::join!(worker.beat(at, &[]), async {
         tickr.until_lock_waits(1..).await;
-        aged(&tickr, 30).await;
+        aged(&tickr, 40).await;
         other.execute("ROLLBACK").await.unwrap();
     });
     assert_eq!(tickr.job(id).await["state"], "executing");
     assert_eq!(worker.finish(at, &held, json!({"verdict": "succeeded"})).await["result"], "settled");
+    assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
+    tickr.stop_broken("attempts were dated back, to before their due times").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_heartbeat_that_waits_for_the_rights_of_its_key_gives_nothing_back_that_was_young_when_it_came() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let id = tickr.enqueue_kind("resize", json!(1)).await;
+    let admin = api_key(&tickr, None, "root", json!({"scope": "admin"})).await;
+    let limits = json!({"scope": "work", "kinds": ["resize"], "queues": ["pictures"]});
+    let key = api_key(&tickr, Some(&admin), "limited", limits).await;
+    let own = json!({"name": "w", "kinds": ["resize"], "slots": 1});
+    let made = called(at, Method::POST, "/v1/workers".to_owned(), key.clone(), own).await;
+    assert_eq!(made.status, 201, "{:#}", made.body);
+    let worker = made.body["id"].as_str().unwrap().to_owned();
+    let call =
+        |verb: &str, body: Value| called(at, Method::POST, format!("/v1/workers/{worker}/{verb}"), key.clone(), body);
+    let fetch = json!({"slots": 1, "wait_ms": 20_000, "holding": [], "fetch_id": Uuid::now_v7()});
+    let token = call("fetch", fetch).await.body["jobs"][0]["token"].clone();
+    silent(&tickr, 20).await;
+    let mut operator = tickr.mysql().await;
+    operator.execute("LOCK TABLES runners WRITE").await.unwrap();
+    // The heartbeat left before the attempt arrived. It waits until the attempt is old, before anything is written.
+    let (beaten, ()) = tokio::join!(call("beat", json!({"holding": []})), async {
+        tickr.until_said("SELECT kinds, queues FROM runners", 1).await;
+        aged(&tickr, 40).await;
+        operator.execute("UNLOCK TABLES").await.unwrap();
+    });
+    assert_eq!(beaten.status, 200, "{:#}", beaten.body);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE state = 'executing'").await, 1);
+    let verdicts = json!({"verdicts": [{"token": token, "verdict": "succeeded"}]});
+    assert_eq!(call("finish", verdicts).await.body["results"][0]["result"], "settled");
     assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
     tickr.stop_broken("attempts were dated back, to before their due times").await;
 }
@@ -1013,6 +1117,34 @@ async fn an_answer_that_mysql_holds_up_for_a_quarter_of_a_lease_hands_nothing_ou
     assert_eq!(worker.finish(at, &again, json!({"verdict": "succeeded"})).await["state"], "completed");
     assert_eq!(tickr.verdicts(id).await, ["interrupted", "interrupted", "succeeded"]);
     tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repeated_answer_is_as_old_as_the_first_claim_of_its_attempts() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 1).await;
+    let id = tickr.enqueue_kind("resize", json!(1)).await;
+    let held = worker.fetch(at, 1, 20_000, &[]).await.remove(0);
+    let released = json!({"verdict": "released", "checkpoint": {"row": 7}});
+    assert_eq!(worker.finish(at, &held, released).await["result"], "settled");
+    let request = Uuid::now_v7();
+    let held = worker.fetch_as(request, at, 1, 20_000, &[]).await.remove(0);
+    // A quarter of the lease is 15 s. It ends while the repeated answer waits for the checkpoint.
+    aged(&tickr, 12).await;
+    let mut operator = tickr.mysql().await;
+    operator.execute("LOCK TABLES checkpoints WRITE").await.unwrap();
+    let (jobs, ()) = tokio::join!(worker.fetch_as(request, at, 1, 0, &[]), async {
+        let old = "SELECT COUNT(*) FROM owed WHERE state = 'executing' \
+                   AND started_at < UTC_TIMESTAMP(6) - INTERVAL 16 SECOND";
+        tickr.until_count(old, 1).await;
+        operator.execute("UNLOCK TABLES").await.unwrap();
+    });
+    assert_eq!(jobs, Vec::<Value>::new());
+    assert_eq!(worker.beat(at, &[&held]).await["lost"], json!([]), "a worker that got the first answer keeps it");
+    assert_eq!(worker.finish(at, &held, json!({"verdict": "succeeded"})).await["result"], "settled");
+    assert_eq!(tickr.verdicts(id).await, ["interrupted", "succeeded"]);
+    tickr.stop_broken("attempts were dated back, to before their due times").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -37,14 +37,23 @@ use tickr_job::{AttemptToken, JobId, JobOptions, Name, Progress, RetryPolicy, Ru
 pub const MAX_REMOTE_CLAIM: usize = 256;
 /// Most batches of claims of one worker that are read. A worker holds at most as many as it has slots.
 const MAX_BATCHES: i64 = 2_000;
+/// Heartbeats of a worker in one lease.
+pub const BEATS_PER_LEASE: u32 = 3;
 /// Part of a lease for which an answer may hand out an attempt after its claim. The answer has as much time for its
-/// way, before half a lease is over.
+/// way, and the worker begins nothing of one that takes longer. So half a lease after its claim, an attempt has reached
+/// its worker, or it never will.
 pub const HANDED_OUT_WITHIN: u32 = 4;
-/// Age from which an attempt that its worker does not list in a heartbeat counts as not delivered. At most half a lease.
-const UNDELIVERED_AFTER: Duration = Duration::from_secs(30);
-/// Part of that age from which the heartbeat before must have left the attempt out as well. Without this, the first
-/// heartbeat of a worker that stood still would give back an attempt whose answer the worker reads at the same moment.
-const MISSED_BEFORE: u32 = 3;
+/// Age from which an attempt that no heartbeat has listed counts as not delivered, in times between two heartbeats. A
+/// heartbeat without it that was sent before half a lease was over has a sixth of the lease for its way.
+const UNDELIVERED_AFTER: u32 = 2;
+/// Part of a lease, after the newest heartbeat that listed it, after which an attempt counts as one that its worker has
+/// given up.
+const GIVEN_UP_AFTER: u32 = 2;
+/// Part of a lease, after the claim or that newest heartbeat, after which the heartbeat before this one came. Without
+/// this, the first heartbeat of a worker that stood still, and a copy that comes late after an outage, would give back
+/// what the worker executes. Its answer has left by then. A worker sends the next heartbeat when half a lease is over,
+/// also when both are a little early.
+const MISSED_BEFORE: u32 = 4;
 
 /// Most requests for jobs of a worker that are remembered after its next one: the length of `runners.fetched`.
 const MAX_FETCHED: usize = 32;
@@ -102,6 +111,8 @@ pub struct BegunFetch {
     pub repeated: bool,
     /// The attempts that were claimed for this request before and that the worker does not list.
     pub again: Vec<Claimed>,
+    /// A moment before the first of them was claimed, by the clock of this process. Without any, that of the call.
+    pub claimed_since: Instant,
     /// Attempts that were claimed for earlier requests and that the worker does not list: they did not reach it.
     pub undelivered: Vec<(AttemptToken, Vec<JobId>)>,
     /// Number of open attempts that the worker lists.
@@ -218,10 +229,15 @@ impl OpenAttempt {
         Duration::from_micros(u64::try_from(lease.saturating_add(self.lapsed_us)).unwrap_or(0))
     }
 
+    /// Return whether a heartbeat has listed it.
+    fn is_renewed(&self, lease: Duration) -> bool {
+        self.silent(lease) < self.age
+    }
+
     /// Return whether the worker has listed it before. Then it is executed, and a request or a heartbeat that does not list
     /// it may be a copy that comes late.
     fn has_arrived(&self, lease: Duration) -> bool {
-        self.batch.reached >= LISTED || self.silent(lease) < self.age
+        self.batch.reached >= LISTED || self.is_renewed(lease)
     }
 
     /// Return whether it was claimed for a request that its worker made after this one.
@@ -452,8 +468,8 @@ impl Store {
     }
 
     /// Record the heartbeat of a worker: renew its lease and those of the attempts that it holds. `timeouts` has the
-    /// time limits of kinds. Rows that another session locks are left out, so that they hold up no other lease. Returns
-    /// nothing if the worker is not registered, or not any more.
+    /// time limits of kinds, and it came here at `arrived`. Rows that another session locks are left out, so that they
+    /// hold up no other lease. Returns nothing if the worker is not registered, or not any more.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -462,8 +478,9 @@ impl Store {
         worker: RunnerId,
         held: Vec<HeldAttempt>,
         timeouts: Arc<HashMap<Name, Duration>>,
+        arrived: Instant,
     ) -> Result<Option<WorkerBeat>, StoreError> {
-        let (held, caution, arrived) = (Arc::new(held), Arc::clone(&self.shared.caution), Instant::now());
+        let (held, caution) = (Arc::new(held), Arc::clone(&self.shared.caution));
         on_pool(&self.shared.pools.beats, "write the heartbeat of a worker", move |conn, _| {
             let (worker, held, timeouts) = (worker.clone(), Arc::clone(&held), Arc::clone(&timeouts));
             let caution = Arc::clone(&caution);
@@ -563,6 +580,7 @@ async fn begin(
             worker: found,
             repeated: true,
             again: Vec::new(),
+            claimed_since: Instant::now(),
             undelivered: Vec::new(),
             holds: held.len(),
             holds_suspect: false,
@@ -583,6 +601,7 @@ async fn begin(
         .bind(found.id.as_str())
         .execute(&mut *conn)
         .await?;
+    let asked = Instant::now();
     let (open, of_fetch) = open_of(conn, &found.id, Some(fetch)).await?;
     let (listed, unlisted): (Vec<_>, Vec<_>) =
         open.iter().partition(|attempt| held.contains(&(attempt.id, attempt.token)));
@@ -608,9 +627,11 @@ async fn begin(
     note_reached(conn, &found.id, repeated, HANDED_OUT_AGAIN).await?;
     // After this note: the process that claimed them may have given them back, and gives none of them back from now on.
     let again = read_again(conn, &found, &ours).await?;
+    let oldest = ours.iter().map(|attempt| attempt.age).max().unwrap_or_default();
     Ok(Some(BegunFetch {
         repeated: !of_fetch.is_empty(),
         again,
+        claimed_since: asked.checked_sub(oldest).unwrap_or(asked),
         undelivered: by_token(others.into_iter()),
         holds: listed.len(),
         holds_suspect: listed.iter().any(|attempt| attempt.suspect),
@@ -851,7 +872,6 @@ async fn beat(
     let listed: HashSet<(JobId, AttemptToken)> = held.iter().map(|held| (held.id, held.token)).collect();
     found.reading = Some(reading);
     found.overdue = overdue(conn, &listed, timeouts, reading.moment).await?;
-    let late = UNDELIVERED_AFTER.min(lease / 2);
     let open = match open_of(conn, worker, None).await {
         Ok((open, _)) => open,
         // Another session has locked a batch that is over, just before it was deleted. A later heartbeat looks again.
@@ -860,17 +880,15 @@ async fn beat(
     };
     // What the worker has received since it sent this heartbeat is not listed, however long the heartbeat waited here.
     let (waited, since_reading) = (arrived.elapsed(), sent.elapsed());
-    let missed_before = |open: &OpenAttempt| {
-        let then = before.and_then(|silent| open.age.checked_sub(silent + since_reading));
-        then.is_some_and(|age| age >= late / MISSED_BEFORE)
-    };
-    // Heartbeats are a third of a lease apart, so one that does not list an attempt that has arrived may be late.
     let is_late = |open: &&OpenAttempt| {
-        if open.has_arrived(lease) {
-            open.silent(lease).saturating_sub(waited) >= lease / 2
+        let (missing, longest) = if open.is_renewed(lease) {
+            (open.silent(lease), lease / GIVEN_UP_AFTER)
         } else {
-            open.age.saturating_sub(waited) >= late && missed_before(open)
-        }
+            (open.age, lease * UNDELIVERED_AFTER / BEATS_PER_LEASE)
+        };
+        let missing_then = before.and_then(|silent| missing.checked_sub(silent + since_reading));
+        let missed_before = missing_then.is_some_and(|missing| missing >= lease / MISSED_BEFORE);
+        missing.saturating_sub(waited) >= longest && missed_before
     };
     let unlisted = open.iter().filter(is_late).filter(|open| !listed.contains(&(open.id, open.token)));
     found.undelivered = by_token(unlisted);
