@@ -1869,7 +1869,7 @@ async fn a_next_job_whose_claim_was_not_answered_is_given_back_and_uses_no_attem
     test.stop().await;
 }
 
-/// The successes of a batch are written first, in a transaction of their own, and their callers do not wait for the rest.
+/// The successes of a batch are written first, and their callers do not wait for the rest.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_next_job_that_was_claimed_starts_while_the_rest_of_its_batch_waits_for_a_row() {
     let (name, url) = migrated_database().await;

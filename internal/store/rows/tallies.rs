@@ -35,8 +35,7 @@ impl Lanes {
     }
 }
 
-/// Add to the tallies, in key order. The caller does this last in its transaction. The statement waits for the COMMIT and
-/// goes with it.
+/// Add to the tallies, in key order. The caller does this last in its transaction. The statement goes with the COMMIT.
 pub(crate) async fn count(
     conn: &mut Session<'_>,
     lane: u8,

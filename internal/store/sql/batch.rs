@@ -43,8 +43,8 @@ pub(crate) trait Batch: Send + Sync + 'static {
         None
     }
 
-    /// Return whether this item is written before others of its batch, in a transaction of its own with those like it. So
-    /// its caller has the answer while the others still wait for a lock.
+    /// Return whether this item is written before others of its batch, in one transaction with those like it. So its
+    /// caller has the answer while the others still wait for a lock.
     fn goes_first(item: &Self::Item) -> bool {
         let _ = item;
         false
