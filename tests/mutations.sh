@@ -156,6 +156,13 @@ mutants() {
     mutant 'cancel in the end of a success' internal/store/attempts/complete.rs \
         ' AND cancel_requested_at IS NULL' '' \
         store::a_success_that_was_asked_to_stop_says_so
+    mutant 'tallies behind the last wait of a success' internal/store/attempts/complete.rs \
+        '    insert_logs_step(&mut write, &logs);' \
+        '    insert_logs_step(&mut write, &logs); counts.add_step(&mut write);' \
+        store::an_end_that_waits_for_another_row_locks_no_tally
+    mutant 'tallies with the COMMIT of other ends' internal/store/rows/tallies.rs \
+        'if is_in_cluster() || !conn.is_transaction() {' 'if is_in_cluster() || conn.is_transaction() {' \
+        store::a_process_that_stalls_before_a_commit_locks_no_tally
     mutant 'patience of a small batch' internal/store/sql/group_commit.rs \
         'PATIENCE: Duration = Duration::from_millis(2)' 'PATIENCE: Duration = Duration::from_secs(60)' \
         store::a_write_that_waits_for_a_row_does_not_hold_up_the_others
@@ -179,6 +186,9 @@ mutants() {
         'if taken.iter().all(|one| B::row(&one.item).is_none()) {' 'if !taken.is_empty() {' \
         store::a_locked_row_holds_up_none_of_the_ends_in_its_batch_for_more_than_one_wait \
         store::a_locked_row_holds_up_none_of_the_claims_in_its_batch_for_more_than_one_wait_and_loses_none
+    mutant 'successes before the rest of their batch' internal/store/attempts/settle.rs \
+        'success.is_some()' 'success.is_some() && false' \
+        store::a_next_job_that_was_claimed_starts_while_the_rest_of_its_batch_waits_for_a_row
     mutant 'settings of a session' internal/store/sql/connection.rs \
         'SET SESSION autocommit = 1,' 'SET SESSION' \
         mysql_faults::the_servers_own_defaults_change_nothing_and_its_limits_are_kept
@@ -1402,6 +1412,13 @@ mutants() {
         'let got = lock_those_that_are_free(conn, &asked.into_iter().collect::<Vec<_>>()).await?;' \
         'let got = lock_within_a_second(conn, &asked.into_iter().collect::<Vec<_>>()).await?;' \
         store::the_end_of_an_attempt_waits_for_no_key_of_a_limit_that_another_session_locks
+    mutant 'free keys before locked ones at the end of an attempt' internal/store/attempts/limited.rs \
+        'let waits = self.waits || earlier == PriorRun::MayHaveCommitted;' \
+        'let waits = self.waits || earlier == PriorRun::Nothing;' \
+        store::the_slots_of_a_locked_key_delay_the_verdicts_of_no_other_key
+    mutant 'wait for a key whose call may have counted' internal/store/attempts/limited.rs \
+        'let waits = self.waits || earlier == PriorRun::MayHaveCommitted;' 'let waits = self.waits;' \
+        store::a_lost_answer_to_the_end_of_a_call_counts_it_once_also_while_its_key_is_locked
     mutant 'parked jobs behind those that a settlement lets go' internal/store/attempts/limited.rs \
         'let jobs = if more {' 'let jobs = if more && false {' \
         store::an_end_at_a_limit_that_was_raised_lets_all_parked_jobs_go
@@ -1541,8 +1558,10 @@ mutants() {
         store::a_next_job_that_may_not_follow_at_once_is_let_go_and_not_claimed
     mutant 'unanswered claim of the next job of a key' internal/store/attempts/complete.rs \
         'self.claims.open.gave_up(self.token, &ids);' 'let _ = ids;' \
-        store::a_next_job_whose_claim_was_not_answered_is_given_back_and_uses_no_attempt \
-        store::a_next_job_that_was_claimed_is_given_back_when_the_rest_of_its_batch_cannot_be_written
+        store::a_next_job_whose_claim_was_not_answered_is_given_back_and_uses_no_attempt
+    mutant 'look at the limits after a late COMMIT' internal/store/attempts/complete.rs \
+        'is_late = claim.is_late(conn, limits).await;' 'is_late = claim.is_late(conn, limits).await && false;' \
+        store::a_next_job_whose_claim_was_committed_late_starts_only_if_no_limit_has_changed
     mutant 'locked order keys apart' internal/store/jobs/insert.rs \
         'let key = item.iter().find_map(order_key_of)?;' 'let key = item.iter().find_map(order_key_of).filter(|_| false)?;' \
         order::a_key_whose_row_is_locked_delays_the_jobs_of_no_other_key

@@ -201,7 +201,7 @@ use tokio_util::task::TaskTracker;
 use attempts::breakers::EndedCall;
 use attempts::claim::{ClaimRequest, Claims};
 use attempts::claim_batches::OpenClaims;
-use attempts::limited::{FreedSlots, SlotsOfJob};
+use attempts::limited::{FreedSlots, SlotsOfJob, SlotsReply};
 use attempts::settle::Settles;
 use jobs::idempotent_inserts::IdempotentInserts;
 use jobs::insert::{Inserts, OrderedInserts, together};
@@ -289,6 +289,8 @@ pub struct Store {
     idempotent_inserts: Arc<GroupCommit<IdempotentInserts>>,
     settles: Arc<GroupCommit<Settles>>,
     freed: Arc<GroupCommit<FreedSlots>>,
+    /// For slots of a key of a limit that another session locks at this moment.
+    freed_later: Arc<GroupCommit<FreedSlots>>,
 }
 
 /// The first questions to the server when tickr starts. They are one attempt, with one time limit, because the
@@ -355,12 +357,12 @@ impl Store {
         }
         // Other connections than those of the pools, rounded up: the flushers of the three group commits and of the
         // claims, the connections for locked rows (`locked_rows.rs`), the flushers of jobs with order keys and of
-        // suspects, those of limits by key with their locked rows, and the heartbeat.
+        // suspects, those of limits by key with their locked rows and keys, and the heartbeat.
         let pooled = settings.connections.max(PoolSizes::LEAST)
             + sql::pools::FOR_REPORTS
             + sql::pools::FOR_SOURCES
             + sql::pools::FOR_WORKERS;
-        let connections = pooled as usize + 7 * settings.flushers + 9;
+        let connections = pooled as usize + 7 * settings.flushers + 10;
         if let Some(most) = first.variables.prepared_statements() {
             if most < connections {
                 return Err(refused(format!(
@@ -396,8 +398,11 @@ impl Store {
         let (open, limits) = (Arc::clone(&shared.open_claims), Arc::clone(&shared.limits));
         let settles = Settles::new(shared.clock.clone(), shared.lanes, open, limits);
         let settles = GroupCommit::start(settles, options, settings.flushers, WAITING_WORKERS, tasks);
-        let freed = FreedSlots { limits: Arc::clone(&shared.limits) };
-        let freed = Arc::new(GroupCommit::start(freed, options, settings.flushers, WAITING_WORKERS, tasks));
+        let freed = |waits, flushers| {
+            let freed = FreedSlots { limits: Arc::clone(&shared.limits), waits };
+            Arc::new(GroupCommit::start(freed, options, flushers, WAITING_WORKERS, tasks))
+        };
+        let (freed, freed_later) = (freed(false, settings.flushers), freed(true, 1));
         Ok(Self {
             shared,
             inserts: Arc::new(inserts),
@@ -405,6 +410,7 @@ impl Store {
             idempotent_inserts: Arc::new(idempotent_inserts),
             settles: Arc::new(settles),
             freed,
+            freed_later,
         })
     }
 
@@ -559,7 +565,7 @@ impl Store {
             && !slots.is_empty()
             && !reply.freed
         {
-            let freed = self.freed.submit(SlotsOfJob { id: id.uuid(), keys: slots, call, keeps: false });
+            let freed = self.free_slots(SlotsOfJob { id: id.uuid(), keys: slots, call, keeps: false });
             match tokio::time::timeout(SLOTS_LIMIT, freed).await {
                 Ok(Ok(gone)) => released.extend(gone),
                 Ok(Err(error)) => tracing::debug!(%error, "cannot free the slots of a job, the next sweep does"),
@@ -567,6 +573,16 @@ impl Store {
             }
         }
         Ok(reply)
+    }
+
+    /// Free the slots of an attempt that has ended. Returns the parked jobs that were let go. If another session locks
+    /// one of the keys, this waits for it for a moment, apart from all others.
+    async fn free_slots(&self, slots: SlotsOfJob) -> Result<Vec<DueJob>, StoreError> {
+        let SlotsReply { mut let_go, busy } = self.freed.submit(slots.clone()).await?;
+        if busy {
+            let_go.extend(self.freed_later.submit(slots).await?.let_go);
+        }
+        Ok(let_go)
     }
 
     /// Wait until this process has ended jobs for which other jobs wait.
@@ -610,8 +626,8 @@ impl Store {
     /// Close the store: finish the writes that were handed in, then close the connections. Call this after all users of
     /// the store have ended.
     pub async fn close(self) {
-        let Self { shared, inserts, ordered, idempotent_inserts, settles, freed } = self;
-        drop((inserts, ordered, idempotent_inserts, settles, freed));
+        let Self { shared, inserts, ordered, idempotent_inserts, settles, freed, freed_later } = self;
+        drop((inserts, ordered, idempotent_inserts, settles, freed, freed_later));
         shared.tasks.close();
         if tokio::time::timeout(Duration::from_secs(10), shared.tasks.wait()).await.is_err() {
             tracing::warn!("the store closed while a task of tickr still used it");

@@ -9,8 +9,9 @@ use serde_json::value::RawValue;
 use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection, Row};
 use tickr::job::limits::MAX_LOG_BYTES;
 use tickr::job::{
-    Actor, AttemptToken, Bounds, Due, Edition, Editions, JobId, JobOptions, Limit, Name, NewJob, OnConflict, OnFailure,
-    Order, Priority, Producer, Progress, Rate, RetryPolicy, RunnerId, Scope, SharedBy, State, Verdict,
+    Actor, AttemptToken, Bounds, Breaker, CallOutcome, Due, Edition, Editions, JobId, JobOptions, Limit, Name, NewJob,
+    OnConflict, OnFailure, Order, Priority, Producer, Progress, Rate, RetryPolicy, RunnerId, Scope, SharedBy, State,
+    Verdict,
 };
 use tickr::services::Services;
 use tickr::store::{
@@ -21,7 +22,7 @@ use tickr::store::{
 };
 
 use crate::support::{
-    Proxy, connect, default_queue, drop_database, eventually, halted, migrated_database, open_transactions,
+    Halt, Proxy, connect, default_queue, drop_database, eventually, halted, migrated_database, open_transactions,
     server_options, table_prefix, until_said,
 };
 
@@ -87,6 +88,29 @@ impl TestStore {
     /// Wait until no session of this database is in the middle of a transaction.
     async fn until_no_transaction_is_open(&self) {
         eventually("no transaction is open", || async { transactions(&self.url).await.is_empty().then_some(()) }).await;
+    }
+
+    /// Return whether another session has locked a tally, or is making one.
+    async fn is_a_tally_locked(&self) -> bool {
+        match self.mysql().await.fetch_all("SELECT n FROM tallies FOR UPDATE NOWAIT").await {
+            Ok(_) => false,
+            Err(sqlx::Error::Database(_)) => true,
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    /// End the sessions of the store at the server.
+    async fn kill_sessions(&self) {
+        let mut killer = self.mysql().await;
+        let own: u64 = sqlx::query_scalar("SELECT CONNECTION_ID()").fetch_one(&mut killer).await.unwrap();
+        for row in killer.fetch_all("SHOW PROCESSLIST").await.unwrap() {
+            let id = row.try_get::<u64, _>("Id").or_else(|_| row.try_get::<i64, _>("Id").map(|id| id as u64)).unwrap();
+            let database = row.try_get_unchecked::<Option<Vec<u8>>, _>("db").unwrap().unwrap_or_default();
+            if id != own && database == self.name.as_bytes() {
+                // It may have ended by itself.
+                let _ = killer.execute(AssertSqlSafe(format!("KILL {id}"))).await;
+            }
+        }
     }
 
     /// Return the attempts whose lease has expired.
@@ -1415,6 +1439,10 @@ impl TestStore {
             bounds,
             overrides: BTreeMap::new(),
         };
+        self.write_limit(limit).await;
+    }
+
+    async fn write_limit(&self, limit: Limit) {
         self.store.set_limit(limit, Condition::Any, &Actor::tickr()).await.unwrap();
         self.store.follow_limits(&Arc::new(self.store.limits().await.unwrap()), Instant::now());
     }
@@ -1841,9 +1869,9 @@ async fn a_next_job_whose_claim_was_not_answered_is_given_back_and_uses_no_attem
     test.stop().await;
 }
 
-/// The successes of a batch are written first, in a transaction of their own.
+/// The successes of a batch are written first, and their callers do not wait for the rest.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_next_job_that_was_claimed_is_given_back_when_the_rest_of_its_batch_cannot_be_written() {
+async fn a_next_job_that_was_claimed_starts_while_the_rest_of_its_batch_waits_for_a_row() {
     let (name, url) = migrated_database().await;
     let test = TestStore::with_flushers(name, url.clone(), url, 1).await;
     let mut jobs = in_order(2);
@@ -1869,15 +1897,214 @@ async fn a_next_job_that_was_claimed_is_given_back_when_the_rest_of_its_batch_ca
     tokio::task::yield_now().await;
     blocker.commit().await.unwrap();
     assert!(matches!(front.await.unwrap(), Settled::Done { .. }));
-    let (next, _) = success.await;
+    let (next, released) = success.await;
+    let next = next.expect("the next job was claimed, and then given back for the locked row of another");
+    assert_eq!((next.id, released), (ids[1], vec![]));
+    assert!(!failure.is_finished());
     locked.commit().await.unwrap();
     assert!(matches!(failure.await.unwrap(), Settled::Done { .. }));
-    // Either the caller has the next job, or it is given back.
-    assert!(next.is_none(), "the batch was split after its successes were written: {next:?}");
-    let given = test.store.give_back_unanswered().await.unwrap();
-    assert_eq!(given.iter().map(|given| given.id).collect::<Vec<_>>(), [ids[1]]);
-    assert_eq!(test.claimed(ids[1]).await.attempt, 1);
-    test.stop_broken("a job runs").await;
+    assert_eq!(test.store.unanswered_claims(), 0);
+    assert_eq!(test.succeed(&next).await, []);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_end_that_waits_for_another_row_locks_no_tally() {
+    let test = TestStore::start().await;
+    // The next job of its order key, whether this claims it or only lets it go.
+    for claims_next in [true, false] {
+        let jobs = in_order(2);
+        let [first, second] = [jobs[0].id, jobs[1].id];
+        test.store.insert(jobs).await.unwrap();
+        let (claimed, store, claimant) = (test.claimed(first).await, test.store.clone(), test.claimant.clone());
+        let mut operator = test.mysql().await;
+        let held = hold(&mut operator, second).await;
+        let end = tokio::spawn(async move {
+            let success = settlement(&claimed, Verdict::Succeeded);
+            match claims_next {
+                true => store.settle_and_claim_next(success, &claimant).await.unwrap(),
+                false => (store.settle(success).await.unwrap(), None),
+            }
+        });
+        test.until_said("UPDATE owed", 1).await;
+        assert!(!test.is_a_tally_locked().await, "claims: {claims_next}");
+        held.rollback().await.unwrap();
+        let (settled, next) = end.await.unwrap();
+        assert!(matches!(settled, Settled::Done { state: State::Completed, .. }), "{settled:?}");
+        let next = match next {
+            Some(Claim::Won(next)) => *next,
+            None => test.claimed(second).await,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(test.succeed(&next).await, []);
+    }
+    // A slot of a limit.
+    test.set_concurrency(1).await;
+    let claimed = test.claimed(test.insert_limited("a", 1).await[0]).await;
+    let mut other = test.mysql().await;
+    let mut held = other.begin().await.unwrap();
+    let lock = "SELECT job_id FROM limit_slots WHERE limit_name = 'l' AND limit_key = 'a' AND job_id = ? FOR UPDATE";
+    sqlx::query(lock).bind(claimed.id.uuid()).execute(&mut *held).await.unwrap();
+    let end = tokio::spawn({
+        let (store, success) = (test.store.clone(), settlement(&claimed, Verdict::Succeeded));
+        async move { store.settle(success).await.unwrap() }
+    });
+    test.until_said("DELETE s FROM limit_slots", 1).await;
+    assert!(!test.is_a_tally_locked().await);
+    held.rollback().await.unwrap();
+    assert!(matches!(end.await.unwrap(), Settled::Done { state: State::Completed, .. }));
+    assert_eq!(test.count("SELECT CAST(SUM(n) AS SIGNED) FROM tallies").await, 5);
+    test.store.sweep_limits(LimitSweep::default(), false, |_| {}).await.unwrap();
+    test.stop().await;
+}
+
+/// Otherwise it would hold up what other processes write, for as long as its connection lives.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_stalls_before_a_commit_locks_no_tally() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::at(name, url, proxy.url()).await;
+    for case in ["an attempt", "a cancel"] {
+        let one = job();
+        let (id, store) = (one.id, test.store.clone());
+        test.store.insert(vec![one]).await.unwrap();
+        let end = if case == "an attempt" {
+            let rejected = settlement(&test.claimed(id).await, Verdict::Rejected);
+            proxy.halt_at("COMMIT", 1, Halt::Before);
+            tokio::spawn(async move { store.settle(rejected).await.map(drop) })
+        } else {
+            proxy.halt_at("COMMIT", 1, Halt::Before);
+            tokio::spawn(async move { store.cancel(id, &Actor::tickr()).await.map(drop) })
+        };
+        eventually("the process stalls", || async { proxy.has_halted().then_some(()) }).await;
+        assert!(!test.is_a_tally_locked().await, "{case}");
+        test.kill_sessions().await;
+        proxy.let_in();
+        end.await.unwrap().unwrap();
+    }
+    assert_eq!(test.count("SELECT CAST(SUM(n) AS SIGNED) FROM tallies").await, 2);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_next_job_whose_claim_was_committed_late_starts_only_if_no_limit_has_changed() {
+    let test = TestStore::start().await;
+    for changes in [false, true] {
+        test.set_concurrency(1).await;
+        let ids = test.insert_limited("a", 2).await;
+        let claimed = test.claimed(ids[0]).await;
+        test.park(&ids[1..]).await;
+        // The request of the COMMIT waits for a tally, also for one that is new.
+        let mut other = test.mysql().await;
+        let mut held = other.begin().await.unwrap();
+        held.execute("SELECT * FROM tallies FOR UPDATE").await.unwrap();
+        let end = tokio::spawn({
+            let (store, claimant) = (test.store.clone(), test.claimant.clone());
+            let success = settlement(&claimed, Verdict::Succeeded);
+            async move { store.settle_and_claim_next(success, &claimant).await.unwrap() }
+        });
+        test.until_said("INSERT INTO tallies", 1).await;
+        if changes {
+            test.set_concurrency_of("m", SharedBy::All, 5).await;
+        }
+        // Longer than the time in which a claim is sure of its limits.
+        tokio::time::sleep(Duration::from_millis(1_100)).await;
+        held.rollback().await.unwrap();
+        let (settled, next) = end.await.unwrap();
+        let Settled::Done { state: State::Completed, released, .. } = settled else { panic!("{settled:?}") };
+        assert!(released.is_empty(), "{changes}: {released:?}");
+        match next {
+            Some(Claim::Won(next)) if !changes => assert_eq!((test.succeed(&next).await, next.id), (vec![], ids[1])),
+            None if changes => {
+                test.store.give_back_unanswered().await.unwrap();
+                assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE state = 'executing'").await, 0);
+                assert!(matches!(test.store.cancel(ids[1], &Actor::tickr()).await, Ok(ActionOutcome::Done(_))));
+                test.store.sweep_limits(LimitSweep::default(), false, |_| {}).await.unwrap();
+            }
+            other => panic!("{changes}: {other:?}"),
+        }
+        assert_eq!(test.slots().await, (0, 0, 0));
+    }
+    test.stop().await;
+}
+
+impl TestStore {
+    /// Lock the key `a` of the limit `l` with this session, as a process that froze within a claim.
+    async fn lock_key(&self, session: &mut MySqlConnection) {
+        for sql in [
+            "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+            "BEGIN",
+            "SELECT limit_key FROM limit_keys WHERE limit_name = 'l' AND limit_key = 'a' FOR UPDATE",
+        ] {
+            session.execute(sql).await.unwrap();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_slots_of_a_locked_key_delay_the_verdicts_of_no_other_key() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::with_flushers(name, url, proxy.url(), 1).await;
+    test.set_concurrency(1).await;
+    let of_a = test.claimed(test.insert_limited("a", 1).await[0]).await;
+    let of_b = test.claimed(test.insert_limited("b", 1).await[0]).await;
+    let mut session = test.mysql().await;
+    test.lock_key(&mut session).await;
+    // The connection that is about to wait for the key falls silent, so the wait has no end.
+    proxy.silent_from("SET @tickr_lock_wait");
+    let fail = |claimed: &Claimed| {
+        let (store, failure) = (test.store.clone(), settlement(claimed, Verdict::Failed));
+        tokio::spawn(async move { store.settle(failure).await.unwrap() })
+    };
+    let waits = fail(&of_a);
+    eventually("a transaction waits for the key", || async { (proxy.cuts() == 1).then_some(()) }).await;
+    let settled = fail(&of_b).await.unwrap();
+    assert!(matches!(settled, Settled::Done { state: State::Retrying, .. }), "{settled:?}");
+    // Behind that wait, the verdict would be told after five seconds, and its slot would not be free.
+    assert_eq!(test.count("SELECT COUNT(*) FROM limit_slots WHERE limit_key = 'b'").await, 0);
+    session.execute("ROLLBACK").await.unwrap();
+    test.kill_sessions().await;
+    assert!(matches!(waits.await.unwrap(), Settled::Done { state: State::Retrying, .. }));
+    eventually("the other slot is free", || async { (test.slots().await == (0, 0, 0)).then_some(()) }).await;
+    test.stop().await;
+}
+
+/// The run without an answer has counted the call, and only that run's next one knows it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_answer_to_the_end_of_a_call_counts_it_once_also_while_its_key_is_locked() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::at(name, url, proxy.url()).await;
+    let limit = Limit {
+        name: "l".parse().unwrap(),
+        kind: None,
+        queue: None,
+        shared_by: SharedBy::Key,
+        fair: false,
+        breaker: Some(Breaker { failures: 5, pause_ms: 1_000, max_pause_ms: 1_000 }),
+        bounds: Bounds { concurrency: Some(1), ..Bounds::default() },
+        overrides: BTreeMap::new(),
+    };
+    test.write_limit(limit).await;
+    test.mysql().await.execute("UPDATE limits SET counted = TRUE").await.unwrap();
+    test.store.follow_limits(&Arc::new(test.store.limits().await.unwrap()), Instant::now());
+    let claimed = test.claimed(test.insert_limited("a", 1).await[0]).await;
+    let failure = Settlement { call: Some(CallOutcome::Failed), ..settlement(&claimed, Verdict::Failed) };
+    proxy.cut_commit_of_and_hold("DELETE s FROM limit_slots");
+    let store = test.store.clone();
+    let end = tokio::spawn(async move { store.settle(failure).await.unwrap() });
+    eventually("the answer is lost", || async { (proxy.cuts() == 1).then_some(()) }).await;
+    // It waits until that COMMIT has ended.
+    let mut session = test.mysql().await;
+    test.lock_key(&mut session).await;
+    proxy.let_in();
+    test.until_said("SELECT limit_name, limit_key FROM limit_keys", 1).await;
+    session.execute("ROLLBACK").await.unwrap();
+    assert!(matches!(end.await.unwrap(), Settled::Done { state: State::Retrying, .. }));
+    assert_eq!(test.slots().await, (0, 0, 0));
+    assert_eq!(test.count("SELECT CAST(failures AS SIGNED) FROM limit_keys WHERE limit_key = 'a'").await, 1);
+    test.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -24,7 +24,7 @@ use crate::rows::limits::{KnownLimits, LimitKey, LimitSetting, LimitsOfClaim};
 use crate::rows::links::{AWAITED, BatchChanges, IN_BATCH};
 use crate::rows::order::{Successor, due_steps, heads_step, lock_step, successors_step};
 use crate::rows::owed::{DueJob, RESTS};
-use crate::rows::tallies::tally;
+use crate::rows::tallies::Counts;
 use crate::sql::error::{Fault, fault, waited_for_lock};
 use crate::sql::script::{Script, Value};
 use crate::sql::session::Session;
@@ -175,13 +175,13 @@ pub(crate) async fn complete<'a>(
             ]);
         },
     );
-    insert_logs_step(&mut write, &logs);
-    let mut counts: BTreeMap<(&Name, &Name), i64> = BTreeMap::new();
+    let mut ended: BTreeMap<(&Name, &Name), i64> = BTreeMap::new();
     for success in &sorted {
-        *counts.entry((&success.opened.queue, &success.opened.kind)).or_default() += 1;
+        *ended.entry((&success.opened.queue, &success.opened.kind)).or_default() += 1;
     }
-    let counts: Vec<_> = counts.into_iter().map(|((queue, kind), n)| (queue, kind, State::Completed, n)).collect();
-    tally(&mut write, lane, &counts);
+    let counts = ended.into_iter().map(|((queue, kind), n)| (queue, kind, State::Completed, n)).collect();
+    let counts = Counts::new(lane, counts);
+    insert_logs_step(&mut write, &logs);
     let mut changes = BatchChanges::default();
     for batch in sorted.iter().filter_map(|success| success.opened.batch) {
         changes.of(batch.uuid()).completed += 1;
@@ -200,8 +200,12 @@ pub(crate) async fn complete<'a>(
     let ending = sorted.iter().filter(|success| frees && !success.opened.slots.is_empty());
     let ending: Vec<(Uuid, &[LimitKey])> =
         ending.map(|success| (success.item.id.uuid(), &*success.opened.slots)).collect();
-    if claim.is_none() && ending.is_empty() {
-        // In the text form this is the same request. MySQL does not go on to it when a statement before it fails.
+    // The tallies come last, because this may wait for the row of a next job, which another session locks, and the ends
+    // of all other jobs of the kind must not wait for that.
+    let commits_at_once = claim.is_none() && ending.is_empty() && write.is_one_request();
+    if commits_at_once {
+        counts.add_step(&mut write);
+        // MySQL does not go on to it when a statement before it fails.
         write.push("COMMIT", Vec::new());
     }
     let written = write.run(conn).await?;
@@ -213,7 +217,7 @@ pub(crate) async fn complete<'a>(
             rest.run(conn).await?;
         }
     }
-    let (freed, claim_of_parked) = match free_and_claim(conn, (&sorted, &ending), claims, &known.now()).await {
+    let (freed, mut claim_of_parked) = match free_and_claim(conn, (&sorted, &ending), claims, &known.now()).await {
         Ok(done) => done,
         // The slower way settles the attempts, and leaves their slots.
         Err(error) if is_about_limits(&error) => {
@@ -222,12 +226,14 @@ pub(crate) async fn complete<'a>(
         }
         Err(error) => return Err(error),
     };
+    let mut is_late = false;
     if let (Some(claim), Some(limits)) = (claim.as_ref().or(claim_of_parked.as_ref()), &limits) {
-        if !claim.commit(conn, limits).await? {
+        if !claim.commit(conn, limits, &counts).await? {
             return Ok(None);
         }
-    } else if !ending.is_empty() {
-        sqlx::raw_sql("COMMIT").execute(conn).await?;
+        is_late = claim.is_late(conn, limits).await;
+    } else if !commits_at_once {
+        counts.commit(conn).await?;
     }
     let mut released: Vec<DueJob> = successors.into_iter().filter_map(Successor::released).collect();
     if let Some(claim) = &claim {
@@ -235,6 +241,10 @@ pub(crate) async fn complete<'a>(
     }
     let is_claimed = |job: &DueJob| claim_of_parked.as_ref().is_some_and(|claim| claim.won.contains_key(&job.id));
     released.extend(freed.let_go.into_iter().filter(|job| !is_claimed(job)));
+    if is_late {
+        // These claims are given back, and no handler starts.
+        (claim, claim_of_parked) = (None, None);
+    }
     Ok(Some(Completed { released, claim, claim_of_parked, linked, freed: freed.jobs }))
 }
 
@@ -373,15 +383,33 @@ impl<'a> SuccessorClaim<'a> {
 
     /// Commit the claim with the attempts that have ended. Returns false, with nothing written, if a limit has changed while
     /// it waited for a row: see [`LimitsOfClaim`]. The slower way then settles the attempts, and claims nothing.
-    async fn commit(&self, conn: &mut Session<'_>, limits: &LimitsOfClaim) -> Result<bool, sqlx::Error> {
-        let changed = match limits.have_changed(conn, &self.claims.limits).await {
+    async fn commit(
+        &self,
+        conn: &mut Session<'_>,
+        limits: &LimitsOfClaim,
+        counts: &Counts<'_>,
+    ) -> Result<bool, sqlx::Error> {
+        if self.have_changed(conn, limits).await? {
+            sqlx::raw_sql("ROLLBACK").execute(conn).await?;
+            return Ok(false);
+        }
+        counts.commit(conn).await?;
+        Ok(true)
+    }
+
+    /// Return whether the COMMIT took so long that attempts may have been counted without the claim, and a limit has
+    /// changed. It may have waited for a tally, or for the disk of the server.
+    async fn is_late(&self, conn: &mut Session<'_>, limits: &LimitsOfClaim) -> bool {
+        // The attempts have ended, so an error of this look is no error of theirs.
+        self.have_changed(conn, limits).await.unwrap_or(true)
+    }
+
+    async fn have_changed(&self, conn: &mut Session<'_>, limits: &LimitsOfClaim) -> Result<bool, sqlx::Error> {
+        match limits.have_changed(conn, &self.claims.limits).await {
             // A limit that this version cannot read must not cost an attempt its verdict.
-            Err(error) if is_unreadable(&error) => true,
-            looked => looked?,
-        };
-        let end = if changed { "ROLLBACK" } else { "COMMIT" };
-        sqlx::raw_sql(end).execute(conn).await?;
-        Ok(!changed)
+            Err(error) if is_unreadable(&error) => Ok(true),
+            looked => looked,
+        }
     }
 
     /// Read the rows of the claim.

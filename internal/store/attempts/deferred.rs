@@ -204,7 +204,7 @@ impl Store {
             self.shared.open_claims.ended(id, token);
             if let Some(outcome) = call.filter(|_| !slots.is_empty()) {
                 let call = Some(EndedCall { token, outcome, error: None });
-                let counted = self.freed.submit(SlotsOfJob { id: id.uuid(), keys: slots, call, keeps: true });
+                let counted = self.free_slots(SlotsOfJob { id: id.uuid(), keys: slots, call, keeps: true });
                 if let Err(error) = counted.await {
                     tracing::debug!(%error, "cannot count a call for the breaker of its host");
                 }

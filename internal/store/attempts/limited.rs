@@ -570,10 +570,10 @@ pub(super) struct FreedWithEnds {
 /// Free the slots of these attempts, which the caller's transaction ends, and let parked jobs of their keys go. So the
 /// next job of a key has its slot with the COMMIT that ends the one before it.
 ///
-/// The transaction has locked rows of `owed` and tallies. A claim locks keys before rows, so this waits for no key, and
-/// the caller waits for nothing more before its COMMIT. Left out, for [`FreedSlots`], are attempts with a key that
-/// another session locks at this moment, and those with a breaker or of a fair limit. In a Galera cluster all are: a lock
-/// of a key is a write there, and a conflict about it would repeat the settlement.
+/// The transaction has locked rows of `owed`. A claim locks keys before rows, so this waits for no key, and the caller
+/// waits for nothing more but its tallies, which it changes in the request of its COMMIT. Left out, for [`FreedSlots`],
+/// are attempts with a key that another session locks at this moment, and those with a breaker or of a fair limit. In a
+/// Galera cluster all are: a lock of a key is a write there, and a conflict about it would repeat the settlement.
 pub(super) async fn free_with_ends(
     conn: &mut Session<'_>,
     ending: &[(Uuid, &[LimitKey])],
@@ -661,9 +661,13 @@ fn is_freed_afterwards(key: &LimitKey, limits: &[LimitSetting]) -> bool {
 /// keeps locked are left to the sweep, so that the ends of all other attempts need not wait.
 pub(crate) struct FreedSlots {
     pub(crate) limits: Arc<KnownLimits>,
+    /// True if this waits for a moment for a key that another session locks. There are two of these: the one that does
+    /// not wait sends such slots to the other.
+    pub(crate) waits: bool,
 }
 
 /// A job whose attempt has ended, and the keys of which it had slots.
+#[derive(Clone)]
 pub(crate) struct SlotsOfJob {
     pub(crate) id: Uuid,
     pub(crate) keys: Arc<[LimitKey]>,
@@ -673,9 +677,17 @@ pub(crate) struct SlotsOfJob {
     pub(crate) keeps: bool,
 }
 
+/// The answer about the slots of a job.
+pub(crate) struct SlotsReply {
+    /// Parked jobs that have a due time now. They may be of other keys of the same batch.
+    pub(crate) let_go: Vec<DueJob>,
+    /// True if another session locks one of the keys at this moment. Then nothing was done about the slots of the job.
+    pub(crate) busy: bool,
+}
+
 impl Batch for FreedSlots {
     type Item = SlotsOfJob;
-    type Reply = Vec<DueJob>;
+    type Reply = SlotsReply;
     type Mark = ();
     const ATTEMPTED: &'static str = "free slots";
     const FULL: usize = 256;
@@ -688,15 +700,24 @@ impl Batch for FreedSlots {
         items: &'c [SlotsOfJob],
         (): (),
         earlier: PriorRun,
-    ) -> DbFuture<'c, Vec<Vec<DueJob>>> {
+    ) -> DbFuture<'c, Vec<SlotsReply>> {
         Box::pin(async move {
             let keys: BTreeSet<LimitKey> = items.iter().flat_map(|item| item.keys.iter().cloned()).collect();
             // The process of a suspect has read the limits before its attempt, which may have taken hours.
             self.limits.catch_up(conn).await?;
             let limits = self.limits.now();
             let asked: Vec<&LimitKey> = keys.iter().collect();
-            let got = begin_within_a_second(conn, &asked, self.limits.locked_keys()).await?;
-            // The other slots are left to the sweep.
+            let known = self.limits.locked_keys();
+            // A run without an answer may have counted the calls. Only a run that knows of it counts none twice, so the
+            // other group commit must not do it.
+            let waits = self.waits || earlier == PriorRun::MayHaveCommitted;
+            let got = if waits {
+                begin_within_a_second(conn, &asked, known).await?
+            } else {
+                let got = begin_with_free(conn, &asked).await?;
+                known.note(&asked, &got);
+                got
+            };
             let done: Vec<&SlotsOfJob> =
                 items.iter().filter(|item| item.keys.iter().all(|key| got.contains(key))).collect();
             let calls = done.iter().filter_map(|item| Some((item.id, item.call.as_ref()?, &item.keys)));
@@ -707,12 +728,21 @@ impl Batch for FreedSlots {
             mark_counted(conn, &kept.collect::<Vec<_>>()).await?;
             let ids: Vec<Uuid> = done.iter().filter(|item| !item.keeps).map(|item| item.id).collect();
             free_slots_of(conn, &ids).await?;
-            let (gone, _) = let_go(conn, &got, &limits).await?;
+            let keys: BTreeSet<LimitKey> = done.iter().flat_map(|item| item.keys.iter().cloned()).collect();
+            let (gone, _) = let_go(conn, &keys, &limits).await?;
             sqlx::raw_sql("COMMIT").execute(&mut *conn).await?;
             turned.iter().for_each(Turned::tell);
-            // Each of them is told once.
+            // The slots of keys that count as locked are left to the sweep.
+            let locked = known.among(&asked);
+            // Each of them is told once, and none to a caller that has to ask again.
             let mut gone = Some(gone);
-            Ok(items.iter().map(|_| gone.take().unwrap_or_default()).collect())
+            let reply = |item: &SlotsOfJob| {
+                let is_done = item.keys.iter().all(|key| got.contains(key));
+                let is_locked = item.keys.iter().any(|key| locked.contains(key));
+                let let_go = if is_done { gone.take().unwrap_or_default() } else { Vec::new() };
+                SlotsReply { let_go, busy: !waits && !is_done && !is_locked }
+            };
+            Ok(items.iter().map(reply).collect())
         })
     }
 }

@@ -76,6 +76,13 @@ impl Batch for Settles {
         Some(item.settlement.id)
     }
 
+    /// Plain successes have a transaction of their own in any case ([`complete`]). The next jobs that it claims start
+    /// when the batch is answered, and the rest of it may wait for a lock for seconds.
+    fn goes_first(request: &SettleRequest) -> bool {
+        let success = Success::from_request(request);
+        success.is_some()
+    }
+
     fn mark(&self) -> u8 {
         self.lanes.of_turn(self.batches.fetch_add(1, Ordering::Relaxed))
     }

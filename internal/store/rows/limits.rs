@@ -8,9 +8,9 @@
 //! overtakes it on its way to a runner.
 //!
 //! The row in `limit_keys` is the lock of a key. A transaction locks these rows in key order, before it locks rows of
-//! `owed`. Only the end of an attempt locks them last: it waits for none of them, and for nothing after them. The row
-//! also has the state of the rate: the generic cell rate algorithm (GCRA) of ATM networks, with one time for each key
-//! and no counters that would have to be reset.
+//! `owed`. Only the end of an attempt locks them last: it waits for none of them, and for nothing after them but its
+//! tallies. The row also has the state of the rate: the generic cell rate algorithm (GCRA) of ATM networks, with one
+//! time for each key and no counters that would have to be reset.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter;

@@ -43,6 +43,13 @@ pub(crate) trait Batch: Send + Sync + 'static {
         None
     }
 
+    /// Return whether this item is written before others of its batch, in one transaction with those like it. So its
+    /// caller has the answer while the others still wait for a lock.
+    fn goes_first(item: &Self::Item) -> bool {
+        let _ = item;
+        false
+    }
+
     /// Return the answer for an item that need not be written now: another session locks its row, or another item of
     /// the batch is about the same row and the two are written apart. Without such an answer an item waits until it is
     /// written.

@@ -15,6 +15,8 @@
 //! A third rule splits a batch: when it has waited for a lock until the timeout, it is written in pieces, until only
 //! the rows that another session locks are left. These go to a connection of their own (`locked_rows.rs`). Later writes
 //! of the same rows go there directly, so that the next batches do not wait for these rows again.
+//!
+//! Items that [go first](Batch::goes_first) are written before the others of their batch, and answered before those.
 
 use std::collections::HashSet;
 use std::panic::AssertUnwindSafe;
@@ -195,15 +197,31 @@ impl<B: Batch> Flusher<B> {
         }
     }
 
-    /// Write a batch and answer each caller in it.
+    /// Write a batch and answer each caller in it: first those whose items go first, then the others.
     async fn write(&mut self, taken: Vec<Waiting<B>>, mark: B::Mark) {
-        if let Flushed::Locked(taken) = self.flush(taken, mark).await {
-            metrics::counter!("tickr_batches_split_total", "write" => B::ATTEMPTED).increment(1);
-            self.link.hurry(true);
-            let all_locked = self.write_in_pieces(taken, mark).await;
-            self.link.hurry(false);
-            if !all_locked.is_empty() {
-                self.flush_patiently(all_locked, mark).await;
+        let (first, others): (Vec<_>, Vec<_>) = taken.into_iter().partition(|one| B::goes_first(&one.item));
+        match self.write_part(first, mark).await {
+            // An outage concerns all items. Their callers need not wait until each part has been tried.
+            Some(error) => drop(answer_all(others.into_iter(), &error)),
+            None => drop(self.write_part(others, mark).await),
+        }
+    }
+
+    /// Write a part of a batch and answer each caller in it. Returns the error if the rest of the batch will not be
+    /// written either.
+    async fn write_part(&mut self, taken: Vec<Waiting<B>>, mark: B::Mark) -> Option<StoreError> {
+        match self.flush(taken, mark).await {
+            Flushed::Written => None,
+            Flushed::Out(error) => Some(error),
+            Flushed::Locked(taken) => {
+                metrics::counter!("tickr_batches_split_total", "write" => B::ATTEMPTED).increment(1);
+                self.link.hurry(true);
+                let all_locked = self.write_in_pieces(taken, mark).await;
+                self.link.hurry(false);
+                if !all_locked.is_empty() {
+                    self.flush_patiently(all_locked, mark).await;
+                }
+                None
             }
         }
     }

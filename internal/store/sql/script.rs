@@ -170,6 +170,11 @@ impl<'a> Script<'a> {
         if values.is_empty() { vec![Value::Null] } else { values }
     }
 
+    /// Return all statements as one text, to be sent with others.
+    pub(crate) fn into_text(self) -> Result<String, sqlx::Error> {
+        to_text(&self.statements)
+    }
+
     /// Run the script. Return the result of each step.
     pub(crate) async fn run(self, conn: &mut Session<'_>) -> Result<Vec<StepResult>, sqlx::Error> {
         let mut done: Vec<StepResult> = (0..self.steps).map(|_| StepResult::default()).collect();

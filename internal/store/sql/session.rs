@@ -20,6 +20,8 @@ use tickr_job::TablePrefix;
 pub(crate) struct Session<'c> {
     driver: Driver<'c>,
     prefix: TablePrefix,
+    /// Statements of this transaction that are sent with its COMMIT.
+    with_commit: Vec<String>,
 }
 
 enum Driver<'c> {
@@ -31,7 +33,7 @@ enum Driver<'c> {
 impl Session<'static> {
     /// Take a connection.
     pub(crate) fn new(driver: MySqlConnection, prefix: TablePrefix) -> Self {
-        Self { driver: Driver::Own(Box::new(driver)), prefix }
+        Self { driver: Driver::Own(Box::new(driver)), prefix, with_commit: Vec::new() }
     }
 
     /// Close the connection in an orderly way.
@@ -46,7 +48,7 @@ impl Session<'static> {
 impl<'c> Session<'c> {
     /// Borrow a connection.
     pub(crate) fn on(driver: &'c mut MySqlConnection, prefix: TablePrefix) -> Self {
-        Self { driver: Driver::Borrowed(driver), prefix }
+        Self { driver: Driver::Borrowed(driver), prefix, with_commit: Vec::new() }
     }
 
     /// Return the connection of the driver. Statements on it reach the server unchanged.
@@ -62,7 +64,19 @@ impl<'c> Session<'c> {
     pub(crate) async fn begin(&mut self) -> Result<Transaction<'_>, sqlx::Error> {
         let prefix = self.prefix.clone();
         let driver = Driver::Transaction(self.driver().begin().await?);
-        Ok(Transaction(Session { driver, prefix }))
+        Ok(Transaction(Session { driver, prefix, with_commit: Vec::new() }))
+    }
+
+    /// Return whether this is an open transaction, which ends with [`Transaction::commit`].
+    pub(crate) const fn is_transaction(&self) -> bool {
+        matches!(self.driver, Driver::Transaction(_))
+    }
+
+    /// Leave a statement for the COMMIT of this transaction, which sends it in the same request: so its locks are held
+    /// for no round trip. A rollback drops it.
+    pub(crate) fn leave_for_commit(&mut self, sql: String) {
+        debug_assert!(self.is_transaction(), "nothing would send the statement");
+        self.with_commit.push(sql);
     }
 
     /// Return the prefix of the tables.
@@ -82,8 +96,16 @@ impl fmt::Debug for Session<'_> {
 pub(crate) struct Transaction<'c>(Session<'c>);
 
 impl<'c> Transaction<'c> {
-    pub(crate) async fn commit(self) -> Result<(), sqlx::Error> {
+    /// Commit, after the statements that were left for this moment.
+    pub(crate) async fn commit(mut self) -> Result<(), sqlx::Error> {
+        let mut last = std::mem::take(&mut self.0.with_commit);
+        if !last.is_empty() {
+            // MySQL does not go on to the COMMIT when a statement before it fails.
+            last.push("COMMIT".to_owned());
+            sqlx::raw_sql(AssertSqlSafe(last.join(";"))).execute(&mut self.0).await?;
+        }
         match self.0.driver {
+            // The driver has to know that the transaction is over. Its COMMIT has no effect if that was the end.
             Driver::Transaction(driver) => driver.commit().await,
             // Nothing makes such a transaction, and nothing may call it committed.
             Driver::Own(_) | Driver::Borrowed(_) => Err(sqlx::Error::BeginFailed),
