@@ -194,7 +194,8 @@ async fn whole_20000_creates_of_50_callers_over_20_chats() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_whose_worker_is_killed_after_it_took_the_job_gets_its_row_from_another_one() {
     let world = World::new().await;
-    let mut server = world.server(&[]).await;
+    let soon = [("CHAT_COUNTS_MS", "500")];
+    let mut server = world.server(&soon).await;
     let token = application(&server).await;
     let one = chat(&server, &token).await;
     world.tickr.until_count("SELECT COUNT(*) FROM counter_chats", 1).await;
@@ -213,7 +214,7 @@ async fn a_message_whose_worker_is_killed_after_it_took_the_job_gets_its_row_fro
     server.runner.kill9();
     session.execute("ROLLBACK").await.unwrap();
 
-    let server = world.server(&[]).await;
+    let server = world.server(&soon).await;
     world.tickr.until_count("SELECT COUNT(*) FROM counter_messages WHERE body = 'kept' AND number = 1", 1).await;
     world.until_idle().await;
     assert_eq!(world.tickr.count("SELECT COUNT(*) FROM counter_messages").await, 1);
