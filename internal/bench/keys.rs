@@ -46,7 +46,8 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError>
     for (keyed, aim) in [(0, None), (waiting, Some(Target::at_most(5.0)))] {
         let beside = if keyed > 0 { format!(", {keyed} wait for keys") } else { String::new() };
         let name = format!("lateness without keys, {PER_SECOND}/s{beside}");
-        let shape = Shape { name, jobs: due, per_second: PER_SECOND, waiting: 0, keyed, aims: [None, aim] };
+        let shape =
+            Shape { name, jobs: due, per_second: PER_SECOND, waiting: 0, keyed, aims: [None, aim], redis: None };
         lines.extend(Box::pin(measure(bench, Scenario::Keys, &shape)).await?);
     }
     let counted = deadlocks(Scenario::Keys, &lines);

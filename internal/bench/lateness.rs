@@ -2,7 +2,7 @@
 //! time and become due at an even rate. Other jobs wait beside them: half of those are in the index, the rest beyond
 //! its horizon. The bare store has no lateness, so there is no comparison.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
 
@@ -27,6 +27,17 @@ pub(super) struct Shape {
     pub(super) keyed: u64,
     /// Targets of p50 and p99.
     pub(super) aims: [Option<Target>; 2],
+    /// Target of the time of Redis, in percent of a core. Without one, its row is left out.
+    pub(super) redis: Option<Target>,
+}
+
+/// The result of one run.
+struct Measured {
+    /// Lateness of every job in milliseconds, least first.
+    late_ms: Vec<f64>,
+    /// Processor time of Redis while the jobs fell due, in percent of a core.
+    redis_percent: f64,
+    checked: RunChecks,
 }
 
 pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError> {
@@ -35,7 +46,8 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError>
     let (far, very_many) = (bench.pick(200_000, 2_000), bench.pick(1_000_000, 5_000));
     let shape = |jobs, per_second, waiting, aims| {
         let beside = if waiting > 0 { format!(", {waiting} waiting") } else { String::new() };
-        Shape { name: format!("lateness, {per_second}/s{beside}"), jobs, per_second, waiting, keyed: 0, aims }
+        let name = format!("lateness, {per_second}/s{beside}");
+        Shape { name, jobs, per_second, waiting, keyed: 0, aims, redis: None }
     };
     let mut lines = Vec::new();
     for shape in [
@@ -52,22 +64,27 @@ pub(super) async fn measure(
     bench: &Bench<'_>,
     scenario: Scenario,
     shape: &Shape,
-) -> Result<[ResultRow; 2], BenchError> {
-    let (mut middle, mut tail) = (Samples::default(), Samples::default());
+) -> Result<Vec<ResultRow>, BenchError> {
+    let (mut middle, mut tail, mut redis) = (Samples::default(), Samples::default(), Samples::default());
     for round in bench.measured_rounds() {
-        let (late_ms, checked) = once(bench, shape, round).await?;
+        let Measured { late_ms, redis_percent, checked } = Box::pin(once(bench, shape, round)).await?;
         middle.product(percentile(&late_ms, 50.0), shape.jobs, checked);
         tail.product(percentile(&late_ms, 99.0), shape.jobs, checked.counted_before());
+        redis.product(redis_percent, shape.jobs, checked.counted_before());
     }
-    let line = |samples: Samples, which: &str, aim: Option<Target>| {
-        samples.line(scenario, format!("{}, {which}", shape.name), "ms", aim.as_slice())
+    let line = |samples: Samples, which: &str, unit: &'static str, aim: Option<Target>| {
+        samples.line(scenario, format!("{}, {which}", shape.name), unit, aim.as_slice())
     };
     let [of_middle, of_tail] = shape.aims;
-    Ok([line(middle, "p50", of_middle), line(tail, "p99", of_tail)])
+    let mut lines = vec![line(middle, "p50", "ms", of_middle), line(tail, "p99", "ms", of_tail)];
+    if shape.redis.is_some() {
+        lines.push(line(redis, "Redis, time of one core", "%", shape.redis));
+    }
+    Ok(lines)
 }
 
-/// Measure one run. Return the lateness of every job, in milliseconds, sorted.
-async fn once(bench: &Bench<'_>, shape: &Shape, round: Repetition) -> Result<(Vec<f64>, RunChecks), BenchError> {
+/// Measure one run.
+async fn once(bench: &Bench<'_>, shape: &Shape, round: Repetition) -> Result<Measured, BenchError> {
     let payload = payload(bench.settings.payload_bytes)?;
     let mut stage = RunEnvironment::open(bench).await?;
     bench.progress.step(&format!("{}: filling", shape.name), round);
@@ -90,8 +107,15 @@ async fn once(bench: &Bench<'_>, shape: &Shape, round: Repetition) -> Result<(Ve
     if stage.store.clock().now() > begin {
         return Err(BenchError::Failed("the jobs were not enqueued before they were due".to_owned()));
     }
+    let mut redis = stage.index()?.bare().await?;
+    // No job ends before the first one is due. With very many of them that is longer than a run may make no progress.
+    let ahead = begin - stage.store.clock().now();
+    tokio::time::sleep(ahead.to_std().unwrap_or_default()).await;
+    let (watched, used) = (Instant::now(), redis.processor_time().await?);
     let done = ran + warm_up + shape.jobs;
     stage.until_ended(done).await?;
+    let used = redis.processor_time().await?.saturating_sub(used);
+    let redis_percent = 100.0 * used.as_secs_f64() / watched.elapsed().as_secs_f64();
     stop(app).await;
     let late_us = stage.counter_connection.lateness_us(measured).await?;
     let mut late_ms: Vec<f64> = late_us.into_iter().map(|us| us as f64 / 1e3).collect();
@@ -100,7 +124,7 @@ async fn once(bench: &Bench<'_>, shape: &Shape, round: Repetition) -> Result<(Ve
     // No job may be early (G7), and none of the measured jobs may be missing.
     checked.exactly_once &= late_ms.len() as u64 == shape.jobs && late_ms.first().is_none_or(|first| *first >= 0.0);
     stage.close().await?;
-    Ok((late_ms, checked))
+    Ok(Measured { late_ms, redis_percent, checked })
 }
 
 /// Due times at an even rate, in whole milliseconds.

@@ -1,6 +1,8 @@
 //! Redis without the index's scripts, for `tickr bench`: it writes the entries of a rebuild with plain pipelined
 //! commands, and reads the server's counters. It has a connection of its own.
 
+use std::time::Duration;
+
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, AsyncTypedCommands, RedisResult};
 
@@ -65,6 +67,15 @@ impl BareIndex {
         Ok(count_commands(&text.map_err(IndexError::driver("read the server's counters"))?))
     }
 
+    /// Return the processor time that the server has used since it started, in the program and in the kernel.
+    ///
+    /// # Errors
+    /// [`IndexError::Unavailable`] when Redis does not answer.
+    pub async fn processor_time(&mut self) -> Result<Duration, IndexError> {
+        let text: RedisResult<String> = redis::cmd("INFO").arg("cpu").query_async(&mut self.conn).await;
+        Ok(used_time(&text.map_err(IndexError::driver("read the server's processor time"))?))
+    }
+
     /// Return the version of the server.
     ///
     /// # Errors
@@ -90,9 +101,26 @@ fn count_commands(text: &str) -> u64 {
     calls.sum()
 }
 
+/// Add up the seconds in `INFO cpu`, such as `used_cpu_sys:1.25`, without those of child processes.
+fn used_time(text: &str) -> Duration {
+    let seconds = |name: &str| {
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        value.and_then(|value| value.trim().parse::<f64>().ok()).unwrap_or_default()
+    };
+    Duration::try_from_secs_f64(seconds("used_cpu_sys") + seconds("used_cpu_user")).unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_processor_time_is_that_of_the_server_without_its_children() {
+        let text = "# CPU\r\nused_cpu_sys_children:8.0\r\nused_cpu_user_children:8.0\r\nused_cpu_sys:1.250000\r\n\
+                    used_cpu_user:2.500000\r\nused_cpu_sys_main_thread:1.0\r\nused_cpu_user_main_thread:2.0\r\n";
+        assert_eq!(used_time(text), Duration::from_millis(3_750));
+        assert_eq!(used_time("used_cpu_sys:-1"), Duration::ZERO);
+    }
 
     #[test]
     fn commands_are_counted_but_for_questions_about_the_server() {

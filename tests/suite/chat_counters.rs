@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use sqlx::Row as _;
+use sqlx::{AssertSqlSafe, Executor as _, Row as _};
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::chat::{Server, World};
-use crate::support::{answer, eventually_seen, http};
+use crate::support::{DEADLINE, answer, eventually_seen, http};
 
 /// Ask for something new. Return the status and the body.
 async fn make(base: &str, path: &str, body: &Value) -> Result<(u16, Value), reqwest::Error> {
@@ -125,11 +126,13 @@ async fn create(callers: usize, total: usize, chats: i64) {
     // The test does not talk to a Redis that it has killed.
     let redis = tokio::sync::Mutex::new(());
     let forgets = async {
-        let mut every = tokio::time::interval(Duration::from_millis(200));
+        let (mut every, mut flushed) = (tokio::time::interval(Duration::from_millis(200)), 0);
         while over.run_until_cancelled(every.tick()).await.is_some() {
             let _alive = redis.lock().await;
             world.forget().await;
+            flushed += 1;
         }
+        flushed
     };
     let deaths = async {
         let mut servers = [one, two];
@@ -151,7 +154,7 @@ async fn create(callers: usize, total: usize, chats: i64) {
         over.cancel();
         servers
     };
-    let ((), servers) = tokio::join!(forgets, deaths);
+    let (flushed, servers) = tokio::join!(forgets, deaths);
     world.until_idle().await;
 
     assert_eq!(*answered.repeated.lock().unwrap(), []);
@@ -171,7 +174,7 @@ async fn create(callers: usize, total: usize, chats: i64) {
         gaps += usize::try_from(*written[chat].keys().next_back().unwrap()).unwrap() - written[chat].len();
     }
     let failed = answered.failed.load(Ordering::SeqCst);
-    println!("{count} numbers, {failed} failed requests, {gaps} gaps");
+    println!("{count} numbers, {failed} failed requests, {gaps} gaps, {flushed} flushes of Redis");
     assert_eq!(count, total);
     assert!(gaps as u64 <= failed, "{gaps} gaps and {failed} failed requests");
     world.end(servers).await;
@@ -186,6 +189,40 @@ async fn numbers_are_unique_and_rows_come_while_redis_forgets_and_both_servers_a
 #[ignore = "takes a machine for itself"]
 async fn whole_20000_creates_of_50_callers_over_20_chats() {
     create(50, 20_000, 20).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_whose_worker_is_killed_after_it_took_the_job_gets_its_row_from_another_one() {
+    let world = World::new().await;
+    let soon = [("CHAT_COUNTS_MS", "500")];
+    let mut server = world.server(&soon).await;
+    let token = application(&server).await;
+    let one = chat(&server, &token).await;
+    world.tickr.until_count("SELECT COUNT(*) FROM counter_chats", 1).await;
+    // Another session has the row and does not commit it. So the worker that took the job waits for it.
+    let mut session = world.tickr.mysql().await;
+    session.execute("BEGIN").await.unwrap();
+    let row = format!(
+        "INSERT INTO counter_messages (application_token, chat, number, job, body, asked_at, written_at) \
+         VALUES ('{token}', {one}, 1, 'none', 'never there', UTC_TIMESTAMP(3), UTC_TIMESTAMP(3))"
+    );
+    session.execute(sqlx::raw_sql(AssertSqlSafe(row))).await.unwrap();
+    assert_eq!(message(&server, &token, one, "kept").await, 1);
+    let taken = "SELECT COUNT(*) FROM owed o JOIN jobs j ON j.id = o.id \
+                 WHERE j.payload LIKE '%kept%' AND o.state = 'executing'";
+    world.tickr.until_count(taken, 1).await;
+    server.runner.kill9();
+    session.execute("ROLLBACK").await.unwrap();
+
+    let server = world.server(&soon).await;
+    world.tickr.until_count("SELECT COUNT(*) FROM counter_messages WHERE body = 'kept' AND number = 1", 1).await;
+    world.until_idle().await;
+    assert_eq!(world.tickr.count("SELECT COUNT(*) FROM counter_messages").await, 1);
+    let lost = "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id \
+                WHERE j.payload LIKE '%kept%' AND a.verdict = 'lost'";
+    assert!(world.tickr.count(lost).await > 0, "no worker was killed with the job");
+    assert_eq!(world.tickr.get("/v1/dead-letters").await.body["data"], json!([]));
+    world.end([server]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -240,62 +277,113 @@ async fn a_counter_that_is_lost_or_old_begins_behind_the_newest_number_also_when
     world.end([server]).await;
 }
 
-/// Messages at a rate on one application. Return the lag of the rows, p99.
-async fn counted(count: i64, a_second: u32, every: Duration) -> Duration {
+/// The result of messages at a rate on one application.
+struct Counted {
+    /// Time until the last number was answered.
+    took: Duration,
+    /// Time from a number to its row, p99.
+    lag: Duration,
+    /// Time from the last row to the end of the last update of the counts.
+    settled: Duration,
+}
+
+/// Read a time between two columns, in milliseconds.
+async fn millis(world: &World, sql: &'static str, offset: i64) -> Duration {
+    let row = sqlx::query(sql).bind(offset).fetch_one(&mut world.tickr.mysql().await).await.unwrap();
+    Duration::from_millis(u64::try_from(row.try_get::<i64, _>("ms").unwrap()).unwrap())
+}
+
+/// Send messages at a rate on one application. A server that cannot take one says so, and is asked again.
+async fn counted(count: i64, a_second: u32, every: Duration) -> Counted {
     let world = World::new().await;
-    let millis = every.as_millis().to_string();
-    let server = world.server(&[("CHAT_COUNTS_MS", &millis)]).await;
+    let interval = every.as_millis().to_string();
+    let server = world.server(&[("CHAT_COUNTS_MS", &interval)]).await;
     let token = application(&server).await;
     let chats = [chat(&server, &token).await, chat(&server, &token).await];
     let began = Instant::now();
     let mut tick = tokio::time::interval(Duration::from_secs(1) / a_second);
     let (client, mut calls) = (http(), JoinSet::new());
+    // More calls at a time would use up the descriptors of the process.
+    let turns = Arc::new(Semaphore::new(256));
     for number in 0..count {
         tick.tick().await;
-        let (client, base) = (client.clone(), server.url.clone());
+        let (client, base, turns) = (client.clone(), server.url.clone(), Arc::clone(&turns));
         let chat = chats[usize::from(number % 2 == 1)];
         let path = format!("/applications/{token}/chats/{chat}/messages");
-        calls.spawn(async move { make_by(&client, &base, &path, &json!({"body": "m"})).await.unwrap().0 });
+        calls.spawn(async move {
+            let _turn = turns.acquire().await.unwrap();
+            let deadline = Instant::now() + DEADLINE;
+            loop {
+                match make_by(&client, &base, &path, &json!({"body": "m"})).await {
+                    Ok((201, _)) => return,
+                    Ok((503, _)) => assert!(Instant::now() < deadline, "the server takes no message"),
+                    other => panic!("{other:?}"),
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        });
     }
-    assert!(calls.join_all().await.iter().all(|status| *status == 201));
+    calls.join_all().await;
+    let took = began.elapsed();
     world.until_idle().await;
-    let intervals = began.elapsed().as_millis() / every.as_millis() + 1;
-    let flushes = world.tickr.count("SELECT COUNT(*) FROM jobs WHERE kind = 'chat.counts'").await;
-    println!("{count} messages, {intervals} intervals, {flushes} updates of the counts");
-    assert!(flushes as u128 <= 2 * intervals, "{flushes} in {intervals} intervals");
-    for (number, wanted) in chats.iter().zip([count - count / 2, count / 2]) {
+
+    // The counts are those of the rows. An answer of 503 may be late, so there may be more rows than answers of 201.
+    let mut all = 0;
+    for number in chats {
         let path = format!("{}/applications/{token}/chats/{number}", server.url);
         let shown: Value = http().get(path).send().await.unwrap().json().await.unwrap();
-        assert_eq!(shown["messages_count"], wanted);
+        let rows = world.tickr.count(format!("SELECT COUNT(*) FROM counter_messages WHERE chat = {number}")).await;
+        assert_eq!(shown["messages_count"], rows);
+        all += rows;
     }
+    assert!(all >= count, "{all} rows for {count} numbers");
     let shown: Value =
         http().get(format!("{}/applications/{token}", server.url)).send().await.unwrap().json().await.unwrap();
     assert_eq!((&shown["name"], &shown["chats_count"]), (&json!("shop"), &json!(2)));
-    let sql = "SELECT TIMESTAMPDIFF(MICROSECOND, asked_at, written_at) DIV 1000 AS lag_ms FROM counter_messages \
-               ORDER BY lag_ms LIMIT 1 OFFSET ?";
-    let row = sqlx::query(sql).bind(count * 99 / 100).fetch_one(&mut world.tickr.mysql().await).await.unwrap();
-    let lag = Duration::from_millis(row.try_get::<i64, _>("lag_ms").unwrap().unsigned_abs());
+
+    // No interval, wherever it begins, has three updates.
+    let sql = "SELECT a.started_at FROM attempts a JOIN jobs j ON j.id = a.job_id \
+               WHERE j.kind = 'chat.counts' ORDER BY a.started_at";
+    let rows = sqlx::query(sql).fetch_all(&mut world.tickr.mysql().await).await.unwrap();
+    let started: Vec<chrono::NaiveDateTime> = rows.iter().map(|row| row.try_get("started_at").unwrap()).collect();
+    for three in started.windows(3) {
+        assert!((three[2] - three[0]).to_std().unwrap() >= every, "three updates of the counts: {three:?}");
+    }
+    println!("{all} messages in {took:?}, {} updates of the counts", started.len());
+    let lag = "SELECT TIMESTAMPDIFF(MICROSECOND, asked_at, written_at) DIV 1000 AS ms FROM counter_messages \
+               ORDER BY ms LIMIT 1 OFFSET ?";
+    let lag = millis(&world, lag, all * 99 / 100).await;
+    let settled = "SELECT TIMESTAMPDIFF(MICROSECOND, (SELECT MAX(written_at) FROM counter_messages), a.finished_at) \
+                   DIV 1000 AS ms FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE j.kind = 'chat.counts' \
+                   ORDER BY a.finished_at DESC LIMIT 1 OFFSET ?";
+    let settled = millis(&world, settled, 0).await;
     world.end([server]).await;
-    lag
+    Counted { took, lag, settled }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn many_messages_cost_few_updates_of_the_counts_which_are_right_in_the_end() {
-    let lag = counted(100, 50, Duration::from_millis(500)).await;
+    let Counted { lag, settled, .. } = counted(100, 50, Duration::from_millis(500)).await;
+    println!("rows {lag:?} late (p99), counts right {settled:?} after the last row");
     assert!(lag < Duration::from_secs(5), "{lag:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes a machine for itself"]
 async fn whole_10000_messages_at_1000_a_second_on_one_application() {
-    println!("p99 of the lag: {:?}", counted(10_000, 1_000, Duration::from_secs(2)).await);
+    let every = Duration::from_secs(2);
+    let Counted { took, lag, settled } = counted(10_000, 1_000, every).await;
+    println!("10,000 numbers in {took:?}, rows {lag:?} late (p99), counts right {settled:?} after the last row");
+    assert!(settled <= every + Duration::from_secs(1), "{settled:?}");
+    // A debug build does not reach the rate.
+    assert!(cfg!(debug_assertions) || took <= Duration::from_secs(11), "{took:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes a machine for itself"]
 async fn whole_lag_of_the_rows_at_200_a_second() {
-    let lag = counted(4_000, 200, Duration::from_secs(2)).await;
-    println!("p99 of the lag: {lag:?}");
+    let Counted { took, lag, .. } = counted(4_000, 200, Duration::from_secs(2)).await;
+    println!("4,000 numbers in {took:?}, rows {lag:?} late (p99)");
     assert!(lag < Duration::from_secs(5), "{lag:?}");
 }
 

@@ -86,9 +86,9 @@ async fn each_message_arrives_once_on_two_runners_and_never_before_its_time() {
 #[ignore = "takes a machine for itself"]
 async fn whole_1000_messages_arrive_within_50_milliseconds() {
     let late = arrivals(1_000, Duration::from_millis(20)).await;
-    let (median, p99) = (late[late.len() / 2], late[late.len() * 99 / 100]);
-    println!("1,000 messages: {median} late in the median, p99 {p99}");
-    assert!(p99 <= TimeDelta::milliseconds(50), "{p99}");
+    let (median, p99, last) = (late[late.len() / 2], late[late.len() * 99 / 100], late[late.len() - 1]);
+    println!("1,000 messages: {median} late in the median, p99 {p99}, the latest {last}");
+    assert!(last <= TimeDelta::milliseconds(50), "{last}");
 }
 
 /// Schedule messages, one after each pause, with delays of up to two seconds. Return how late they were, shortest first.
@@ -126,6 +126,8 @@ async fn arrivals(count: u64, pause: Duration) -> Vec<TimeDelta> {
     });
     let mut late: Vec<TimeDelta> = late.collect();
     late.sort_unstable();
+    // Both times are of one machine.
+    assert!(late[0] >= TimeDelta::zero(), "a message arrived before it was due: {}", late[0]);
     assert!(calls.iter().all(|call| call.body.as_object().unwrap().len() == 1), "the body is the content alone");
     assert!(calls.iter().all(|call| call.headers.contains_key("tickr-job-id")));
     other.stop(CancellationToken::new()).await;

@@ -271,11 +271,12 @@ fn every_other_command_of_the_documents_names_what_exists() {
 #[test]
 fn every_variable_of_the_documents_is_read_by_some_program() {
     // Those that no setting has: of the clients and their test, of the tests, and of the build of the private servers.
-    const OTHERS: [&str; 12] = [
+    const OTHERS: [&str; 13] = [
         "TICKR_CONFIG",
         "TICKR_URL",
         "TICKR_TOKEN",
         "TICKR_OFFLINE",
+        "TICKR_MYSQLD",
         "TICKR_SLOTS",
         "TICKR_LEASE_MS",
         "TICKR_GRACE_MS",

@@ -22,6 +22,8 @@ pub(crate) struct SinkCall {
     /// Time when it was answered; absent if the caller gave up before.
     pub(crate) answered: Option<DateTime<Utc>>,
     pub(crate) headers: HeaderMap,
+    /// Its body, byte for byte.
+    pub(crate) text: Bytes,
     pub(crate) body: Value,
 }
 
@@ -79,12 +81,12 @@ impl Drop for Sink {
     }
 }
 
-async fn take(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Bytes) -> Response {
+async fn take(State(shared): State<Arc<Shared>>, headers: HeaderMap, text: Bytes) -> Response {
     let number = shared.count.fetch_add(1, Ordering::SeqCst);
-    let body: Value = serde_json::from_slice(&body).unwrap_or(Value::Null);
+    let body: Value = serde_json::from_slice(&text).unwrap_or(Value::Null);
     let place = {
         let mut calls = shared.calls.lock().unwrap();
-        calls.push(SinkCall { at: Utc::now(), answered: None, headers, body: body.clone() });
+        calls.push(SinkCall { at: Utc::now(), answered: None, headers, text, body: body.clone() });
         calls.len() - 1
     };
     let _ = shared.answering.subscribe().wait_for(|answering| *answering).await;
