@@ -1418,9 +1418,13 @@ mutants() {
         'set.limit.fair || set.limit.breaker.is_some()' 'set.limit.breaker.is_some()' \
         store::a_parked_job_that_may_not_follow_at_once_is_let_go_and_not_claimed
     mutant 'slots of other keys at the end of an attempt' internal/store/rows/limits.rs \
-        'DELETE s FROM limit_slots s FORCE INDEX (PRIMARY) WHERE {}", any.join(" OR ")' \
-        'DELETE s FROM limit_slots s FORCE INDEX (limit_slots_job) WHERE {}", any.join(" OR ").replace("s.limit_name = ? AND s.limit_key = ?", "? IS NOT NULL AND ? IS NOT NULL")' \
-        store::the_end_of_an_attempt_waits_for_no_slot_that_another_session_makes
+        'let (any, values) = is_among(script, slots);' \
+        'let (any, values) = is_among(script, slots); let any = any.replace("s.limit_name = ? AND s.limit_key = ?", "? IS NOT NULL AND ? IS NOT NULL");' \
+        internal/store/rows/limits.rs \
+        'DELETE s FROM limit_slots s FORCE INDEX (PRIMARY) WHERE' \
+        'DELETE s FROM limit_slots s FORCE INDEX (limit_slots_job) WHERE' \
+        store::the_end_of_an_attempt_waits_for_no_slot_that_another_session_makes \
+        store::the_end_of_an_attempt_frees_no_slot_at_a_key_that_it_has_not_locked
     mutant 'slot of the next parked job' internal/store/attempts/limited.rs \
         '    insert_slots(&mut script, &slots, Some(token));' '' \
         store::the_next_parked_job_is_claimed_by_the_commit_that_ends_the_attempt_before_it

@@ -1753,6 +1753,36 @@ async fn the_end_of_an_attempt_waits_for_no_slot_that_another_session_makes() {
     test.stop().await;
 }
 
+/// 1. A job runs under the limit `l`, which an operator replaces by `m`. Its attempt ends, and the job waits again.
+/// 2. A transaction frees the slot: it has locked the key of `l`, and has read that the job does not execute.
+/// 3. The next attempt of the job is claimed under `m`. Nothing locks the key of `m`, so the claim waits for nothing.
+/// 4. The transaction deletes the slot at `l`. If it deleted the one at `m` as well, one more job would start there.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_an_attempt_frees_no_slot_at_a_key_that_it_has_not_locked() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::at(name, url, proxy.url()).await;
+    test.set_concurrency(1).await;
+    let ids = test.insert_limited("a", 2).await;
+    let claimed = test.claimed(ids[0]).await;
+    test.mysql().await.execute("DELETE FROM limits WHERE name = 'l'").await.unwrap();
+    test.set_concurrency_of("m", SharedBy::All, 1).await;
+    proxy.hold_back("DELETE s FROM limit_slots");
+    let store = test.store.clone();
+    let interrupted = Settlement { again: Again::Now, ..settlement(&claimed, Verdict::Interrupted) };
+    let ended = tokio::spawn(async move { store.settle(interrupted).await.unwrap() });
+    eventually("the slot is to be deleted", || async { proxy.holds_one_back().then_some(()) }).await;
+    let again = test.claimed(ids[0]).await;
+    proxy.pass_held_back();
+    assert!(matches!(ended.await.unwrap(), Settled::Done { .. }));
+    let of_l = "SELECT COUNT(*) FROM limit_slots WHERE limit_name = 'l'";
+    eventually("the slot is deleted", || async { (test.count(of_l).await == 0).then_some(()) }).await;
+    assert_eq!(test.count("SELECT COUNT(*) FROM limit_slots WHERE limit_name = 'm'").await, 1);
+    test.park(&ids[1..]).await;
+    assert_eq!(test.succeed(&again).await, ids[1..]);
+    test.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_parked_job_whose_claim_was_not_answered_is_given_back_and_has_its_slot_until_then() {
     let (name, url) = migrated_database().await;

@@ -21,7 +21,7 @@ use crate::rows::limits::{
     ToPark, begin_with, begin_with_free, begin_within_a_second, count_parked, free_and_let_go, free_slots_kept_in_vain,
     free_slots_of, kept_in_vain, key_in, keys_of, keys_with_parked_jobs, let_go, let_paused_leave, let_uncovered_go,
     lines_behind_paused_jobs, lock_free_keys, lock_keys, lock_those_that_are_free, lock_within_a_second, not_among,
-    park_owed, park_step, state_step, states_in, take_back, without_rows, write_rates,
+    park_owed, park_step, slots_by_key, state_step, states_in, take_back, without_rows, write_rates,
 };
 use crate::rows::owed::{DueJob, SKIP_LOCKED};
 use crate::sql::batch::Batch;
@@ -247,7 +247,7 @@ impl Claims {
         if !won.is_empty() {
             self.batch_step(&mut script, &bytes, token, batch);
             // The slots that were kept for them become those of their attempts. Others that were read are left of a
-            // time that is over. The ends of the attempts delete the rest of those.
+            // time that is over. A sweep deletes the rest of those when the attempts have ended.
             let with_slots: Vec<Uuid> = won_ids.iter().copied().filter(|id| kept_for.with_slots.contains(id)).collect();
             if !with_slots.is_empty() {
                 let (list, values) = script.list(&with_slots);
@@ -705,8 +705,8 @@ impl Batch for FreedSlots {
             let kept = done.iter().filter(|item| item.keeps);
             let kept = kept.filter_map(|item| Some((item.id, item.call.as_ref()?.token)));
             mark_counted(conn, &kept.collect::<Vec<_>>()).await?;
-            let ids: Vec<Uuid> = done.iter().filter(|item| !item.keeps).map(|item| item.id).collect();
-            free_slots_of(conn, &ids).await?;
+            let ended = done.iter().filter(|item| !item.keeps).map(|item| (item.id, &*item.keys));
+            free_slots_of(conn, &slots_by_key(ended)).await?;
             let (gone, _) = let_go(conn, &got, &limits).await?;
             sqlx::raw_sql("COMMIT").execute(&mut *conn).await?;
             turned.iter().for_each(Turned::tell);
@@ -741,10 +741,10 @@ async fn free(
     let sorted: Vec<&LimitKey> = sorted.into_iter().collect();
     let keys = lock_free_keys(conn, &sorted).await?;
     let left_out = sorted.into_iter().rev().find(|key| !keys.contains(*key)).cloned();
-    let locked = page.iter().filter(|(key, _)| keys.contains(key));
-    let ids: Vec<Uuid> = locked.flat_map(|(_, ids)| ids.iter().copied()).collect();
-    free_slots_of(conn, &ids).await?;
-    free_slots_kept_in_vain(conn, &ids).await?;
+    let locked = page.iter().filter(|(key, ids)| keys.contains(key) && !ids.is_empty());
+    let slots: Vec<(&LimitKey, Vec<Uuid>)> = locked.map(|(key, ids)| (key, ids.clone())).collect();
+    free_slots_of(conn, &slots).await?;
+    free_slots_kept_in_vain(conn, &slots).await?;
     if changed {
         take_back(conn, &keys).await?;
     }
