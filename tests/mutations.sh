@@ -1443,6 +1443,27 @@ mutants() {
     mutant 'slots that are kept, in a claim' internal/store/attempts/limited.rs \
         'if states.values().any(|state| state.kept > 0) {' 'if states.values().any(|state| state.kept > 0) && false {' \
         store::the_commit_that_ends_an_attempt_frees_its_slot_and_lets_the_next_parked_job_go
+    mutant 'limits after a COMMIT that took long' internal/store/attempts/claim.rs \
+        'if !ours.is_empty() || limits.took_long() {' 'if !ours.is_empty() {' \
+        store::a_claim_whose_commit_took_long_follows_a_limit_that_was_counted_meanwhile \
+        store::a_claim_whose_commit_took_long_follows_a_limit_that_was_lowered_meanwhile
+    mutant 'limits of what an earlier run has claimed' internal/store/attempts/claim.rs \
+        'if !ours.is_empty() || limits.took_long() {' 'if limits.took_long() {' \
+        store::a_claim_that_finds_what_it_claimed_before_follows_a_limit_that_was_counted_meanwhile
+    mutant 'claims of an earlier run that this one has no room for' internal/store/attempts/claim.rs \
+        'self.open.gave_up(token, &left.collect::<Vec<_>>());' \
+        'self.open.gave_up(token, &left.take(0).collect::<Vec<_>>());' \
+        store::a_claim_without_room_gives_back_what_its_earlier_run_has_claimed_meanwhile
+    mutant 'attempts without a slot after a COMMIT' internal/store/attempts/limited.rs \
+        'found.without.values().flatten().copied().collect();' 'found.without.values().flatten().copied().take(0).collect();' \
+        store::a_claim_whose_commit_took_long_follows_a_limit_that_was_counted_meanwhile
+    mutant 'slots beyond a limit that was lowered during a COMMIT' internal/store/attempts/limited.rs \
+        'take(too_many.saturating_sub(leave))' 'take(too_many.saturating_sub(leave).min(0))' \
+        store::a_claim_whose_commit_took_long_follows_a_limit_that_was_lowered_meanwhile
+    mutant 'limits after the COMMIT that claims a next job' internal/store/attempts/complete.rs \
+        'if limits.took_long() {' 'if limits.took_long() && false {' \
+        store::a_next_parked_job_whose_commit_took_long_follows_a_limit_that_was_lowered_meanwhile \
+        store::a_next_job_whose_commit_took_long_follows_a_limit_that_was_counted_meanwhile
     mutant 'due times of parked jobs' internal/store/rows/limits.rs \
         'ORDER BY due_at, job_id LIMIT ?)"' 'ORDER BY due_at DESC, job_id DESC LIMIT ?)"' \
         key_limits::parked_jobs_start_in_the_order_in_which_they_were_due

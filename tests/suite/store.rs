@@ -19,6 +19,7 @@ use tickr::store::{
     LimitSweep, LiveAttempt, PoolSizes, ResponseBuilder, RunnerRow, Settled, Settlement, Store, StoreError,
     StoreSettings, WaitsFor,
 };
+use tokio::task::JoinHandle;
 
 use crate::support::{
     Proxy, connect, default_queue, drop_database, eventually, halted, migrated_database, open_transactions,
@@ -1447,6 +1448,29 @@ impl TestStore {
         }
     }
 
+    /// Claim a job in a task of its own.
+    fn claim_apart(&self, id: JobId) -> JoinHandle<Claim> {
+        let claimant = self.claimant.clone();
+        tokio::spawn(async move { claimant.claim(id, default_queue()).await.unwrap() })
+    }
+
+    /// Sweep until the attempts that ran when the limits were set are counted.
+    async fn count_by_sweeps(&self) {
+        let (mut sweep, began) = (LimitSweep::default(), Instant::now());
+        while self.count("SELECT COUNT(*) FROM limits WHERE NOT counted").await > 0 {
+            assert!(began.elapsed() < Duration::from_secs(20), "the attempts are not counted");
+            if let Some(left) = self.store.until_limits_are_counted() {
+                tokio::time::sleep(left).await;
+            }
+            sweep = self.store.sweep_limits(sweep, false, |_| {}).await.unwrap();
+        }
+    }
+
+    /// Give back what was claimed and not started. Return the jobs.
+    async fn give_back(&self) -> Vec<JobId> {
+        self.store.give_back_unanswered().await.unwrap().iter().map(|given| given.id).collect()
+    }
+
     /// End the attempt as a success. Return the jobs that were let go.
     async fn succeed(&self, claimed: &Claimed) -> Vec<JobId> {
         let settled = self.store.settle(settlement(claimed, Verdict::Succeeded)).await.unwrap();
@@ -1808,6 +1832,172 @@ async fn a_parked_job_whose_claim_was_not_answered_is_given_back_and_has_its_slo
     assert_eq!((test.slots().await, test.succeed(&claimed).await), ((1, 0, 1), vec![ids[1]]));
     let again = test.claimed(ids[1]).await;
     assert_eq!((again.number, again.attempt), (2, 1));
+    test.stop().await;
+}
+
+/// Longer than a claim is sure of its limits.
+const LONG: Duration = Duration::from_millis(1_100);
+
+async fn until_held_back(proxy: &Proxy) {
+    eventually("the request is held back", || async { proxy.holds_one_back().then_some(()) }).await;
+}
+
+/// 1. A runner claims the first job, which is under no limit. The COMMIT is under way for seconds.
+/// 2. An operator sets a limit of one. A sweep counts the attempts that run, and cannot see this one.
+/// 3. The second job starts: the limit has counted no other.
+///
+/// Return the claim of the first job, whose COMMIT is still under way, and the attempt of the second one.
+async fn count_during_a_commit(test: &TestStore, proxy: &Proxy, ids: &[JobId]) -> (JoinHandle<Claim>, Claimed) {
+    proxy.hold_back("INSERT INTO claim_batches");
+    let claim = test.claim_apart(ids[0]);
+    until_held_back(proxy).await;
+    test.set_limit(Bounds { concurrency: Some(1), ..Bounds::default() }).await;
+    test.count_by_sweeps().await;
+    (claim, test.claimed(ids[1]).await)
+}
+
+/// Check that the first job has not started, uses no attempt and waits until the second one has ended.
+async fn assert_follows_the_limit(test: TestStore, claim: JoinHandle<Claim>, ids: &[JobId], second: &Claimed) {
+    let claim = claim.await.unwrap();
+    assert!(matches!(claim, Claim::Gone), "{claim:?}");
+    assert_eq!(test.give_back().await, ids[..1]);
+    test.park(&ids[..1]).await;
+    assert_eq!(test.slots().await, (1, 0, 1));
+    assert_eq!(test.succeed(second).await, ids[..1]);
+    let again = test.claimed(ids[0]).await;
+    assert_eq!((again.number, again.attempt), (2, 1));
+    test.stop().await;
+}
+
+/// After the steps of [`count_during_a_commit`], the COMMIT is done. Both jobs would run at the same time if the runner
+/// did not look at the limits once more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_whose_commit_took_long_follows_a_limit_that_was_counted_meanwhile() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::at(name, url, proxy.url()).await;
+    let ids = test.insert_limited("a", 2).await;
+    let (claim, second) = count_during_a_commit(&test, &proxy, &ids).await;
+    proxy.pass_held_back();
+    assert_follows_the_limit(test, claim, &ids, &second).await;
+}
+
+/// After the steps of [`count_during_a_commit`], the COMMIT is done and its answer is lost. The claim runs again and
+/// finds what it has claimed. This run knows the limit, and did not claim the job.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_finds_what_it_claimed_before_follows_a_limit_that_was_counted_meanwhile() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::at(name, url, proxy.url()).await;
+    let ids = test.insert_limited("a", 2).await;
+    let (claim, second) = count_during_a_commit(&test, &proxy, &ids).await;
+    proxy.pass_held_back_unanswered();
+    assert_follows_the_limit(test, claim, &ids, &second).await;
+}
+
+/// After the steps of [`count_during_a_commit`]:
+///
+/// 4. The connection of the runner breaks, while its COMMIT is still on the way. The claim runs again. It reads that
+///    the first job waits, and that the limit has no room for it. To park it, it waits for the row.
+/// 5. The COMMIT arrives. The row belongs to an attempt that no handler gets.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_without_room_gives_back_what_its_earlier_run_has_claimed_meanwhile() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::at(name, url, proxy.url()).await;
+    let ids = test.insert_limited("a", 2).await;
+    let (claim, second) = count_during_a_commit(&test, &proxy, &ids).await;
+    proxy.leave_held_back();
+    test.until_said("SELECT id, queue, execute_at FROM owed", 1).await;
+    proxy.pass_held_back();
+    assert_follows_the_limit(test, claim, &ids, &second).await;
+}
+
+/// 1. Two jobs of a key may run, and one does. A runner claims the next one. The COMMIT is under way for seconds.
+/// 2. An operator allows one.
+/// 3. The COMMIT is done. The job may not start: the limit has held everywhere for a while.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_whose_commit_took_long_follows_a_limit_that_was_lowered_meanwhile() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::at(name, url, proxy.url()).await;
+    test.set_concurrency(2).await;
+    let ids = test.insert_limited("a", 2).await;
+    let first = test.claimed(ids[0]).await;
+    proxy.hold_back("INSERT INTO claim_batches");
+    let claim = test.claim_apart(ids[1]);
+    until_held_back(&proxy).await;
+    test.set_concurrency(1).await;
+    tokio::time::sleep(LONG).await;
+    proxy.pass_held_back();
+    let claim = claim.await.unwrap();
+    assert!(matches!(claim, Claim::Gone), "{claim:?}");
+    assert_eq!(test.give_back().await, ids[1..]);
+    test.store.sweep_limits(LimitSweep::default(), false, |_| {}).await.unwrap();
+    assert_eq!(test.slots().await, (1, 0, 0));
+    test.park(&ids[1..]).await;
+    assert_eq!(test.succeed(&first).await, ids[1..]);
+    test.stop().await;
+}
+
+/// 1. Two jobs of a key run. One ends, and the same transaction claims a parked job. The COMMIT is under way for
+///    seconds.
+/// 2. An operator allows one.
+/// 3. The COMMIT is done. The attempt has ended, and the next job may not start beside the other one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_next_parked_job_whose_commit_took_long_follows_a_limit_that_was_lowered_meanwhile() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::at(name, url, proxy.url()).await;
+    test.set_concurrency(2).await;
+    let ids = test.insert_limited("a", 3).await;
+    let [first, second] = [test.claimed(ids[0]).await, test.claimed(ids[1]).await];
+    test.park(&ids[2..]).await;
+    proxy.hold_back("COMMIT");
+    let ((next, released), ()) = tokio::join!(test.end_and_claim_next(&first), async {
+        until_held_back(&proxy).await;
+        test.set_concurrency(1).await;
+        tokio::time::sleep(LONG).await;
+        proxy.pass_held_back();
+    });
+    assert!(next.is_none() && released.is_empty(), "{next:?} {released:?}");
+    assert_eq!(test.give_back().await, ids[2..]);
+    test.store.sweep_limits(LimitSweep::default(), false, |_| {}).await.unwrap();
+    assert_eq!(test.slots().await, (1, 0, 0));
+    test.park(&ids[2..]).await;
+    assert_eq!(test.succeed(&second).await, ids[2..]);
+    let again = test.claimed(ids[2]).await;
+    assert_eq!((again.number, again.attempt), (2, 1));
+    test.stop().await;
+}
+
+/// 1. A job ends, and the same transaction claims the next one of its order key. No limit applies to it. The COMMIT is
+///    under way for seconds.
+/// 2. An operator sets a limit of one. A sweep counts the attempts that run: that of the first job.
+/// 3. The COMMIT is done. The limit does not know the attempt of the next job, and would let another job start beside
+///    it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_next_job_whose_commit_took_long_follows_a_limit_that_was_counted_meanwhile() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::at(name, url, proxy.url()).await;
+    let jobs = in_order(2);
+    let [first, second] = [jobs[0].id, jobs[1].id];
+    test.store.insert(jobs).await.unwrap();
+    let claimed = test.claimed(first).await;
+    proxy.hold_back("COMMIT");
+    let ((next, released), ()) = tokio::join!(test.end_and_claim_next(&claimed), async {
+        until_held_back(&proxy).await;
+        test.set_limit_of("m", SharedBy::All, Bounds { concurrency: Some(1), ..Bounds::default() }).await;
+        test.count_by_sweeps().await;
+        proxy.pass_held_back();
+    });
+    assert!(next.is_none() && released.is_empty(), "{next:?} {released:?}");
+    assert_eq!(test.give_back().await, [second]);
+    test.store.sweep_limits(LimitSweep::default(), false, |_| {}).await.unwrap();
+    assert_eq!(test.slots().await, (0, 0, 0));
+    let again = test.claimed(second).await;
+    assert_eq!((again.number, again.attempt, test.slots().await), (2, 1, (1, 0, 0)));
     test.stop().await;
 }
 

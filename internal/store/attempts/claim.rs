@@ -303,7 +303,17 @@ impl Batch for Claims {
                 claims.extend(taken.claims);
                 (let_go, busy) = (taken.let_go, taken.busy);
             }
+            if !ours.is_empty() || limits.took_long() {
+                // Its COMMIT may have come after the count for a new limit.
+                let limits = ours.is_empty().then_some(&limits);
+                self.leave_without_room(conn, &mut claims, limits, token).await?;
+            }
             let lost: Vec<Uuid> = ids.into_iter().filter(|id| !claims.contains_key(&JobId::from_uuid(*id))).collect();
+            if earlier == PriorRun::MayHaveCommitted {
+                // The COMMIT of an earlier run may have come while this one waited, and this one has no room for them.
+                let left = lost.iter().map(|id| JobId::from_uuid(*id)).filter(|id| own.contains(id));
+                self.open.gave_up(token, &left.collect::<Vec<_>>());
+            }
             if !lost.is_empty() {
                 claims.extend(self.why_lost(conn, &lost, &sure).await?);
             }

@@ -16,7 +16,8 @@ use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
 use crate::attempts::claim::{Claims, ClaimsById, Opened, read_step};
-use crate::attempts::limited::{FreedWithEnds, claim_let_go, free_with_ends, under_one_limit};
+use crate::attempts::claim_batches::{NO_ROOM, Unstarted};
+use crate::attempts::limited::{FreedWithEnds, claim_let_go, free_with_ends, under_one_limit, without_room};
 use crate::attempts::settlement::{CheckpointUse, SettleRequest, Settlement};
 use crate::rows::attempt_logs::{AttemptLogRow, insert_logs_step};
 use crate::rows::checkpoints::HAS_CHECKPOINT;
@@ -213,7 +214,7 @@ pub(crate) async fn complete<'a>(
             rest.run(conn).await?;
         }
     }
-    let (freed, claim_of_parked) = match free_and_claim(conn, (&sorted, &ending), claims, &known.now()).await {
+    let (freed, mut claim_of_parked) = match free_and_claim(conn, (&sorted, &ending), claims, &known.now()).await {
         Ok(done) => done,
         // The slower way settles the attempts, and leaves their slots.
         Err(error) if is_about_limits(&error) => {
@@ -227,7 +228,7 @@ pub(crate) async fn complete<'a>(
             return Ok(None);
         }
     } else if !ending.is_empty() {
-        sqlx::raw_sql("COMMIT").execute(conn).await?;
+        sqlx::raw_sql("COMMIT").execute(&mut *conn).await?;
     }
     let mut released: Vec<DueJob> = successors.into_iter().filter_map(Successor::released).collect();
     if let Some(claim) = &claim {
@@ -235,6 +236,11 @@ pub(crate) async fn complete<'a>(
     }
     let is_claimed = |job: &DueJob| claim_of_parked.as_ref().is_some_and(|claim| claim.won.contains_key(&job.id));
     released.extend(freed.let_go.into_iter().filter(|job| !is_claimed(job)));
+    if let Some(limits) = &limits {
+        for claim in [&mut claim, &mut claim_of_parked].into_iter().flatten() {
+            claim.look_again(conn, limits).await?;
+        }
+    }
     Ok(Some(Completed { released, claim, claim_of_parked, linked, freed: freed.jobs }))
 }
 
@@ -280,6 +286,8 @@ pub(crate) struct SuccessorClaim<'a> {
     ids: Vec<Uuid>,
     /// The claims that were answered.
     won: ClaimsById,
+    /// Those for which a limit had no room after the COMMIT.
+    without_room: Vec<JobId>,
     /// When they are due, if they were held.
     execute_at: Timestamp,
     bytes: Vec<u8>,
@@ -354,6 +362,7 @@ impl<'a> SuccessorClaim<'a> {
             front_of,
             ids,
             won: ClaimsById::default(),
+            without_room: Vec::new(),
             execute_at,
             bytes,
         })
@@ -384,6 +393,19 @@ impl<'a> SuccessorClaim<'a> {
         Ok(!changed)
     }
 
+    /// Look at the limits once more after the COMMIT, which may have been under way for long, and keep only what may
+    /// start. A failure costs no verdict: the next run finds that the attempts have ended, and the claims are given
+    /// back.
+    async fn look_again(&mut self, conn: &mut Session<'_>, limits: &LimitsOfClaim) -> Result<(), sqlx::Error> {
+        if limits.took_long() {
+            let won: Vec<Uuid> = self.won.keys().map(|id| id.uuid()).collect();
+            let without = without_room(conn, &won, (Some(limits), &self.claims.limits)).await?;
+            self.won.retain(|id, _| !without.contains(id));
+            self.without_room.extend(without);
+        }
+        Ok(())
+    }
+
     /// Read the rows of the claim.
     fn answered<'r>(&mut self, rows: impl Iterator<Item = &'r MySqlRow>) -> Result<(), sqlx::Error> {
         self.won = self.claims.claims_in(rows, self.token)?;
@@ -393,7 +415,11 @@ impl<'a> SuccessorClaim<'a> {
     /// Return the claims, by the job in front, when the whole batch is written.
     pub(crate) fn hand_out(mut self) -> ClaimsById {
         let won: Vec<JobId> = self.won.keys().copied().collect();
-        self.claims.open.won(self.batch, self.token, &won);
+        let left = std::mem::take(&mut self.without_room);
+        if left.is_empty() || !won.is_empty() {
+            self.claims.open.won(self.batch, self.token, &won);
+        }
+        self.claims.open.leave(Unstarted { token: self.token, ids: left, why: NO_ROOM });
         self.ids.clear();
         let won = std::mem::take(&mut self.won);
         won.into_iter().filter_map(|(id, claim)| Some((*self.front_of.get(&id)?, claim))).collect()

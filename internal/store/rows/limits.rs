@@ -347,11 +347,11 @@ fn concern(limits: &[LimitSetting], queue: Option<&Name>) -> bool {
 
 /// What a claim knows about limits: those that it follows, and when it began to follow them.
 ///
-/// When a limit is set, the attempts that run are counted after a time in which all claims that did not know it are over
-/// (`HEARD_AFTER` in `attempts/limited.rs`). What a claim knows may be a second and a half old when it begins, and a
-/// limit may be set, counted, lowered or removed at any moment after that. So a claim that takes long looks twice whether
-/// a limit has changed: before its COMMIT, because it may have waited for a row, and after it, because the COMMIT itself
-/// may have been under way for long.
+/// When a limit is set, the attempts that run are counted after a time in which all claims that did not know it are
+/// over (`HEARD_AFTER` in `attempts/limited.rs`). What a claim knows may be a second and a half old when it begins, and
+/// a limit may be set, counted, lowered or removed at any moment after that. So a claim that takes long looks twice
+/// whether a limit has changed: before its COMMIT, because it may have waited for a row, and after it, because the
+/// COMMIT itself may have been under way for long.
 pub(crate) struct LimitsOfClaim {
     pub(crate) followed: Arc<Vec<LimitSetting>>,
     began: Instant,
@@ -483,7 +483,7 @@ impl KeyBounds {
         self.bounds.concurrency.is_some() || self.breaker.is_some()
     }
 
-    /// Return how many attempts of the key may run at the same time by the limit itself, whatever the share of the key is.
+    /// Return how many attempts of the key may run at the same time by the limit itself, whatever its share is.
     pub(crate) fn most(&self) -> Option<u32> {
         self.most
     }
@@ -1589,8 +1589,8 @@ const KEYS_AT_ONCE: usize = 64;
 /// Add the steps that delete those of these slots for which a condition holds. `and` is empty, or begins with AND.
 ///
 /// A slot at any other key stays. A session that has locked that key may be making it, and this must not wait for it.
-/// Or a claim has just made it for a new attempt of a job: a job whose limits have changed since its last attempt counts
-/// under other keys.
+/// Or a claim has just made it for a new attempt of a job: a job whose limits have changed since its last attempt
+/// counts under other keys.
 fn delete_slots_steps<'a>(script: &mut Script<'a>, slots: &Slots<'a>, and: &str) {
     for slots in slots.chunks(KEYS_AT_ONCE) {
         let (any, values) = is_among(script, slots);
