@@ -1464,6 +1464,16 @@ mutants() {
         'if limits.took_long() {' 'if limits.took_long() && false {' \
         store::a_next_parked_job_whose_commit_took_long_follows_a_limit_that_was_lowered_meanwhile \
         store::a_next_job_whose_commit_took_long_follows_a_limit_that_was_counted_meanwhile
+    mutant 'remote claims that a limit has no room for' internal/store/attempts/remote.rs \
+        'for mut left in open.take_unstarted() {' 'for mut left in open.take_unstarted().into_iter().take(0) {' \
+        store::a_remote_claim_whose_commit_took_long_follows_a_limit_that_was_counted_meanwhile
+    mutant 'attempts without a slot in a repeated request' internal/store/attempts/remote.rs \
+        'partition(|attempt| without_slots.contains(&attempt.id))' \
+        'partition(|attempt| without_slots.contains(&attempt.id) && false)' \
+        store::a_remote_claim_whose_commit_took_long_follows_a_limit_that_was_counted_meanwhile
+    mutant 'suspect that a limit has no room for' internal/engine/solo.rs \
+        'reaper::give_back_unanswered(&shared).await' 'Ok::<(), StoreError>(())' \
+        key_limits::a_suspect_whose_commit_took_long_follows_a_limit_that_was_counted_meanwhile
     mutant 'due times of parked jobs' internal/store/rows/limits.rs \
         'ORDER BY due_at, job_id LIMIT ?)"' 'ORDER BY due_at DESC, job_id DESC LIMIT ?)"' \
         key_limits::parked_jobs_start_in_the_order_in_which_they_were_due

@@ -16,8 +16,8 @@ use tickr::services::Services;
 use tickr::store::{
     ActionOutcome, Again, Answer, CheckpointUse, Claim, Claimant, Claimed, Condition, Death, Deferral, DueJob,
     EnqueueOutcome, EnqueueReceipts, EnqueueRefusal, IdempotentOutcome, IdempotentRequest, KeyedRow, LapseRule, Lapsed,
-    LimitSweep, LiveAttempt, PoolSizes, ResponseBuilder, RunnerRow, Settled, Settlement, Store, StoreError,
-    StoreSettings, WaitsFor,
+    LimitSweep, LiveAttempt, NewWorker, PoolSizes, RemoteFetch, ResponseBuilder, RunnerRow, Settled, Settlement, Store,
+    StoreError, StoreSettings, WaitsFor,
 };
 use tokio::task::JoinHandle;
 
@@ -1911,6 +1911,63 @@ async fn a_claim_without_room_gives_back_what_its_earlier_run_has_claimed_meanwh
     test.until_said("SELECT id, queue, execute_at FROM owed", 1).await;
     proxy.pass_held_back();
     assert_follows_the_limit(test, claim, &ids, &second).await;
+}
+
+/// 1. A process claims a job for a remote worker, which is under no limit. The COMMIT is under way for seconds.
+/// 2. An operator sets a limit of one, and a sweep counts the attempts that run. A second job starts.
+/// 3. The worker repeats its request at another process, which waits for the claim.
+/// 4. The COMMIT is done. Neither process may hand the first job out.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_remote_claim_whose_commit_took_long_follows_a_limit_that_was_counted_meanwhile() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::at(name, url.clone(), proxy.url()).await;
+    let ids = test.insert_limited("a", 2).await;
+    let worker = NewWorker {
+        id: RunnerId::new_for_host("remote"),
+        version: "test".to_owned(),
+        host: None,
+        pid: None,
+        kinds: vec!["noop".parse().unwrap()],
+        queues: vec![default_queue().clone()],
+        slots: 4,
+        lease: Duration::from_secs(120),
+    };
+    let (worker_id, fetch) = (worker.id.clone(), uuid::Uuid::now_v7());
+    test.store.register_worker(worker).await.unwrap();
+    let begun = test.store.begin_fetch(worker_id.clone(), fetch, Vec::new(), Duration::ZERO).await.unwrap().unwrap();
+    let (store, request, first) = (test.store.clone(), RemoteFetch { worker: begun.worker, id: fetch }, ids[0]);
+    proxy.hold_back("UPDATE owed FORCE INDEX");
+    let claims = tokio::spawn(async move {
+        store.claim_remotely(&request, vec![(first, default_queue().clone())], false, None).await.unwrap()
+    });
+    until_held_back(&proxy).await;
+    test.set_limit(Bounds { concurrency: Some(1), ..Bounds::default() }).await;
+    test.count_by_sweeps().await;
+    let second = test.claimed(ids[1]).await;
+    let settings = StoreSettings { url, connections: 4, flushers: 1, table_prefix: table_prefix() };
+    let other = Store::connect(&settings, Duration::from_secs(10)).await.unwrap();
+    other.follow_limits(&Arc::new(other.limits().await.unwrap()), Instant::now());
+    let through_other = other.clone();
+    let repeated = tokio::spawn(async move {
+        through_other.begin_fetch(worker_id, fetch, Vec::new(), Duration::ZERO).await.unwrap().unwrap()
+    });
+    test.until_said("SELECT kinds, queues, lease_ms", 1).await;
+    proxy.pass_held_back();
+    let (claims, repeated) = (claims.await.unwrap(), repeated.await.unwrap());
+    assert!(matches!(claims.claims.as_slice(), [(_, Claim::Gone)]), "{claims:?}");
+    assert!(repeated.again.is_empty(), "{repeated:?}");
+    let left = claims.unstarted.iter().chain(&repeated.undelivered).flat_map(|(_, ids)| ids.clone());
+    assert_eq!(left.collect::<Vec<_>>(), [first, first]);
+    for (token, ids) in claims.unstarted {
+        test.store.give_back(token, ids, "a limit had no room for it").await.unwrap();
+    }
+    test.park(&ids[..1]).await;
+    assert_eq!((test.slots().await, test.succeed(&second).await), ((1, 0, 1), vec![first]));
+    let again = test.claimed(first).await;
+    assert_eq!((again.number, again.attempt, test.succeed(&again).await), (2, 1, vec![]));
+    other.close().await;
+    test.stop().await;
 }
 
 /// 1. Two jobs of a key may run, and one does. A runner claims the next one. The COMMIT is under way for seconds.
