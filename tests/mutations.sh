@@ -1474,6 +1474,9 @@ mutants() {
     mutant 'suspect that a limit has no room for' internal/engine/solo.rs \
         'reaper::give_back_unanswered(&shared).await' 'Ok::<(), StoreError>(())' \
         key_limits::a_suspect_whose_commit_took_long_follows_a_limit_that_was_counted_meanwhile
+    mutant 'host that changes while its job is claimed' internal/store/rows/limits.rs \
+        'is_some_and(|counted_by| *counted_by != host)' 'is_some_and(|counted_by| *counted_by != host && false)' \
+        store::a_claim_counts_a_job_by_its_new_host_if_its_payload_is_changed_meanwhile
     mutant 'due times of parked jobs' internal/store/rows/limits.rs \
         'ORDER BY due_at, job_id LIMIT ?)"' 'ORDER BY due_at DESC, job_id DESC LIMIT ?)"' \
         key_limits::parked_jobs_start_in_the_order_in_which_they_were_due

@@ -1835,6 +1835,35 @@ async fn a_parked_job_whose_claim_was_not_answered_is_given_back_and_has_its_slo
     test.stop().await;
 }
 
+/// 1. A claim reads the host of a job, by which a limit counts it. An operator changes the payload meanwhile.
+/// 2. The change is committed: the job calls another host, for which the limit has no room.
+/// 3. The claim gets the row. It may not start the job because there is room for the former host, or no limit for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_counts_a_job_by_its_new_host_if_its_payload_is_changed_meanwhile() {
+    let test = TestStore::start().await;
+    test.set_concurrency_of("h", SharedBy::Host, 1).await;
+    let hosts = [Some("busy.example"), Some("free.example"), None];
+    let jobs: Vec<NewJob> = hosts.iter().map(|host| NewJob { host: host.map(str::to_owned), ..job() }).collect();
+    let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
+    test.store.insert(jobs).await.unwrap();
+    let running = test.claimed(ids[0]).await;
+    for id in &ids[1..] {
+        let mut other = test.mysql().await;
+        let mut change = hold(&mut other, *id).await;
+        let sql = "UPDATE jobs SET host = 'busy.example' WHERE id = ?";
+        sqlx::query(sql).bind(id.uuid()).execute(&mut *change).await.unwrap();
+        let claim = test.claim_apart(*id);
+        test.until_said("UPDATE owed FORCE INDEX", 1).await;
+        change.commit().await.unwrap();
+        let claim = claim.await.unwrap();
+        assert!(!matches!(claim, Claim::Won(_)), "{claim:?}");
+        test.park(&[*id]).await;
+    }
+    assert_eq!(test.slots().await, (1, 0, 2));
+    assert_eq!(test.succeed(&running).await.len(), 1);
+    test.stop().await;
+}
+
 /// Longer than a claim is sure of its limits.
 const LONG: Duration = Duration::from_millis(1_100);
 

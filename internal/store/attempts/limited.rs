@@ -51,6 +51,8 @@ pub(super) struct Divided {
     pub(super) limited: Vec<Limited>,
     /// Limits apply to these, and an earlier run of this claim, whose answer was lost, has claimed them.
     pub(super) ours: Vec<Limited>,
+    /// The hosts of all of them, if a limit is shared by host.
+    pub(super) hosts: BTreeMap<Uuid, Option<Vec<u8>>>,
 }
 
 /// Outcome of claims with limits.
@@ -88,6 +90,9 @@ impl Claims {
         let mut divided = Divided::default();
         for row in &found {
             let id = row.try_get("id")?;
+            if counted_by.has_hosts {
+                divided.hosts.insert(id, row.try_get("host")?);
+            }
             // A row that cannot be read is left to the claim without limits, which reports it.
             let name = |column| row.try_get::<&str, _>(column).ok().and_then(|name| name.parse::<Name>().ok());
             let keys = match (name("kind"), name("queue")) {
@@ -211,8 +216,10 @@ impl Claims {
             ),
             values,
         );
+        let reads_hosts = limits.hosts_step(&mut script, &ids);
         let mut done = script.run(conn).await?;
-        if limits.have_changed(conn, &self.limits).await? {
+        let moved = reads_hosts && limits.moved(&done.pop().unwrap_or_default().rows)?;
+        if moved || limits.have_changed(conn, &self.limits).await? {
             // The update has waited for a row. See `LimitsOfClaim`.
             sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
             return Ok(TakenLimited::default());
@@ -408,15 +415,17 @@ impl Claims {
 struct CountedColumns {
     columns: &'static str,
     joins: &'static str,
+    has_hosts: bool,
 }
 
 impl CountedColumns {
     fn of(limits: &[LimitSetting]) -> Self {
         if limits.iter().any(|set| set.limit.shared_by == SharedBy::Host) {
             let joins = "STRAIGHT_JOIN jobs j ON j.id = o.id LEFT JOIN job_limit_keys l ON l.job_id = o.id";
-            Self { columns: "l.limit_key, j.host", joins }
+            Self { columns: "l.limit_key, j.host", joins, has_hosts: true }
         } else {
-            Self { columns: "l.limit_key, NULL AS host", joins: "LEFT JOIN job_limit_keys l ON l.job_id = o.id" }
+            let joins = "LEFT JOIN job_limit_keys l ON l.job_id = o.id";
+            Self { columns: "l.limit_key, NULL AS host", joins, has_hosts: false }
         }
     }
 }

@@ -354,6 +354,9 @@ fn concern(limits: &[LimitSetting], queue: Option<&Name>) -> bool {
 /// COMMIT itself may have been under way for long.
 pub(crate) struct LimitsOfClaim {
     pub(crate) followed: Arc<Vec<LimitSetting>>,
+    /// The hosts by which the claim counts its jobs, as they were read before the rows in `owed` were locked. Empty
+    /// unless a limit is shared by host.
+    pub(crate) hosts: BTreeMap<Uuid, Option<Vec<u8>>>,
     began: Instant,
 }
 
@@ -362,12 +365,35 @@ impl LimitsOfClaim {
     const SHORT: Duration = Duration::from_secs(1);
 
     pub(crate) fn now(known: &KnownLimits) -> Self {
-        Self { began: Instant::now(), followed: known.now() }
+        Self { began: Instant::now(), followed: known.now(), hosts: BTreeMap::new() }
     }
 
     /// Return whether a limit may apply to jobs of this queue, or of any queue.
     pub(crate) fn concern(&self, queue: Option<&Name>) -> bool {
         concern(&self.followed, queue)
+    }
+
+    /// Add the step that reads the hosts of these jobs again, whose rows in `owed` are locked by now, if a limit is
+    /// shared by host. Returns whether it did: then [`moved`](Self::moved) reads its rows.
+    pub(crate) fn hosts_step(&self, script: &mut Script<'_>, ids: &[Uuid]) -> bool {
+        if self.hosts.is_empty() {
+            return false;
+        }
+        let (list, values) = script.list(ids);
+        script.push(format!("SELECT id, host FROM jobs FORCE INDEX (PRIMARY) WHERE id IN {list}"), values);
+        true
+    }
+
+    /// Return whether a job calls another host than the one by which the claim counts it: an operator has changed its
+    /// payload meanwhile.
+    pub(crate) fn moved(&self, rows: &[MySqlRow]) -> Result<bool, sqlx::Error> {
+        for row in rows {
+            let (id, host): (Uuid, Option<Vec<u8>>) = (row.try_get("id")?, row.try_get("host")?);
+            if self.hosts.get(&id).is_some_and(|counted_by| *counted_by != host) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Return whether the claim has taken so long that attempts may have been counted without it.
