@@ -345,7 +345,7 @@ fn concern(limits: &[LimitSetting], queue: Option<&Name>) -> bool {
     limits.iter().any(|set| queue.is_none_or(|queue| set.limit.concerns_queue(queue)))
 }
 
-/// What a claim knows about limits: those that it follows, and when it began to follow them.
+/// The limits that a claim follows, and when it began to follow them.
 ///
 /// When a limit is set, the attempts that run are counted after a time in which all claims that did not know it are
 /// over (`HEARD_AFTER` in `attempts/limited.rs`). What a claim knows may be a second and a half old when it begins, and
