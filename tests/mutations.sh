@@ -1435,9 +1435,13 @@ mutants() {
         'set.limit.fair || set.limit.breaker.is_some()' 'set.limit.breaker.is_some()' \
         store::a_parked_job_that_may_not_follow_at_once_is_let_go_and_not_claimed
     mutant 'slots of other keys at the end of an attempt' internal/store/rows/limits.rs \
-        'DELETE s FROM limit_slots s FORCE INDEX (PRIMARY) WHERE {}", any.join(" OR ")' \
-        'DELETE s FROM limit_slots s FORCE INDEX (limit_slots_job) WHERE {}", any.join(" OR ").replace("s.limit_name = ? AND s.limit_key = ?", "? IS NOT NULL AND ? IS NOT NULL")' \
-        store::the_end_of_an_attempt_waits_for_no_slot_that_another_session_makes
+        'let (any, values) = is_among(script, slots);' \
+        'let (any, values) = is_among(script, slots); let any = any.replace("s.limit_name = ? AND s.limit_key = ?", "? IS NOT NULL AND ? IS NOT NULL");' \
+        internal/store/rows/limits.rs \
+        'DELETE s FROM limit_slots s FORCE INDEX (PRIMARY) WHERE' \
+        'DELETE s FROM limit_slots s FORCE INDEX (limit_slots_job) WHERE' \
+        store::the_end_of_an_attempt_waits_for_no_slot_that_another_session_makes \
+        store::the_end_of_an_attempt_frees_no_slot_at_a_key_that_it_has_not_locked
     mutant 'slot of the next parked job' internal/store/attempts/limited.rs \
         '    insert_slots(&mut script, &slots, Some(token));' '' \
         store::the_next_parked_job_is_claimed_by_the_commit_that_ends_the_attempt_before_it
@@ -1456,6 +1460,41 @@ mutants() {
     mutant 'slots that are kept, in a claim' internal/store/attempts/limited.rs \
         'if states.values().any(|state| state.kept > 0) {' 'if states.values().any(|state| state.kept > 0) && false {' \
         store::the_commit_that_ends_an_attempt_frees_its_slot_and_lets_the_next_parked_job_go
+    mutant 'limits after a COMMIT that took long' internal/store/attempts/claim.rs \
+        'if !ours.is_empty() || limits.took_long() {' 'if !ours.is_empty() {' \
+        store::a_claim_whose_commit_took_long_follows_a_limit_that_was_counted_meanwhile \
+        store::a_claim_whose_commit_took_long_follows_a_limit_that_was_lowered_meanwhile
+    mutant 'limits of what an earlier run has claimed' internal/store/attempts/claim.rs \
+        'if !ours.is_empty() || limits.took_long() {' 'if limits.took_long() {' \
+        store::a_claim_that_finds_what_it_claimed_before_follows_a_limit_that_was_counted_meanwhile
+    mutant 'claims of an earlier run that this one has no room for' internal/store/attempts/claim.rs \
+        'self.open.gave_up(token, &left.collect::<Vec<_>>());' \
+        'self.open.gave_up(token, &left.take(0).collect::<Vec<_>>());' \
+        store::a_claim_without_room_gives_back_what_its_earlier_run_has_claimed_meanwhile
+    mutant 'attempts without a slot after a COMMIT' internal/store/attempts/limited.rs \
+        'found.without.values().flatten().copied().collect();' 'found.without.values().flatten().copied().take(0).collect();' \
+        store::a_claim_whose_commit_took_long_follows_a_limit_that_was_counted_meanwhile
+    mutant 'slots beyond a limit that was lowered during a COMMIT' internal/store/attempts/limited.rs \
+        'take(too_many.saturating_sub(leave))' 'take(too_many.saturating_sub(leave).min(0))' \
+        store::a_claim_whose_commit_took_long_follows_a_limit_that_was_lowered_meanwhile
+    mutant 'limits after the COMMIT that claims a next job' internal/store/attempts/complete.rs \
+        'if limits.took_long() {' 'if limits.took_long() && false {' \
+        store::a_next_parked_job_whose_commit_took_long_follows_a_limit_that_was_lowered_meanwhile \
+        store::a_next_job_whose_commit_took_long_follows_a_limit_that_was_counted_meanwhile \
+        store::a_next_job_whose_claim_was_committed_late_starts_only_if_no_limit_has_changed
+    mutant 'remote claims that a limit has no room for' internal/store/attempts/remote.rs \
+        'for mut left in open.take_unstarted() {' 'for mut left in open.take_unstarted().into_iter().take(0) {' \
+        store::a_remote_claim_whose_commit_took_long_follows_a_limit_that_was_counted_meanwhile
+    mutant 'attempts without a slot in a repeated request' internal/store/attempts/remote.rs \
+        'partition(|attempt| without_slots.contains(&attempt.id))' \
+        'partition(|attempt| without_slots.contains(&attempt.id) && false)' \
+        store::a_remote_claim_whose_commit_took_long_follows_a_limit_that_was_counted_meanwhile
+    mutant 'suspect that a limit has no room for' internal/engine/solo.rs \
+        'reaper::give_back_unanswered(&shared).await' 'Ok::<(), StoreError>(())' \
+        key_limits::a_suspect_whose_commit_took_long_follows_a_limit_that_was_counted_meanwhile
+    mutant 'host that changes while its job is claimed' internal/store/rows/limits.rs \
+        'is_some_and(|counted_by| *counted_by != host)' 'is_some_and(|counted_by| *counted_by != host && false)' \
+        store::a_claim_counts_a_job_by_its_new_host_if_its_payload_is_changed_meanwhile
     mutant 'due times of parked jobs' internal/store/rows/limits.rs \
         'ORDER BY due_at, job_id LIMIT ?)"' 'ORDER BY due_at DESC, job_id DESC LIMIT ?)"' \
         key_limits::parked_jobs_start_in_the_order_in_which_they_were_due
@@ -1559,9 +1598,6 @@ mutants() {
     mutant 'unanswered claim of the next job of a key' internal/store/attempts/complete.rs \
         'self.claims.open.gave_up(self.token, &ids);' 'let _ = ids;' \
         store::a_next_job_whose_claim_was_not_answered_is_given_back_and_uses_no_attempt
-    mutant 'look at the limits after a late COMMIT' internal/store/attempts/complete.rs \
-        'is_late = claim.is_late(conn, limits).await;' 'is_late = claim.is_late(conn, limits).await && false;' \
-        store::a_next_job_whose_claim_was_committed_late_starts_only_if_no_limit_has_changed
     mutant 'locked order keys apart' internal/store/jobs/insert.rs \
         'let key = item.iter().find_map(order_key_of)?;' 'let key = item.iter().find_map(order_key_of).filter(|_| false)?;' \
         order::a_key_whose_row_is_locked_delays_the_jobs_of_no_other_key

@@ -339,6 +339,15 @@ impl Broker {
         JobDelivery { broker, worker, claimed, delivered: false, claimed_since: None, drained }
     }
 
+    /// Give attempts back that were claimed for a worker, and for which a limit had no room after the COMMIT.
+    pub fn give_back_unstarted(&self, worker: &Arc<RunnerId>, attempts: Vec<(AttemptToken, Vec<JobId>)>) {
+        let (broker, worker) = (self.clone(), Arc::clone(worker));
+        self.polls.tasks.spawn(async move {
+            let why = "a limit changed while it was claimed, so no attempt is used";
+            broker.give_back_unreached(&worker, attempts, why).await;
+        });
+    }
+
     /// Hand a request to the engine. Returns nothing if this process has no engine or stops.
     pub fn wait_for_jobs(
         &self,

@@ -358,8 +358,8 @@ fn delta(duration: Duration) -> TimeDelta {
     TimeDelta::from_std(duration).unwrap_or_default()
 }
 
-/// Give back, from time to time, what this runner claimed without receiving an answer. This is a loop of its own,
-/// because it may have to wait for a row that another session has locked.
+/// Give back, from time to time, what this runner claimed without receiving an answer, or found no room for after its
+/// COMMIT. This is a loop of its own, because it may have to wait for a row that another session has locked.
 pub(super) async fn give_back_until_stopped(shared: Arc<EngineState>) {
     loop {
         tokio::select! {
@@ -369,16 +369,16 @@ pub(super) async fn give_back_until_stopped(shared: Arc<EngineState>) {
         if shared.store.unanswered_claims() > 0
             && let Err(error) = give_back_unanswered(&shared).await
         {
-            tracing::debug!(%error, "cannot give unanswered claims back yet");
+            tracing::debug!(%error, "cannot give claims back yet that were not started");
         }
     }
 }
 
-/// Give back the jobs that this runner claimed without receiving an answer.
+/// Give back the jobs that this runner claimed without receiving an answer, or found no room for after its COMMIT.
 pub(super) async fn give_back_unanswered(shared: &EngineState) -> Result<(), StoreError> {
     let given = shared.store.give_back_unanswered().await?;
     if !given.is_empty() {
-        tracing::warn!(jobs = given.len(), "gave back jobs whose claims were never answered");
+        tracing::warn!(jobs = given.len(), "gave back jobs that were claimed and not started");
     }
     for given in given {
         announce(shared, &given, Verdict::Interrupted);

@@ -967,7 +967,13 @@ async fn try_claim(
     let claims = shared.store.claim_remotely(&poll.fetch, ids, suspects, limited).await;
     shared.attempt_metrics.record_claimed(asked.elapsed());
     match claims {
-        Ok(claims) => Some(claims),
+        Ok(mut claims) => {
+            let unstarted = std::mem::take(&mut claims.unstarted);
+            if !unstarted.is_empty() {
+                shared.broker.give_back_unstarted(&poll.fetch.worker.id, unstarted);
+            }
+            Some(claims)
+        }
         Err(error) => {
             tracing::warn!(worker = %poll.fetch.worker.id, %error, "cannot claim jobs for a remote worker");
             // The ids are gone from the index.

@@ -16,7 +16,7 @@ use super::child::ChildReport;
 use super::heartbeat::Heartbeat;
 use super::heartbeat_history::HeartbeatHistory;
 use super::live::LiveAttempts;
-use super::{EngineSettings, EngineState, checkpoints, executor};
+use super::{EngineSettings, EngineState, checkpoints, executor, reaper};
 use tickr_broker::{Broker, OperatorSettingsCopy};
 use tickr_event::Event;
 use tickr_handlers::Registry;
@@ -91,7 +91,14 @@ pub async fn run_suspect(
     let claim = claimant.claim_suspect(job).await;
     // The connection of the claimant is not needed any more.
     drop(claimant);
-    let in_doubt = claim.is_err();
+    // A limit may have had no room for it after a COMMIT that took long.
+    if claim.is_ok()
+        && store.unanswered_claims() > 0
+        && let Err(error) = reaper::give_back_unanswered(&shared).await
+    {
+        tracing::debug!(%error, "cannot give a suspect back that was not started");
+    }
+    let in_doubt = claim.is_err() || store.unanswered_claims() > 0;
     let settled = match begin(&shared, claim, asked, line) {
         Some(attempt) => to_its_end(&shared, attempt, &give_back).await,
         None => !in_doubt,

@@ -1609,6 +1609,39 @@ async fn a_suspect_that_ends_lets_jobs_go_by_the_limit_of_now() {
     tickr.stop().await;
 }
 
+/// 1. A process of its own claims a suspect, which is under no limit. The COMMIT is under way for seconds.
+/// 2. An operator sets a limit of one. Another runner counts the attempts that run, and starts another job.
+/// 3. The COMMIT is done. The process starts no handler, and gives the job back before it ends.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_suspect_whose_commit_took_long_follows_a_limit_that_was_counted_meanwhile() {
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
+    let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
+    let url = proxy.url();
+    let environment = [("TICKR_QUEUES", "default"), ("TICKR_LEASE", "30s"), ("TICKR_MYSQL_URL", url.as_str())];
+    let runner = Runner::start(&tickr, &environment);
+    runner.base().await;
+    let long = |queue: &str| json!({"kind": "sleep", "payload": {"ms": 600_000}, "limit_key": "a", "queue": queue});
+    let mut of_suspect = long("default");
+    of_suspect["delay_ms"] = json!(3_600_000);
+    let suspect = tickr.enqueue(of_suspect).await;
+    support::make_suspects(&mut tickr.mysql().await, &[suspect]).await;
+    proxy.hold_back("INSERT INTO claim_batches");
+    tickr.app.broker().run_now(suspect, &Actor::tickr()).await.unwrap();
+    eventually("the claim is held back", || async { proxy.holds_one_back().then_some(()) }).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 1})).await;
+    let other = tickr.enqueue(long("elsewhere")).await;
+    tickr.until(other, State::Executing).await;
+    proxy.pass_held_back();
+    tickr.until_count(PARKED, 1).await;
+    assert_eq!(tickr.count(EXECUTING).await, 1);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'interrupted'").await, 1);
+    cancel_all(&tickr, [suspect, other]).await;
+    tickr.until_idle().await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    drop(runner);
+    tickr.stop().await;
+}
+
 /// Lock these rows of `owed` with a session of the test.
 async fn lock_owed(session: &mut sqlx::MySqlConnection, ids: &[JobId]) {
     session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await.unwrap();

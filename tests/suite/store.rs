@@ -17,9 +17,10 @@ use tickr::services::Services;
 use tickr::store::{
     ActionOutcome, Again, Answer, CheckpointUse, Claim, Claimant, Claimed, Condition, Death, Deferral, DueJob,
     EnqueueOutcome, EnqueueReceipts, EnqueueRefusal, IdempotentOutcome, IdempotentRequest, KeyedRow, LapseRule, Lapsed,
-    LimitSweep, LiveAttempt, PoolSizes, ResponseBuilder, RunnerRow, Settled, Settlement, Store, StoreError,
-    StoreSettings, WaitsFor,
+    LimitSweep, LiveAttempt, NewWorker, PoolSizes, RemoteFetch, ResponseBuilder, RunnerRow, Settled, Settlement, Store,
+    StoreError, StoreSettings, WaitsFor,
 };
+use tokio::task::JoinHandle;
 
 use crate::support::{
     Halt, Proxy, connect, default_queue, drop_database, eventually, halted, migrated_database, open_transactions,
@@ -1475,6 +1476,29 @@ impl TestStore {
         }
     }
 
+    /// Claim a job in a task of its own.
+    fn claim_apart(&self, id: JobId) -> JoinHandle<Claim> {
+        let claimant = self.claimant.clone();
+        tokio::spawn(async move { claimant.claim(id, default_queue()).await.unwrap() })
+    }
+
+    /// Sweep until the attempts that ran when the limits were set are counted.
+    async fn count_by_sweeps(&self) {
+        let (mut sweep, began) = (LimitSweep::default(), Instant::now());
+        while self.count("SELECT COUNT(*) FROM limits WHERE NOT counted").await > 0 {
+            assert!(began.elapsed() < Duration::from_secs(20), "the attempts are not counted");
+            if let Some(left) = self.store.until_limits_are_counted() {
+                tokio::time::sleep(left).await;
+            }
+            sweep = self.store.sweep_limits(sweep, false, |_| {}).await.unwrap();
+        }
+    }
+
+    /// Give back what was claimed and not started. Return the jobs.
+    async fn give_back(&self) -> Vec<JobId> {
+        self.store.give_back_unanswered().await.unwrap().iter().map(|given| given.id).collect()
+    }
+
     /// End the attempt as a success. Return the jobs that were let go.
     async fn succeed(&self, claimed: &Claimed) -> Vec<JobId> {
         let settled = self.store.settle(settlement(claimed, Verdict::Succeeded)).await.unwrap();
@@ -1781,6 +1805,36 @@ async fn the_end_of_an_attempt_waits_for_no_slot_that_another_session_makes() {
     test.stop().await;
 }
 
+/// 1. A job runs under the limit `l`, which an operator replaces by `m`. Its attempt ends, and the job waits again.
+/// 2. A transaction frees the slot: it has locked the key of `l`, and has read that the job does not execute.
+/// 3. The next attempt of the job is claimed under `m`. Nothing locks the key of `m`, so the claim waits for nothing.
+/// 4. The transaction deletes the slot at `l`. If it deleted the one at `m` as well, one more job would start there.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_an_attempt_frees_no_slot_at_a_key_that_it_has_not_locked() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::at(name, url, proxy.url()).await;
+    test.set_concurrency(1).await;
+    let ids = test.insert_limited("a", 2).await;
+    let claimed = test.claimed(ids[0]).await;
+    test.mysql().await.execute("DELETE FROM limits WHERE name = 'l'").await.unwrap();
+    test.set_concurrency_of("m", SharedBy::All, 1).await;
+    proxy.hold_back("DELETE s FROM limit_slots");
+    let store = test.store.clone();
+    let interrupted = Settlement { again: Again::Now, ..settlement(&claimed, Verdict::Interrupted) };
+    let ended = tokio::spawn(async move { store.settle(interrupted).await.unwrap() });
+    eventually("the slot is to be deleted", || async { proxy.holds_one_back().then_some(()) }).await;
+    let again = test.claimed(ids[0]).await;
+    proxy.pass_held_back();
+    assert!(matches!(ended.await.unwrap(), Settled::Done { .. }));
+    let of_l = "SELECT COUNT(*) FROM limit_slots WHERE limit_name = 'l'";
+    eventually("the slot is deleted", || async { (test.count(of_l).await == 0).then_some(()) }).await;
+    assert_eq!(test.count("SELECT COUNT(*) FROM limit_slots WHERE limit_name = 'm'").await, 1);
+    test.park(&ids[1..]).await;
+    assert_eq!(test.succeed(&again).await, ids[1..]);
+    test.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_parked_job_whose_claim_was_not_answered_is_given_back_and_has_its_slot_until_then() {
     let (name, url) = migrated_database().await;
@@ -1806,6 +1860,258 @@ async fn a_parked_job_whose_claim_was_not_answered_is_given_back_and_has_its_slo
     assert_eq!((test.slots().await, test.succeed(&claimed).await), ((1, 0, 1), vec![ids[1]]));
     let again = test.claimed(ids[1]).await;
     assert_eq!((again.number, again.attempt), (2, 1));
+    test.stop().await;
+}
+
+/// 1. A claim reads the host of a job, by which a limit counts it. An operator changes the payload meanwhile.
+/// 2. The change is committed: the job calls another host, for which the limit has no room.
+/// 3. The claim gets the row. It may not start the job because there is room for the former host, or no limit for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_counts_a_job_by_its_new_host_if_its_payload_is_changed_meanwhile() {
+    let test = TestStore::start().await;
+    test.set_concurrency_of("h", SharedBy::Host, 1).await;
+    let hosts = [Some("busy.example"), Some("free.example"), None];
+    let jobs: Vec<NewJob> = hosts.iter().map(|host| NewJob { host: host.map(str::to_owned), ..job() }).collect();
+    let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
+    test.store.insert(jobs).await.unwrap();
+    let running = test.claimed(ids[0]).await;
+    for id in &ids[1..] {
+        let mut other = test.mysql().await;
+        let mut change = hold(&mut other, *id).await;
+        let sql = "UPDATE jobs SET host = 'busy.example' WHERE id = ?";
+        sqlx::query(sql).bind(id.uuid()).execute(&mut *change).await.unwrap();
+        let claim = test.claim_apart(*id);
+        test.until_said("UPDATE owed FORCE INDEX", 1).await;
+        change.commit().await.unwrap();
+        let claim = claim.await.unwrap();
+        assert!(!matches!(claim, Claim::Won(_)), "{claim:?}");
+        test.park(&[*id]).await;
+    }
+    assert_eq!(test.slots().await, (1, 0, 2));
+    assert_eq!(test.succeed(&running).await.len(), 1);
+    test.stop().await;
+}
+
+/// Longer than a claim is sure of its limits.
+const LONG: Duration = Duration::from_millis(1_100);
+
+async fn until_held_back(proxy: &Proxy) {
+    eventually("the request is held back", || async { proxy.holds_one_back().then_some(()) }).await;
+}
+
+/// 1. A runner claims the first job, which is under no limit. The COMMIT is under way for seconds.
+/// 2. An operator sets a limit of one. A sweep counts the attempts that run, and cannot see this one.
+/// 3. The second job starts: the limit has counted no other.
+///
+/// Return the claim of the first job, whose COMMIT is still under way, and the attempt of the second one.
+async fn count_during_a_commit(test: &TestStore, proxy: &Proxy, ids: &[JobId]) -> (JoinHandle<Claim>, Claimed) {
+    proxy.hold_back("INSERT INTO claim_batches");
+    let claim = test.claim_apart(ids[0]);
+    until_held_back(proxy).await;
+    test.set_limit(Bounds { concurrency: Some(1), ..Bounds::default() }).await;
+    test.count_by_sweeps().await;
+    (claim, test.claimed(ids[1]).await)
+}
+
+/// Check that the first job has not started, uses no attempt and waits until the second one has ended.
+async fn assert_follows_the_limit(test: TestStore, claim: JoinHandle<Claim>, ids: &[JobId], second: &Claimed) {
+    let claim = claim.await.unwrap();
+    assert!(matches!(claim, Claim::Gone), "{claim:?}");
+    assert_eq!(test.give_back().await, ids[..1]);
+    test.park(&ids[..1]).await;
+    assert_eq!(test.slots().await, (1, 0, 1));
+    assert_eq!(test.succeed(second).await, ids[..1]);
+    let again = test.claimed(ids[0]).await;
+    assert_eq!((again.number, again.attempt), (2, 1));
+    test.stop().await;
+}
+
+/// After the steps of [`count_during_a_commit`], the COMMIT is done. Both jobs would run at the same time if the runner
+/// did not look at the limits once more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_whose_commit_took_long_follows_a_limit_that_was_counted_meanwhile() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::at(name, url, proxy.url()).await;
+    let ids = test.insert_limited("a", 2).await;
+    let (claim, second) = count_during_a_commit(&test, &proxy, &ids).await;
+    proxy.pass_held_back();
+    assert_follows_the_limit(test, claim, &ids, &second).await;
+}
+
+/// After the steps of [`count_during_a_commit`], the COMMIT is done and its answer is lost. The claim runs again and
+/// finds what it has claimed. This run knows the limit, and did not claim the job.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_finds_what_it_claimed_before_follows_a_limit_that_was_counted_meanwhile() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::at(name, url, proxy.url()).await;
+    let ids = test.insert_limited("a", 2).await;
+    let (claim, second) = count_during_a_commit(&test, &proxy, &ids).await;
+    proxy.pass_held_back_unanswered();
+    assert_follows_the_limit(test, claim, &ids, &second).await;
+}
+
+/// After the steps of [`count_during_a_commit`]:
+///
+/// 4. The connection of the runner breaks, while its COMMIT is still on the way. The claim runs again. It reads that
+///    the first job waits, and that the limit has no room for it. To park it, it waits for the row.
+/// 5. The COMMIT arrives. The row belongs to an attempt that no handler gets.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_without_room_gives_back_what_its_earlier_run_has_claimed_meanwhile() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::at(name, url, proxy.url()).await;
+    let ids = test.insert_limited("a", 2).await;
+    let (claim, second) = count_during_a_commit(&test, &proxy, &ids).await;
+    proxy.leave_held_back();
+    test.until_said("SELECT id, queue, execute_at FROM owed", 1).await;
+    proxy.pass_held_back();
+    assert_follows_the_limit(test, claim, &ids, &second).await;
+}
+
+/// 1. A process claims a job for a remote worker, which is under no limit. The COMMIT is under way for seconds.
+/// 2. An operator sets a limit of one, and a sweep counts the attempts that run. A second job starts.
+/// 3. The worker repeats its request at another process, which waits for the claim.
+/// 4. The COMMIT is done. Neither process may hand the first job out.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_remote_claim_whose_commit_took_long_follows_a_limit_that_was_counted_meanwhile() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::at(name, url.clone(), proxy.url()).await;
+    let ids = test.insert_limited("a", 2).await;
+    let worker = NewWorker {
+        id: RunnerId::new_for_host("remote"),
+        version: "test".to_owned(),
+        host: None,
+        pid: None,
+        kinds: vec!["noop".parse().unwrap()],
+        queues: vec![default_queue().clone()],
+        slots: 4,
+        lease: Duration::from_secs(120),
+    };
+    let (worker_id, fetch) = (worker.id.clone(), uuid::Uuid::now_v7());
+    test.store.register_worker(worker).await.unwrap();
+    let begun = test.store.begin_fetch(worker_id.clone(), fetch, Vec::new(), Duration::ZERO).await.unwrap().unwrap();
+    let (store, request, first) = (test.store.clone(), RemoteFetch { worker: begun.worker, id: fetch }, ids[0]);
+    proxy.hold_back("UPDATE owed FORCE INDEX");
+    let claims = tokio::spawn(async move {
+        store.claim_remotely(&request, vec![(first, default_queue().clone())], false, None).await.unwrap()
+    });
+    until_held_back(&proxy).await;
+    test.set_limit(Bounds { concurrency: Some(1), ..Bounds::default() }).await;
+    test.count_by_sweeps().await;
+    let second = test.claimed(ids[1]).await;
+    let settings = StoreSettings { url, connections: 4, flushers: 1, table_prefix: table_prefix() };
+    let other = Store::connect(&settings, Duration::from_secs(10)).await.unwrap();
+    other.follow_limits(&Arc::new(other.limits().await.unwrap()), Instant::now());
+    let through_other = other.clone();
+    let repeated = tokio::spawn(async move {
+        through_other.begin_fetch(worker_id, fetch, Vec::new(), Duration::ZERO).await.unwrap().unwrap()
+    });
+    test.until_said("SELECT kinds, queues, lease_ms", 1).await;
+    proxy.pass_held_back();
+    let (claims, repeated) = (claims.await.unwrap(), repeated.await.unwrap());
+    assert!(matches!(claims.claims.as_slice(), [(_, Claim::Gone)]), "{claims:?}");
+    assert!(repeated.again.is_empty(), "{repeated:?}");
+    let left = claims.unstarted.iter().chain(&repeated.undelivered).flat_map(|(_, ids)| ids.clone());
+    assert_eq!(left.collect::<Vec<_>>(), [first, first]);
+    for (token, ids) in claims.unstarted {
+        test.store.give_back(token, ids, "a limit had no room for it").await.unwrap();
+    }
+    test.park(&ids[..1]).await;
+    assert_eq!((test.slots().await, test.succeed(&second).await), ((1, 0, 1), vec![first]));
+    let again = test.claimed(first).await;
+    assert_eq!((again.number, again.attempt, test.succeed(&again).await), (2, 1, vec![]));
+    other.close().await;
+    test.stop().await;
+}
+
+/// 1. Two jobs of a key may run, and one does. A runner claims the next one. The COMMIT is under way for seconds.
+/// 2. An operator allows one.
+/// 3. The COMMIT is done. The job may not start: the limit has held everywhere for a while.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_whose_commit_took_long_follows_a_limit_that_was_lowered_meanwhile() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::at(name, url, proxy.url()).await;
+    test.set_concurrency(2).await;
+    let ids = test.insert_limited("a", 2).await;
+    let first = test.claimed(ids[0]).await;
+    proxy.hold_back("INSERT INTO claim_batches");
+    let claim = test.claim_apart(ids[1]);
+    until_held_back(&proxy).await;
+    test.set_concurrency(1).await;
+    tokio::time::sleep(LONG).await;
+    proxy.pass_held_back();
+    let claim = claim.await.unwrap();
+    assert!(matches!(claim, Claim::Gone), "{claim:?}");
+    assert_eq!(test.give_back().await, ids[1..]);
+    test.store.sweep_limits(LimitSweep::default(), false, |_| {}).await.unwrap();
+    assert_eq!(test.slots().await, (1, 0, 0));
+    test.park(&ids[1..]).await;
+    assert_eq!(test.succeed(&first).await, ids[1..]);
+    test.stop().await;
+}
+
+/// 1. Two jobs of a key run. One ends, and the same transaction claims a parked job. The COMMIT is under way for
+///    seconds.
+/// 2. An operator allows one.
+/// 3. The COMMIT is done. The attempt has ended, and the next job may not start beside the other one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_next_parked_job_whose_commit_took_long_follows_a_limit_that_was_lowered_meanwhile() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::at(name, url, proxy.url()).await;
+    test.set_concurrency(2).await;
+    let ids = test.insert_limited("a", 3).await;
+    let [first, second] = [test.claimed(ids[0]).await, test.claimed(ids[1]).await];
+    test.park(&ids[2..]).await;
+    proxy.hold_back("COMMIT");
+    let ((next, released), ()) = tokio::join!(test.end_and_claim_next(&first), async {
+        until_held_back(&proxy).await;
+        test.set_concurrency(1).await;
+        tokio::time::sleep(LONG).await;
+        proxy.pass_held_back();
+    });
+    assert!(next.is_none() && released.is_empty(), "{next:?} {released:?}");
+    assert_eq!(test.give_back().await, ids[2..]);
+    test.store.sweep_limits(LimitSweep::default(), false, |_| {}).await.unwrap();
+    assert_eq!(test.slots().await, (1, 0, 0));
+    test.park(&ids[2..]).await;
+    assert_eq!(test.succeed(&second).await, ids[2..]);
+    let again = test.claimed(ids[2]).await;
+    assert_eq!((again.number, again.attempt), (2, 1));
+    test.stop().await;
+}
+
+/// 1. A job ends, and the same transaction claims the next one of its order key. No limit applies to it. The COMMIT is
+///    under way for seconds.
+/// 2. An operator sets a limit of one. A sweep counts the attempts that run: that of the first job.
+/// 3. The COMMIT is done. The limit does not know the attempt of the next job, and would let another job start beside
+///    it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_next_job_whose_commit_took_long_follows_a_limit_that_was_counted_meanwhile() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::at(name, url, proxy.url()).await;
+    let jobs = in_order(2);
+    let [first, second] = [jobs[0].id, jobs[1].id];
+    test.store.insert(jobs).await.unwrap();
+    let claimed = test.claimed(first).await;
+    proxy.hold_back("COMMIT");
+    let ((next, released), ()) = tokio::join!(test.end_and_claim_next(&claimed), async {
+        until_held_back(&proxy).await;
+        test.set_limit_of("m", SharedBy::All, Bounds { concurrency: Some(1), ..Bounds::default() }).await;
+        test.count_by_sweeps().await;
+        proxy.pass_held_back();
+    });
+    assert!(next.is_none() && released.is_empty(), "{next:?} {released:?}");
+    assert_eq!(test.give_back().await, [second]);
+    test.store.sweep_limits(LimitSweep::default(), false, |_| {}).await.unwrap();
+    assert_eq!(test.slots().await, (0, 0, 0));
+    let again = test.claimed(second).await;
+    assert_eq!((again.number, again.attempt, test.slots().await), (2, 1, (1, 0, 0)));
     test.stop().await;
 }
 

@@ -269,11 +269,12 @@ impl Batch for Claims {
             let batches = [Uuid::now_v7(), Uuid::now_v7()];
             let sure: Vec<Uuid> = items.iter().filter(|item| !item.ahead).map(|item| item.id.uuid()).collect();
             self.limits.catch_up(conn).await?;
-            let limits = LimitsOfClaim::now(&self.limits);
+            let mut limits = LimitsOfClaim::now(&self.limits);
             // The limits may have changed since the runner chose this group commit for the jobs.
             let may_apply = self.limited || items.iter().any(|item| limits.concern(item.queue.as_ref()));
             let (free, limited, ours) = if may_apply && !limits.followed.is_empty() {
                 let divided = self.divide(conn, &ids, &limits.followed, token).await?;
+                limits.hosts = divided.hosts;
                 (divided.free, divided.limited, divided.ours)
             } else {
                 (ids.clone(), Vec::new(), Vec::new())
@@ -303,7 +304,17 @@ impl Batch for Claims {
                 claims.extend(taken.claims);
                 (let_go, busy) = (taken.let_go, taken.busy);
             }
+            if !ours.is_empty() || limits.took_long() {
+                // Its COMMIT may have come after the count for a new limit.
+                let limits = ours.is_empty().then_some(&limits);
+                self.leave_without_room(conn, &mut claims, limits, token).await?;
+            }
             let lost: Vec<Uuid> = ids.into_iter().filter(|id| !claims.contains_key(&JobId::from_uuid(*id))).collect();
+            if earlier == PriorRun::MayHaveCommitted {
+                // The COMMIT of an earlier run may have come while this one waited, and this one has no room for them.
+                let left = lost.iter().map(|id| JobId::from_uuid(*id)).filter(|id| own.contains(id));
+                self.open.gave_up(token, &left.collect::<Vec<_>>());
+            }
             if !lost.is_empty() {
                 claims.extend(self.why_lost(conn, &lost, &sure).await?);
             }
@@ -367,8 +378,11 @@ impl Claims {
         }
         self.fence_step(&mut script);
         self.claim_step(&mut script, (ids, sure), token);
-        let taken: u64 = script.run(conn).await?.iter().map(|done| done.affected).sum();
-        if limits.have_changed(conn, &self.limits).await? {
+        let reads_hosts = limits.hosts_step(&mut script, ids);
+        let mut done = script.run(conn).await?;
+        let moved = reads_hosts && limits.moved(&done.pop().unwrap_or_default().rows)?;
+        let taken: u64 = done.iter().map(|done| done.affected).sum();
+        if moved || limits.have_changed(conn, &self.limits).await? {
             // The jobs are claimed again in a moment, but for those that an earlier run of this claim has claimed.
             sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
             let mut script = Script::about(ids.len(), 0);
@@ -409,8 +423,11 @@ impl Claims {
         }
         self.fence_step(&mut script);
         self.lock_step(&mut script, (ids, sure));
-        let locked = script.run(conn).await?.pop().unwrap_or_default().rows;
-        if limits.have_changed(conn, &self.limits).await? {
+        let reads_hosts = limits.hosts_step(&mut script, ids);
+        let mut done = script.run(conn).await?;
+        let moved = reads_hosts && limits.moved(&done.pop().unwrap_or_default().rows)?;
+        let locked = done.pop().unwrap_or_default().rows;
+        if moved || limits.have_changed(conn, &self.limits).await? {
             // The claim has waited for the row of the worker. The jobs are claimed again in a moment.
             sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
             return Ok(ClaimsById::default());

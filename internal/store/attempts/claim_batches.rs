@@ -27,8 +27,12 @@ use tickr_job::{AttemptToken, IdHashes, JobId, RunnerId, Timestamp};
 const PAGE: u32 = 64;
 /// Rows of finished batches that one call deletes at most.
 const MAX_CLOSED: usize = 8_192;
-/// Unanswered claims that are remembered. Attempts beyond that end with their leases.
+/// Attempts to give back that are remembered. Attempts beyond that end with their leases.
 const MAX_UNANSWERED: usize = 8_192;
+/// Why attempts are given back whose claim was not answered.
+const NOT_ANSWERED: &str = "its claim was not answered, no handler was started";
+/// Why attempts are given back for which a limit has no room.
+pub(super) const NO_ROOM: &str = "a limit changed while it was claimed, no handler was started";
 /// An upper bound for the time in which a claim is repeated.
 const MAX_CLAIM: Duration = Duration::from_secs(10 * 60);
 /// Runners with batches that one call lists at most.
@@ -40,6 +44,15 @@ pub(super) const MARGIN: TimeDelta = TimeDelta::seconds(30);
 #[derive(Default)]
 pub(crate) struct OpenClaims(Mutex<Open>);
 
+/// Attempts that may be committed and that no handler gets.
+#[derive(Debug)]
+pub(crate) struct Unstarted {
+    pub(crate) token: AttemptToken,
+    pub(crate) ids: Vec<JobId>,
+    /// Why they are given back, for their lines in the ledger.
+    pub(crate) why: &'static str,
+}
+
 #[derive(Default)]
 struct Open {
     /// The attempts that were handed out. The UUID is the row of their batch.
@@ -48,8 +61,8 @@ struct Open {
     rows: HashMap<Uuid, usize, IdHashes>,
     /// Rows whose attempts have all ended.
     closed: Vec<Uuid>,
-    /// Claims that were never answered, by token.
-    unanswered: Vec<(AttemptToken, Vec<JobId>)>,
+    /// Attempts to give back. Most of them are claims that were never answered.
+    unanswered: Vec<Unstarted>,
     /// Tokens of claims that were repeated because an earlier run got no answer, and the times of the repetition.
     uncertain: HashMap<AttemptToken, Instant>,
 }
@@ -105,11 +118,24 @@ impl OpenClaims {
 
     /// Remember that a claim of these jobs under this token got no answer and that its caller has stopped waiting.
     pub(crate) fn gave_up(&self, token: AttemptToken, ids: &[JobId]) {
-        let mut open = self.lock();
-        let remembered: usize = open.unanswered.iter().map(|(_, ids)| ids.len()).sum();
-        if remembered + ids.len() <= MAX_UNANSWERED {
-            open.unanswered.push((token, ids.to_vec()));
+        self.leave(Unstarted { token, ids: ids.to_vec(), why: NOT_ANSWERED });
+    }
+
+    /// Remember attempts that are to be given back.
+    pub(crate) fn leave(&self, unstarted: Unstarted) {
+        if unstarted.ids.is_empty() {
+            return;
         }
+        let mut open = self.lock();
+        let remembered: usize = open.unanswered.iter().map(|unstarted| unstarted.ids.len()).sum();
+        if remembered + unstarted.ids.len() <= MAX_UNANSWERED {
+            open.unanswered.push(unstarted);
+        }
+    }
+
+    /// Take the attempts that are to be given back.
+    pub(crate) fn take_unstarted(&self) -> Vec<Unstarted> {
+        std::mem::take(&mut self.lock().unanswered)
     }
 
     /// Record that a claim is repeated under this token, because an earlier run got no answer.
@@ -123,9 +149,9 @@ impl OpenClaims {
         self.lock().uncertain.contains_key(&token)
     }
 
-    /// Number of claims that were never answered and may have been committed nevertheless.
+    /// Number of attempts that are to be given back.
     fn unanswered(&self) -> usize {
-        self.lock().unanswered.iter().map(|(_, ids)| ids.len()).sum()
+        self.lock().unanswered.iter().map(|unstarted| unstarted.ids.len()).sum()
     }
 
     /// Rows whose open attempts all run in this process.
@@ -265,15 +291,16 @@ impl Store {
         deleted
     }
 
-    /// Number of claims of this process that were never answered and may still have been committed.
+    /// Number of attempts of this process that are to be given back: their claims were never answered and may have been
+    /// committed, or a limit left no room for them after a COMMIT that took long.
     #[must_use]
     pub fn unanswered_claims(&self) -> usize {
         self.shared.open_claims.unanswered()
     }
 
-    /// Take the claims that were never answered, to give them back with [`give_back`](Self::give_back).
-    pub(crate) fn take_unanswered(&self) -> Vec<(AttemptToken, Vec<JobId>)> {
-        std::mem::take(&mut self.shared.open_claims.lock().unanswered)
+    /// Take the attempts that are to be given back with [`give_back`](Self::give_back).
+    pub(crate) fn take_unanswered(&self) -> Vec<Unstarted> {
+        self.shared.open_claims.take_unstarted()
     }
 
     /// Return true if this process has handed out this attempt and not yet settled it.

@@ -16,7 +16,8 @@ use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
 use crate::attempts::claim::{Claims, ClaimsById, Opened, read_step};
-use crate::attempts::limited::{FreedWithEnds, claim_let_go, free_with_ends, under_one_limit};
+use crate::attempts::claim_batches::{NO_ROOM, Unstarted};
+use crate::attempts::limited::{FreedWithEnds, claim_let_go, free_with_ends, under_one_limit, without_room};
 use crate::attempts::settlement::{CheckpointUse, SettleRequest, Settlement};
 use crate::rows::attempt_logs::{AttemptLogRow, insert_logs_step};
 use crate::rows::checkpoints::HAS_CHECKPOINT;
@@ -226,12 +227,10 @@ pub(crate) async fn complete<'a>(
         }
         Err(error) => return Err(error),
     };
-    let mut is_late = false;
     if let (Some(claim), Some(limits)) = (claim.as_ref().or(claim_of_parked.as_ref()), &limits) {
         if !claim.commit(conn, limits, &counts).await? {
             return Ok(None);
         }
-        is_late = claim.is_late(conn, limits).await;
     } else if !commits_at_once {
         counts.commit(conn).await?;
     }
@@ -241,9 +240,10 @@ pub(crate) async fn complete<'a>(
     }
     let is_claimed = |job: &DueJob| claim_of_parked.as_ref().is_some_and(|claim| claim.won.contains_key(&job.id));
     released.extend(freed.let_go.into_iter().filter(|job| !is_claimed(job)));
-    if is_late {
-        // These claims are given back, and no handler starts.
-        (claim, claim_of_parked) = (None, None);
+    if let Some(limits) = &limits {
+        for claim in [&mut claim, &mut claim_of_parked].into_iter().flatten() {
+            claim.look_again(conn, limits).await?;
+        }
     }
     Ok(Some(Completed { released, claim, claim_of_parked, linked, freed: freed.jobs }))
 }
@@ -290,6 +290,8 @@ pub(crate) struct SuccessorClaim<'a> {
     ids: Vec<Uuid>,
     /// The claims that were answered.
     won: ClaimsById,
+    /// Those for which a limit had no room after the COMMIT.
+    without_room: Vec<JobId>,
     /// When they are due, if they were held.
     execute_at: Timestamp,
     bytes: Vec<u8>,
@@ -364,6 +366,7 @@ impl<'a> SuccessorClaim<'a> {
             front_of,
             ids,
             won: ClaimsById::default(),
+            without_room: Vec::new(),
             execute_at,
             bytes,
         })
@@ -389,7 +392,12 @@ impl<'a> SuccessorClaim<'a> {
         limits: &LimitsOfClaim,
         counts: &Counts<'_>,
     ) -> Result<bool, sqlx::Error> {
-        if self.have_changed(conn, limits).await? {
+        let changed = match limits.have_changed(conn, &self.claims.limits).await {
+            // A limit that this version cannot read must not cost an attempt its verdict.
+            Err(error) if is_unreadable(&error) => true,
+            looked => looked?,
+        };
+        if changed {
             sqlx::raw_sql("ROLLBACK").execute(conn).await?;
             return Ok(false);
         }
@@ -397,19 +405,18 @@ impl<'a> SuccessorClaim<'a> {
         Ok(true)
     }
 
-    /// Return whether the COMMIT took so long that attempts may have been counted without the claim, and a limit has
-    /// changed. It may have waited for a tally, or for the disk of the server.
-    async fn is_late(&self, conn: &mut Session<'_>, limits: &LimitsOfClaim) -> bool {
-        // The attempts have ended, so an error of this look is no error of theirs.
-        self.have_changed(conn, limits).await.unwrap_or(true)
-    }
 
-    async fn have_changed(&self, conn: &mut Session<'_>, limits: &LimitsOfClaim) -> Result<bool, sqlx::Error> {
-        match limits.have_changed(conn, &self.claims.limits).await {
-            // A limit that this version cannot read must not cost an attempt its verdict.
-            Err(error) if is_unreadable(&error) => Ok(true),
-            looked => looked,
+    /// Look at the limits once more after the COMMIT, which may have waited for a tally or for the disk of the server,
+    /// and keep only what may start. A failure costs no verdict: the next run finds that the attempts have ended, and the claims are given
+    /// back.
+    async fn look_again(&mut self, conn: &mut Session<'_>, limits: &LimitsOfClaim) -> Result<(), sqlx::Error> {
+        if limits.took_long() {
+            let won: Vec<Uuid> = self.won.keys().map(|id| id.uuid()).collect();
+            let without = without_room(conn, &won, (Some(limits), &self.claims.limits)).await?;
+            self.won.retain(|id, _| !without.contains(id));
+            self.without_room.extend(without);
         }
+        Ok(())
     }
 
     /// Read the rows of the claim.
@@ -421,7 +428,11 @@ impl<'a> SuccessorClaim<'a> {
     /// Return the claims, by the job in front, when the whole batch is written.
     pub(crate) fn hand_out(mut self) -> ClaimsById {
         let won: Vec<JobId> = self.won.keys().copied().collect();
-        self.claims.open.won(self.batch, self.token, &won);
+        let left = std::mem::take(&mut self.without_room);
+        if left.is_empty() || !won.is_empty() {
+            self.claims.open.won(self.batch, self.token, &won);
+        }
+        self.claims.open.leave(Unstarted { token: self.token, ids: left, why: NO_ROOM });
         self.ids.clear();
         let won = std::mem::take(&mut self.won);
         won.into_iter().filter_map(|(id, claim)| Some((*self.front_of.get(&id)?, claim))).collect()

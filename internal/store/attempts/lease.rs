@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use sqlx::Row;
 use uuid::Uuid;
 
-use crate::attempts::claim_batches::{LapseRule, Lapsed, deferred_among, have_reached};
+use crate::attempts::claim_batches::{LapseRule, Lapsed, Unstarted, deferred_among, have_reached};
 use crate::attempts::renewal::{Caution, HeartbeatAnswer, PAUSE, TRIES, look, progress_text, renew, write_progress};
 use crate::attempts::settle::{decide, write_moves};
 use crate::attempts::settlement::{Again, CheckpointUse, Settled, Settlement};
@@ -413,29 +413,30 @@ impl Store {
         Ok(given)
     }
 
-    /// Give back the attempts of claims that were never answered. No handler was started for them.
+    /// Give back the attempts of claims that were never answered, and those for which a limit left no room after a
+    /// COMMIT that took long. No handler was started for them.
     ///
     /// # Errors
     /// When MySQL cannot be reached. The next call tries the remaining attempts again.
     pub async fn give_back_unanswered(&self) -> Result<Vec<Reaped>, StoreError> {
         let mut given = Vec::new();
         let mut unanswered = self.take_unanswered().into_iter();
-        while let Some((token, ids)) = unanswered.next() {
+        while let Some(Unstarted { token, ids, why }) = unanswered.next() {
             // A later claim under the same token took these jobs and was answered.
             let ids: Vec<JobId> = ids.into_iter().filter(|id| !self.is_handed_out(*id, token)).collect();
             if ids.is_empty() {
                 continue;
             }
-            match self.give_back(token, ids.clone(), "its claim was not answered, no handler was started").await {
+            match self.give_back(token, ids.clone(), why).await {
                 Ok(done) => given.extend(done),
                 Err(error) if error.is_transient() => {
-                    for (token, ids) in std::iter::once((token, ids)).chain(unanswered) {
-                        self.shared.open_claims.gave_up(token, &ids);
+                    for unstarted in std::iter::once(Unstarted { token, ids, why }).chain(unanswered) {
+                        self.shared.open_claims.leave(unstarted);
                     }
                     return Err(error);
                 }
                 // The leases of these attempts end later, and the reaper ends them as lost.
-                Err(error) => tracing::error!(%error, jobs = ids.len(), "cannot give unanswered claims back"),
+                Err(error) => tracing::error!(%error, jobs = ids.len(), "cannot give unstarted claims back"),
             }
         }
         Ok(given)

@@ -16,18 +16,19 @@ use uuid::Uuid;
 
 use crate::attempts::breakers::{EndedCall, Turned, count_calls, counted, mark_counted};
 use crate::attempts::claim::{Claim, Claims, ClaimsById, NOT_EXPIRED, among, gone, read_step};
+use crate::attempts::claim_batches::{NO_ROOM, Unstarted};
 use crate::rows::limits::{
     DELETE_SLOTS, FairShare, KEPT_AT_MOST_S, KeyBounds, KeyState, KnownLimits, LimitKey, LimitSetting, LimitsOfClaim,
     ToPark, begin_with, begin_with_free, begin_within_a_second, count_parked, free_and_let_go, free_slots_kept_in_vain,
     free_slots_of, kept_in_vain, key_in, keys_of, keys_with_parked_jobs, let_go, let_paused_leave, let_uncovered_go,
     lines_behind_paused_jobs, lock_free_keys, lock_keys, lock_those_that_are_free, lock_within_a_second, not_among,
-    park_owed, park_step, state_step, states_in, take_back, without_rows, write_rates,
+    park_owed, park_step, slots_by_key, state_step, states_in, take_back, without_rows, write_rates,
 };
 use crate::rows::owed::{DueJob, SKIP_LOCKED};
 use crate::sql::batch::Batch;
 use crate::sql::batches::{MAX_ROWS, statement};
 use crate::sql::connection::{DbFuture, PriorRun, is_in_cluster, on_pool, transact, transact_unless_locked};
-use crate::sql::error::{again, corrupt};
+use crate::sql::error::{Fault, again, corrupt, fault};
 use crate::sql::script::{Script, Value};
 use crate::sql::session::Session;
 use crate::{Store, StoreError};
@@ -50,6 +51,8 @@ pub(super) struct Divided {
     pub(super) limited: Vec<Limited>,
     /// Limits apply to these, and an earlier run of this claim, whose answer was lost, has claimed them.
     pub(super) ours: Vec<Limited>,
+    /// The hosts of all of them, if a limit is shared by host.
+    pub(super) hosts: BTreeMap<Uuid, Option<Vec<u8>>>,
 }
 
 /// Outcome of claims with limits.
@@ -87,6 +90,9 @@ impl Claims {
         let mut divided = Divided::default();
         for row in &found {
             let id = row.try_get("id")?;
+            if counted_by.has_hosts {
+                divided.hosts.insert(id, row.try_get("host")?);
+            }
             // A row that cannot be read is left to the claim without limits, which reports it.
             let name = |column| row.try_get::<&str, _>(column).ok().and_then(|name| name.parse::<Name>().ok());
             let keys = match (name("kind"), name("queue")) {
@@ -210,8 +216,10 @@ impl Claims {
             ),
             values,
         );
+        let reads_hosts = limits.hosts_step(&mut script, &ids);
         let mut done = script.run(conn).await?;
-        if limits.have_changed(conn, &self.limits).await? {
+        let moved = reads_hosts && limits.moved(&done.pop().unwrap_or_default().rows)?;
+        if moved || limits.have_changed(conn, &self.limits).await? {
             // The update has waited for a row. See `LimitsOfClaim`.
             sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
             return Ok(TakenLimited::default());
@@ -247,7 +255,7 @@ impl Claims {
         if !won.is_empty() {
             self.batch_step(&mut script, &bytes, token, batch);
             // The slots that were kept for them become those of their attempts. Others that were read are left of a
-            // time that is over. The ends of the attempts delete the rest of those.
+            // time that is over. A sweep deletes the rest of those when the attempts have ended.
             let with_slots: Vec<Uuid> = won_ids.iter().copied().filter(|id| kept_for.with_slots.contains(id)).collect();
             if !with_slots.is_empty() {
                 let (list, values) = script.list(&with_slots);
@@ -304,6 +312,24 @@ impl Claims {
             sqlx::raw_sql("COMMIT").execute(conn).await?;
         }
         Ok(TakenLimited { claims, busy, let_go: freed })
+    }
+
+    /// Look at the limits once more after the COMMIT, and leave the attempts that may not start: they are given back.
+    /// `limits` is what this claim knew about limits. It is None if an earlier run of it, which got no answer, has
+    /// claimed some of the attempts: nothing says what that run knew, so this looks in any case.
+    pub(super) async fn leave_without_room(
+        &self,
+        conn: &mut Session<'_>,
+        claims: &mut ClaimsById,
+        limits: Option<&LimitsOfClaim>,
+        token: AttemptToken,
+    ) -> Result<(), sqlx::Error> {
+        let won = claims.iter().filter(|(_, claim)| matches!(claim, Claim::Won(_)));
+        let won: Vec<Uuid> = won.map(|(id, _)| id.uuid()).collect();
+        let without = without_room(conn, &won, (limits, &self.limits)).await?;
+        self.open.leave(Unstarted { token, ids: without.iter().copied().collect(), why: NO_ROOM });
+        claims.extend(without.into_iter().map(|id| (id, Claim::Gone)));
+        Ok(())
     }
 
     /// Begin the transaction of a claim with locks on these keys, unless the caller has begun it. Return those that it
@@ -389,15 +415,17 @@ impl Claims {
 struct CountedColumns {
     columns: &'static str,
     joins: &'static str,
+    has_hosts: bool,
 }
 
 impl CountedColumns {
     fn of(limits: &[LimitSetting]) -> Self {
         if limits.iter().any(|set| set.limit.shared_by == SharedBy::Host) {
             let joins = "STRAIGHT_JOIN jobs j ON j.id = o.id LEFT JOIN job_limit_keys l ON l.job_id = o.id";
-            Self { columns: "l.limit_key, j.host", joins }
+            Self { columns: "l.limit_key, j.host", joins, has_hosts: true }
         } else {
-            Self { columns: "l.limit_key, NULL AS host", joins: "LEFT JOIN job_limit_keys l ON l.job_id = o.id" }
+            let joins = "LEFT JOIN job_limit_keys l ON l.job_id = o.id";
+            Self { columns: "l.limit_key, NULL AS host", joins, has_hosts: false }
         }
     }
 }
@@ -556,6 +584,122 @@ fn insert_slots<'a>(script: &mut Script<'a>, slots: &[(&'a LimitKey, Uuid)], tok
             values.extend([Value::from(key.limit.as_str()), Value::from(key.key.as_bytes()), id.into(), token]);
         },
     );
+}
+
+/// Return those of these attempts that may not start. They are committed, and no handler has got one yet. `limits` is
+/// what their claim knew about limits. Without it, or if the claim took long and a limit has changed since, the tables
+/// decide.
+///
+/// An attempt that MySQL cannot be asked about may not start either, unless the connection broke: the next run of the
+/// claim finds it then.
+pub(super) async fn without_room(
+    conn: &mut Session<'_>,
+    ids: &[Uuid],
+    (limits, known): (Option<&LimitsOfClaim>, &KnownLimits),
+) -> Result<HashSet<JobId>, sqlx::Error> {
+    if ids.is_empty() {
+        return Ok(HashSet::new());
+    }
+    match look_for_room(conn, ids, (limits, known)).await {
+        Err(error) if fault(&error) != Fault::Reconnect => {
+            let attempts = ids.len();
+            tracing::warn!(%error, attempts, "cannot read whether limits have room for attempts, giving them back");
+            Ok(ids.iter().map(|id| JobId::from_uuid(*id)).collect())
+        }
+        looked => looked,
+    }
+}
+
+async fn look_for_room(
+    conn: &mut Session<'_>,
+    ids: &[Uuid],
+    (limits, known): (Option<&LimitsOfClaim>, &KnownLimits),
+) -> Result<HashSet<JobId>, sqlx::Error> {
+    let is_in_doubt = match limits {
+        Some(limits) => limits.have_changed(conn, known).await?,
+        None => {
+            known.catch_up(conn).await?;
+            true
+        }
+    };
+    if is_in_doubt { exceeding(conn, ids, &known.now()).await } else { Ok(HashSet::new()) }
+}
+
+/// Return those of these attempts that these limits do not allow, as the tables are at this moment:
+///
+/// - those without a slot: their claim did not know the limit, and the limit may have been counted before the COMMIT of
+///   the claim. A limit that was counted after it has given them slots.
+/// - the last ones at a key at which more attempts have slots than the limit allows: it was lowered before the COMMIT.
+async fn exceeding(
+    conn: &mut Session<'_>,
+    ids: &[Uuid],
+    limits: &[LimitSetting],
+) -> Result<HashSet<JobId>, sqlx::Error> {
+    let found = SlotsOfAttempts::read(conn, ids, limits).await?;
+    let mut exceed: BTreeSet<Uuid> = found.without.values().flatten().copied().collect();
+    if !found.with.is_empty() {
+        let keys: Vec<&LimitKey> = found.with.keys().collect();
+        let mut script = Script::as_text();
+        state_step(&mut script, &keys);
+        let states = states_in(&script.run(conn).await?.pop().unwrap_or_default().rows)?;
+        for (key, ids) in &found.with {
+            let (Some(state), Some(most)) = (states.get(key), KeyBounds::find(limits, key).most()) else { continue };
+            let too_many = usize::try_from(state.running - i64::from(most)).unwrap_or(0);
+            let leave = ids.iter().filter(|id| exceed.contains(*id)).count();
+            let last = ids.iter().rev().filter(|id| !exceed.contains(*id)).take(too_many.saturating_sub(leave));
+            let last: Vec<Uuid> = last.copied().collect();
+            exceed.extend(last);
+        }
+    }
+    Ok(exceed.into_iter().map(JobId::from_uuid).collect())
+}
+
+/// Return those of these attempts that have no slot at a limit that has counted the attempts that ran. Their claim did
+/// not know the limit, and its COMMIT came after the count: so the process that made the claim took long, and leaves
+/// them as well.
+pub(super) async fn not_counted(
+    conn: &mut Session<'_>,
+    ids: &[Uuid],
+    limits: &[LimitSetting],
+) -> Result<HashSet<JobId>, sqlx::Error> {
+    let found = SlotsOfAttempts::read(conn, ids, limits).await?;
+    let counted = found.without.iter().filter(|(key, _)| KeyBounds::find(limits, key).has_counted());
+    Ok(counted.flat_map(|(_, ids)| ids).map(|id| JobId::from_uuid(*id)).collect())
+}
+
+/// The keys at which limits bound attempts, each with the attempts that have a slot there and those that have none.
+#[derive(Default)]
+struct SlotsOfAttempts {
+    with: BTreeMap<LimitKey, Vec<Uuid>>,
+    without: BTreeMap<LimitKey, Vec<Uuid>>,
+}
+
+impl SlotsOfAttempts {
+    async fn read(conn: &mut Session<'_>, ids: &[Uuid], limits: &[LimitSetting]) -> Result<Self, sqlx::Error> {
+        let mut found = Self::default();
+        let mut keys = keys_of_jobs(conn, ids, limits, " AND o.state = 'executing'").await?;
+        // A breaker alone bounds no number, and one runner may not know the share of a fair limit yet.
+        keys.retain(|(key, _)| KeyBounds::find(limits, key).most().is_some());
+        if keys.is_empty() {
+            return Ok(found);
+        }
+        let mut script = Script::as_text();
+        let (list, values) = script.list(ids);
+        let sql = format!(
+            "SELECT s.limit_name, s.limit_key, s.job_id FROM limit_slots s FORCE INDEX (limit_slots_job) \
+             WHERE s.job_id IN {list} AND s.kept_until IS NULL"
+        );
+        script.push(sql, values);
+        let rows = script.run(conn).await?.pop().unwrap_or_default().rows;
+        let slots: BTreeSet<(LimitKey, Uuid)> =
+            rows.iter().map(|row| Ok((key_in(row)?, row.try_get("job_id")?))).collect::<Result<_, sqlx::Error>>()?;
+        for slot in keys {
+            let of_key = if slots.contains(&slot) { &mut found.with } else { &mut found.without };
+            let (key, id) = slot;
+            of_key.entry(key).or_default().push(id);
+        }
+        Ok(found)
+    }
 }
 
 /// What the transaction that ends attempts has done about their slots.
@@ -726,8 +870,8 @@ impl Batch for FreedSlots {
             let kept = done.iter().filter(|item| item.keeps);
             let kept = kept.filter_map(|item| Some((item.id, item.call.as_ref()?.token)));
             mark_counted(conn, &kept.collect::<Vec<_>>()).await?;
-            let ids: Vec<Uuid> = done.iter().filter(|item| !item.keeps).map(|item| item.id).collect();
-            free_slots_of(conn, &ids).await?;
+            let ended = done.iter().filter(|item| !item.keeps).map(|item| (item.id, &*item.keys));
+            free_slots_of(conn, &slots_by_key(ended)).await?;
             let keys: BTreeSet<LimitKey> = done.iter().flat_map(|item| item.keys.iter().cloned()).collect();
             let (gone, _) = let_go(conn, &keys, &limits).await?;
             sqlx::raw_sql("COMMIT").execute(&mut *conn).await?;
@@ -771,10 +915,10 @@ async fn free(
     let sorted: Vec<&LimitKey> = sorted.into_iter().collect();
     let keys = lock_free_keys(conn, &sorted).await?;
     let left_out = sorted.into_iter().rev().find(|key| !keys.contains(*key)).cloned();
-    let locked = page.iter().filter(|(key, _)| keys.contains(key));
-    let ids: Vec<Uuid> = locked.flat_map(|(_, ids)| ids.iter().copied()).collect();
-    free_slots_of(conn, &ids).await?;
-    free_slots_kept_in_vain(conn, &ids).await?;
+    let locked = page.iter().filter(|(key, ids)| keys.contains(key) && !ids.is_empty());
+    let slots: Vec<(&LimitKey, Vec<Uuid>)> = locked.map(|(key, ids)| (key, ids.clone())).collect();
+    free_slots_of(conn, &slots).await?;
+    free_slots_kept_in_vain(conn, &slots).await?;
     if changed {
         take_back(conn, &keys).await?;
     }

@@ -17,9 +17,10 @@ use uuid::Uuid;
 
 use crate::attempts::claim::{Claim, ClaimRequest, Claimed, Claims, RemoteClaim, read_step};
 use crate::attempts::claim_batches::OpenClaims;
+use crate::attempts::limited::not_counted;
 use crate::attempts::permits::{MayJudge, PermitGrant, PermitRequest, open_attempts, take};
 use crate::attempts::renewal::{Caution, progress_text, renew, write_progress};
-use crate::rows::limits::{LimitKey, key_in};
+use crate::rows::limits::{KnownLimits, LimitKey, key_in};
 use crate::rows::owed::{DueJob, SKIP_LOCKED, SUSPECT_FROM};
 use crate::runners::{LiveAttempt, job_ids};
 use crate::sql::batch::Batch;
@@ -139,6 +140,8 @@ pub struct RemoteClaims {
     pub let_go: Vec<DueJob>,
     /// Jobs that were not tried, because their queue runs as many as its limit allows.
     pub no_room: Vec<JobId>,
+    /// Attempts to give back, by token: a limit had no room for them after a COMMIT that took long.
+    pub unstarted: Vec<(AttemptToken, Vec<JobId>)>,
 }
 
 /// An attempt that a worker holds, as it reports it.
@@ -291,9 +294,10 @@ impl Store {
         wait: Duration,
     ) -> Result<Option<BegunFetch>, StoreError> {
         let held: Arc<HashSet<(JobId, AttemptToken)>> = Arc::new(held.into_iter().collect());
+        let limits = Arc::clone(&self.shared.limits);
         transact(&self.shared.pools.workers, "begin a request for jobs", move |conn, _| {
-            let (worker, held) = (worker.clone(), Arc::clone(&held));
-            Box::pin(async move { begin(conn, worker, fetch, &held, wait).await })
+            let (worker, held, limits) = (worker.clone(), Arc::clone(&held), Arc::clone(&limits));
+            Box::pin(async move { begin(conn, worker, fetch, (&*held, wait), &limits).await })
         })
         .await
     }
@@ -312,6 +316,8 @@ impl Store {
         limited: Option<(Name, MayJudge)>,
     ) -> Result<RemoteClaims, StoreError> {
         let worker = &fetch.worker;
+        // The rows of `claim_batches` say what the worker holds, and not the memory of this process.
+        let open = Arc::new(OpenClaims::default());
         let claims = Arc::new(Claims {
             runner: Arc::clone(&worker.id),
             kinds: Arc::clone(&worker.kinds),
@@ -319,8 +325,7 @@ impl Store {
             suspects,
             limits: Arc::clone(&self.shared.limits),
             limited: false,
-            // The rows of `claim_batches` say what the worker holds, and not the memory of this process.
-            open: Arc::new(OpenClaims::default()),
+            open: Arc::clone(&open),
             remote: Some(RemoteClaim { fetch: fetch.id, in_transaction: limited.is_some() }),
             had_outside: Mutex::default(),
         });
@@ -328,7 +333,7 @@ impl Store {
         let requests: Arc<[ClaimRequest]> = requests.collect();
         let (token, limited) = (AttemptToken::new(), limited.map(Arc::new));
         let is_limited = limited.as_ref().map(|limited| limited.0.clone());
-        let claimed = on_pool(&self.shared.pools.workers, "claim jobs for a worker", move |conn, earlier| {
+        let mut claimed = on_pool(&self.shared.pools.workers, "claim jobs for a worker", move |conn, earlier| {
             let (claims, requests, limited) = (Arc::clone(&claims), Arc::clone(&requests), limited.clone());
             Box::pin(async move {
                 let mut room = requests.len();
@@ -369,9 +374,17 @@ impl Store {
             })
         })
         .await?;
+        let won = claimed.claims.iter().filter(|(_, claim)| matches!(claim, Claim::Won(_))).map(|(id, _)| *id);
+        let won: HashSet<JobId> = won.collect();
+        for mut left in open.take_unstarted() {
+            // A later run may have found room for some of them.
+            left.ids.retain(|id| !won.contains(id));
+            if !left.ids.is_empty() {
+                claimed.unstarted.push((left.token, left.ids));
+            }
+        }
         if let Some(queue) = is_limited {
-            let started = claimed.claims.iter().filter(|(_, claim)| matches!(claim, Claim::Won(_))).count();
-            if started < claimed.claims.len() {
+            if won.len() < claimed.claims.len() {
                 self.recount_permits(&queue, &worker.id).await?;
             }
         }
@@ -556,8 +569,8 @@ async fn begin(
     conn: &mut Session<'_>,
     worker: RunnerId,
     fetch: Uuid,
-    held: &HashSet<(JobId, AttemptToken)>,
-    wait: Duration,
+    (held, wait): (&HashSet<(JobId, AttemptToken)>, Duration),
+    limits: &KnownLimits,
 ) -> Result<Option<BegunFetch>, sqlx::Error> {
     // A claim for an earlier request holds this row until it is committed, so it is seen below.
     let sql = "SELECT kinds, queues, lease_ms, drained_at IS NOT NULL AS drained, fetch_id, fetched FROM runners \
@@ -611,10 +624,14 @@ async fn begin(
     // An attempt that has arrived is left to the heartbeats. So is one that was claimed for a later request: then this
     // one is a copy that comes late, which no process has seen before, or which is not remembered any more.
     let is_lost = |attempt: &&OpenAttempt| !attempt.has_arrived(found.lease) && !attempt.is_behind(fetch);
-    let others: Vec<_> = others.into_iter().filter(is_lost).collect();
+    let mut others: Vec<_> = others.into_iter().filter(is_lost).collect();
     // A heartbeat may give an old one back before the worker lists it. A worker that has it already keeps it.
     let young = |attempt: &&OpenAttempt| attempt.age < found.lease / HANDED_OUT_WITHIN;
     let ours: Vec<_> = of_this.iter().copied().filter(young).collect();
+    // The process that claimed them may have died before it looked at the limits after its COMMIT.
+    let without_slots = without_slots(conn, &ours, limits).await?;
+    let (left, ours): (Vec<_>, Vec<_>) = ours.into_iter().partition(|attempt| without_slots.contains(&attempt.id));
+    others.extend(left);
     // An attempt that is not listed beside another one of its batch has not arrived.
     let listed_batches: BTreeSet<Uuid> = listed
         .iter()
@@ -644,6 +661,22 @@ async fn begin(
 fn made_before(request: Uuid, other: Uuid) -> bool {
     let tell = request.get_version_num() == 7 && other.get_version_num() == 7;
     tell && request.as_bytes()[..6] < other.as_bytes()[..6]
+}
+
+/// Return the jobs of those of these attempts that no limit has counted, although it has counted what ran when it was
+/// set. The process that claimed them hands none of them out.
+async fn without_slots(
+    conn: &mut Session<'_>,
+    attempts: &[&OpenAttempt],
+    limits: &KnownLimits,
+) -> Result<HashSet<JobId>, sqlx::Error> {
+    // A limit that this process does not know is too new to have counted.
+    if attempts.is_empty() || (!limits.are_old() && limits.now().is_empty()) {
+        return Ok(HashSet::new());
+    }
+    limits.read_again(conn).await?;
+    let ids: Vec<Uuid> = attempts.iter().map(|attempt| attempt.id.uuid()).collect();
+    not_counted(conn, &ids, &limits.now()).await
 }
 
 /// Write how far the answers with these claims have come.
@@ -770,6 +803,7 @@ async fn claimed_before(
     if won.is_empty() {
         return Ok(None);
     }
+    claims.leave_without_room(conn, &mut won, None, token).await?;
     sqlx::raw_sql("COMMIT").execute(conn).await?;
     let mut found = RemoteClaims::default();
     for request in requests {

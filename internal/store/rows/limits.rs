@@ -345,12 +345,18 @@ fn concern(limits: &[LimitSetting], queue: Option<&Name>) -> bool {
     limits.iter().any(|set| queue.is_none_or(|queue| set.limit.concerns_queue(queue)))
 }
 
-/// The limits that a claim follows.
+/// The limits that a claim follows, and when it began to follow them.
 ///
 /// When a limit is set, the attempts that run are counted after a time in which all claims that did not know it are
-/// over (`HEARD_AFTER` in `attempts/limited.rs`). So a claim that has waited for a row for long looks before its COMMIT whether a limit has changed.
+/// over (`HEARD_AFTER` in `attempts/limited.rs`). What a claim knows may be a second and a half old when it begins, and
+/// a limit may be set, counted, lowered or removed at any moment after that. So a claim that takes long looks twice
+/// whether a limit has changed: before its COMMIT, because it may have waited for a row, and after it, because the
+/// COMMIT itself may have been under way for long.
 pub(crate) struct LimitsOfClaim {
     pub(crate) followed: Arc<Vec<LimitSetting>>,
+    /// The hosts by which the claim counts its jobs, as they were read before the rows in `owed` were locked. Empty
+    /// unless a limit is shared by host.
+    pub(crate) hosts: BTreeMap<Uuid, Option<Vec<u8>>>,
     began: Instant,
 }
 
@@ -359,7 +365,7 @@ impl LimitsOfClaim {
     const SHORT: Duration = Duration::from_secs(1);
 
     pub(crate) fn now(known: &KnownLimits) -> Self {
-        Self { began: Instant::now(), followed: known.now() }
+        Self { began: Instant::now(), followed: known.now(), hosts: BTreeMap::new() }
     }
 
     /// Return whether a limit may apply to jobs of this queue, or of any queue.
@@ -367,9 +373,37 @@ impl LimitsOfClaim {
         concern(&self.followed, queue)
     }
 
+    /// Add the step that reads the hosts of these jobs again, whose rows in `owed` are locked by now, if a limit is
+    /// shared by host. Returns whether it did: then [`moved`](Self::moved) reads its rows.
+    pub(crate) fn hosts_step(&self, script: &mut Script<'_>, ids: &[Uuid]) -> bool {
+        if self.hosts.is_empty() {
+            return false;
+        }
+        let (list, values) = script.list(ids);
+        script.push(format!("SELECT id, host FROM jobs FORCE INDEX (PRIMARY) WHERE id IN {list}"), values);
+        true
+    }
+
+    /// Return whether a job calls another host than the one by which the claim counts it: an operator has changed its
+    /// payload meanwhile.
+    pub(crate) fn moved(&self, rows: &[MySqlRow]) -> Result<bool, sqlx::Error> {
+        for row in rows {
+            let (id, host): (Uuid, Option<Vec<u8>>) = (row.try_get("id")?, row.try_get("host")?);
+            if self.hosts.get(&id).is_some_and(|counted_by| *counted_by != host) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Return whether the claim has taken so long that attempts may have been counted without it.
+    pub(crate) fn took_long(&self) -> bool {
+        self.began.elapsed() >= Self::SHORT
+    }
+
     /// Return whether the claim took so long that attempts may have been counted without it, and a limit has changed.
     pub(crate) async fn have_changed(&self, conn: &mut Session<'_>, known: &KnownLimits) -> Result<bool, sqlx::Error> {
-        Ok(self.began.elapsed() >= Self::SHORT && known.differ_from(conn, &self.followed).await?)
+        Ok(self.took_long() && known.differ_from(conn, &self.followed).await?)
     }
 }
 
@@ -473,6 +507,16 @@ impl KeyBounds {
     /// Return whether the attempts of the key have slots: they are counted, or the end of their calls is.
     pub(crate) fn has_slots(&self) -> bool {
         self.bounds.concurrency.is_some() || self.breaker.is_some()
+    }
+
+    /// Return how many attempts of the key may run at the same time by the limit itself, whatever its share is.
+    pub(crate) fn most(&self) -> Option<u32> {
+        self.most
+    }
+
+    /// Return whether the limit bounds how many attempts run, and those that ran when it was set are counted.
+    pub(crate) fn has_counted(&self) -> bool {
+        self.most.is_some() && self.counted
     }
 
     /// Return whether fewer jobs share the limit than the other one, as far as the way tells in which they share it.
@@ -1173,25 +1217,9 @@ pub(crate) async fn free_and_let_go(
     keys: &BTreeSet<LimitKey>,
     limits: &[LimitSetting],
 ) -> Result<(Vec<DueJob>, bool), sqlx::Error> {
-    let mut jobs_of: BTreeMap<&LimitKey, Vec<Uuid>> = BTreeMap::new();
-    for (id, slots) in ended {
-        for key in *slots {
-            jobs_of.entry(key).or_default().push(*id);
-        }
-    }
-    let jobs_of: Vec<(&LimitKey, Vec<Uuid>)> = jobs_of.into_iter().collect();
+    let slots = slots_by_key(ended.iter().map(|(id, keys)| (*id, *keys)));
     let mut script = Script::as_text();
-    for jobs_of in jobs_of.chunks(64) {
-        let (mut any, mut values) = (Vec::with_capacity(jobs_of.len()), Vec::new());
-        for (key, ids) in jobs_of {
-            let (list, of_ids) = script.list(ids);
-            any.push(format!("(s.limit_name = ? AND s.limit_key = ? AND s.job_id IN {list})"));
-            values.extend([Value::from(key.limit.as_str()), Value::from(key.key.as_bytes())]);
-            values.extend(of_ids);
-        }
-        let sql = format!("DELETE s FROM limit_slots s FORCE INDEX (PRIMARY) WHERE {}", any.join(" OR "));
-        script.push(sql, values);
-    }
+    delete_slots_steps(&mut script, &slots, "");
     let keys: Vec<&LimitKey> = keys.iter().collect();
     state_with_parked_jobs_step(&mut script, &keys);
     let found = script.run(conn).await?.pop().unwrap_or_default().rows;
@@ -1553,9 +1581,54 @@ async fn let_go_of(
 /// Without it, MySQL reads the whole table while that is small, and waits for the slots of jobs whose keys others lock.
 pub(crate) const DELETE_SLOTS: &str = "DELETE s FROM limit_slots s FORCE INDEX (limit_slots_job) WHERE s.job_id IN";
 
-/// Delete the slots of those of these jobs that do not execute, and slots that were kept for long enough. The keys are
-/// locked, so none of the jobs starts meanwhile.
-pub(crate) async fn free_slots_of(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<(), sqlx::Error> {
+/// Slots of jobs, by their keys.
+pub(crate) type Slots<'k> = [(&'k LimitKey, Vec<Uuid>)];
+
+/// Return the slots of these jobs at these keys.
+pub(crate) fn slots_by_key<'k>(
+    of_jobs: impl IntoIterator<Item = (Uuid, &'k [LimitKey])>,
+) -> Vec<(&'k LimitKey, Vec<Uuid>)> {
+    let mut slots: BTreeMap<&'k LimitKey, Vec<Uuid>> = BTreeMap::new();
+    for (id, keys) in of_jobs {
+        for key in keys {
+            slots.entry(key).or_default().push(id);
+        }
+    }
+    slots.into_iter().collect()
+}
+
+/// Build the condition that a row of `limit_slots s` is one of these slots, and the values in it.
+fn is_among<'a>(script: &Script<'a>, slots: &Slots<'a>) -> (String, Vec<Value<'a>>) {
+    let (mut any, mut values) = (Vec::with_capacity(slots.len()), Vec::new());
+    for (key, ids) in slots {
+        let (list, of_ids) = script.list(ids);
+        any.push(format!("(s.limit_name = ? AND s.limit_key = ? AND s.job_id IN {list})"));
+        values.extend([Value::from(key.limit.as_str()), Value::from(key.key.as_bytes())]);
+        values.extend(of_ids);
+    }
+    (any.join(" OR "), values)
+}
+
+/// Keys of which one statement reads or deletes slots.
+const KEYS_AT_ONCE: usize = 64;
+
+/// Add the steps that delete those of these slots for which a condition holds. `and` is empty, or begins with AND.
+///
+/// A slot at any other key stays. A session that has locked that key may be making it, and this must not wait for it.
+/// Or a claim has just made it for a new attempt of a job: a job whose limits have changed since its last attempt
+/// counts under other keys.
+fn delete_slots_steps<'a>(script: &mut Script<'a>, slots: &Slots<'a>, and: &str) {
+    for slots in slots.chunks(KEYS_AT_ONCE) {
+        let (any, values) = is_among(script, slots);
+        script.push(format!("DELETE s FROM limit_slots s FORCE INDEX (PRIMARY) WHERE ({any}){and}"), values);
+    }
+}
+
+/// Delete those of these slots whose jobs do not execute, and those that were kept for long enough. Their keys are
+/// locked, so none of the jobs gets one of these slots meanwhile. Slots of the jobs at other keys are left to a sweep.
+pub(crate) async fn free_slots_of(conn: &mut Session<'_>, slots: &Slots<'_>) -> Result<(), sqlx::Error> {
+    let ids: BTreeSet<Uuid> = slots.iter().flat_map(|(_, ids)| ids.iter().copied()).collect();
+    let (ids, mut executing): (Vec<Uuid>, BTreeSet<Uuid>) = (ids.into_iter().collect(), BTreeSet::new());
     for ids in ids.chunks(MAX_ROWS) {
         let mut script = Script::as_text();
         let (list, values) = script.list(ids);
@@ -1563,22 +1636,25 @@ pub(crate) async fn free_slots_of(conn: &mut Session<'_>, ids: &[Uuid]) -> Resul
             format!("SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE state = 'executing' AND id IN {list}"),
             values,
         );
-        let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
-        let executing: BTreeSet<Uuid> = found.iter().map(|row| row.try_get("id")).collect::<Result<_, _>>()?;
-        let ended: Vec<Uuid> = ids.iter().copied().filter(|id| !executing.contains(id)).collect();
-        if ended.is_empty() {
-            continue;
+        for row in script.run(conn).await?.iter().flat_map(|step| &step.rows) {
+            executing.insert(row.try_get("id")?);
         }
-        let mut script = Script::as_text();
-        let (list, values) = script.list(&ended);
-        let sql = format!(
-            "{DELETE_SLOTS} {list} AND (s.kept_until IS NULL OR s.kept_until <= UTC_TIMESTAMP(6) \
-             OR s.kept_until > UTC_TIMESTAMP(6) + INTERVAL {KEPT_AT_MOST_S} SECOND)"
-        );
-        script.push(sql, values);
-        script.run(conn).await?;
     }
-    Ok(())
+    let ended = slots.iter().map(|(key, ids)| {
+        let ended: Vec<Uuid> = ids.iter().copied().filter(|id| !executing.contains(id)).collect();
+        (*key, ended)
+    });
+    let ended: Vec<(&LimitKey, Vec<Uuid>)> = ended.filter(|(_, ids)| !ids.is_empty()).collect();
+    if ended.is_empty() {
+        return Ok(());
+    }
+    let and = format!(
+        " AND (s.kept_until IS NULL OR s.kept_until <= UTC_TIMESTAMP(6) \
+         OR s.kept_until > UTC_TIMESTAMP(6) + INTERVAL {KEPT_AT_MOST_S} SECOND)"
+    );
+    let mut script = Script::as_text();
+    delete_slots_steps(&mut script, &ended, &and);
+    script.run(conn).await.map(drop)
 }
 
 /// Build the condition that a slot of `limit_slots s` is kept in vain: its job, which is `owed o` if it is unfinished,
@@ -1588,25 +1664,28 @@ pub(crate) fn kept_in_vain() -> String {
     format!("(o.id IS NULL OR s.kept_until < o.execute_at + INTERVAL {} SECOND)", KEPT_FOR.num_seconds())
 }
 
-/// Delete the slots that are kept for these jobs in vain. The keys are locked, so none of the jobs is let go meanwhile.
-pub(crate) async fn free_slots_kept_in_vain(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<(), sqlx::Error> {
-    for ids in ids.chunks(MAX_ROWS) {
+/// Delete those of these slots that are kept in vain. Their keys are locked, so none of them lets a job go meanwhile.
+pub(crate) async fn free_slots_kept_in_vain(conn: &mut Session<'_>, slots: &Slots<'_>) -> Result<(), sqlx::Error> {
+    for slots in slots.chunks(KEYS_AT_ONCE) {
         let mut script = Script::as_text();
-        let (list, values) = script.list(ids);
+        let (any, values) = is_among(&script, slots);
         let sql = format!(
-            "SELECT s.job_id FROM limit_slots s FORCE INDEX (limit_slots_job) LEFT JOIN owed o FORCE INDEX (PRIMARY) \
-             ON o.id = s.job_id WHERE s.job_id IN {list} AND s.kept_until IS NOT NULL AND {}",
+            "SELECT s.limit_name, s.limit_key, s.job_id FROM limit_slots s FORCE INDEX (PRIMARY) \
+             LEFT JOIN owed o FORCE INDEX (PRIMARY) ON o.id = s.job_id \
+             WHERE ({any}) AND s.kept_until IS NOT NULL AND {}",
             kept_in_vain()
         );
         script.push(sql, values);
-        let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
-        let in_vain: Vec<Uuid> = found.iter().map(|row| row.try_get("job_id")).collect::<Result<_, _>>()?;
+        let mut in_vain: BTreeMap<LimitKey, Vec<Uuid>> = BTreeMap::new();
+        for row in script.run(conn).await?.iter().flat_map(|step| &step.rows) {
+            in_vain.entry(key_in(row)?).or_default().push(row.try_get("job_id")?);
+        }
         if in_vain.is_empty() {
             continue;
         }
+        let in_vain: Vec<(&LimitKey, Vec<Uuid>)> = in_vain.iter().map(|(key, ids)| (key, ids.clone())).collect();
         let mut script = Script::as_text();
-        let (list, values) = script.list(&in_vain);
-        script.push(format!("{DELETE_SLOTS} {list} AND s.kept_until IS NOT NULL"), values);
+        delete_slots_steps(&mut script, &in_vain, " AND s.kept_until IS NOT NULL");
         script.run(conn).await?;
     }
     Ok(())

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use tickr::store::with_prefix;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::tcp::OwnedWriteHalf;
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -49,6 +50,24 @@ struct Shared {
     /// Whether requests are to wait after the next lost answer.
     hold_after: AtomicBool,
     holds: watch::Sender<bool>,
+    /// What happens to a request that is held back by itself.
+    held: watch::Sender<Held>,
+    /// Number of requests that were held back by themselves so far.
+    held_back: AtomicUsize,
+}
+
+/// What happens to a request that is held back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Held {
+    /// It goes on.
+    #[default]
+    Passes,
+    /// It goes on, and the connection breaks before the answer.
+    PassesUnanswered,
+    /// It waits.
+    Waits,
+    /// Its client is told that the connection is broken. The request still waits.
+    WaitsAlone,
 }
 
 /// The moment of a request at which everything halts.
@@ -70,6 +89,8 @@ enum Treatment {
     AnswerLost,
     /// It is dropped, like everything on its connection from now on, and neither side is told.
     Swallowed,
+    /// It waits, until the test lets it go on.
+    HeldBack,
     /// It is dropped and answered with this error.
     Refused(u16),
     /// It arrives, and is answered with this error whatever the server answers.
@@ -160,6 +181,33 @@ impl Proxy {
     /// Return whether the moment of [`halt_at`](Self::halt_at) has come.
     pub(crate) fn has_halted(&self) -> bool {
         self.shared.halted.load(Ordering::SeqCst)
+    }
+
+    /// Hold back the next request whose statement begins with this text. Its connection waits, and all others go on.
+    pub(crate) fn hold_back(&self, text: &'static str) {
+        self.shared.held.send_replace(Held::Waits);
+        self.shared.held_back.store(0, Ordering::SeqCst);
+        *self.shared.wanted.lock().unwrap() = Some((text, Treatment::HeldBack, 1));
+    }
+
+    /// Return whether a request is held back.
+    pub(crate) fn holds_one_back(&self) -> bool {
+        self.shared.held_back.load(Ordering::SeqCst) > 0
+    }
+
+    /// Break the connection to the client of the request that is held back. The request still waits.
+    pub(crate) fn leave_held_back(&self) {
+        self.shared.held.send_replace(Held::WaitsAlone);
+    }
+
+    /// Let the request that is held back go on.
+    pub(crate) fn pass_held_back(&self) {
+        self.shared.held.send_replace(Held::Passes);
+    }
+
+    /// Do the same, and break its connection before the answer.
+    pub(crate) fn pass_held_back_unanswered(&self) {
+        self.shared.held.send_replace(Held::PassesUnanswered);
     }
 
     /// Answer new connections with this server error, until [`let_in`](Self::let_in).
@@ -320,7 +368,7 @@ async fn relay(
     let known = shared.forgotten.load(Ordering::SeqCst);
     // Bytes from the client that are not yet a whole packet.
     let mut bytes = Vec::new();
-    let mut silent = false;
+    let (mut silent, mut is_left) = (false, false);
     loop {
         let count = tokio::select! {
             read = from_client.read_buf(&mut bytes) => read.unwrap_or(0),
@@ -344,8 +392,12 @@ async fn relay(
             if sequence == 0 {
                 shared.requests.fetch_add(1, Ordering::SeqCst);
                 let treatment = line.lock().unwrap().ask(packet, &shared);
-                shared.cuts.fetch_add(usize::from(treatment != Treatment::Passed), Ordering::SeqCst);
+                let is_cut = !matches!(treatment, Treatment::Passed | Treatment::HeldBack);
+                shared.cuts.fetch_add(usize::from(is_cut), Ordering::SeqCst);
                 silent |= treatment == Treatment::Swallowed;
+                if treatment == Treatment::HeldBack {
+                    is_left = hold_back(&shared, &line, &to_client).await;
+                }
                 if let Treatment::Refused(error) = treatment {
                     let _ = to_client.lock().await.write_all(&error_packet(error)).await;
                     bytes.drain(whole..end);
@@ -361,7 +413,38 @@ async fn relay(
             answers.abort();
             return;
         }
+        if is_left {
+            // The server does all of it before its connection ends.
+            let _ = (&mut answers).await;
+            return;
+        }
         bytes.drain(..whole);
+    }
+}
+
+/// Wait until the test lets a request go on. Return whether its client was told that the connection is broken.
+async fn hold_back(shared: &Shared, line: &Mutex<Line>, to_client: &tokio::sync::Mutex<OwnedWriteHalf>) -> bool {
+    let (mut held, mut is_left) = (shared.held.subscribe(), false);
+    shared.held_back.fetch_add(1, Ordering::SeqCst);
+    loop {
+        let now = *held.borrow_and_update();
+        match now {
+            Held::Waits => {}
+            Held::WaitsAlone if is_left => {}
+            Held::WaitsAlone => {
+                is_left = true;
+                line.lock().unwrap().lose = true;
+                let _ = to_client.lock().await.shutdown().await;
+            }
+            Held::Passes => return is_left,
+            Held::PassesUnanswered => {
+                line.lock().unwrap().lose = true;
+                return is_left;
+            }
+        }
+        if held.changed().await.is_err() {
+            return is_left;
+        }
     }
 }
 
