@@ -1480,8 +1480,7 @@ mutants() {
     mutant 'limits after the COMMIT that claims a next job' internal/store/attempts/complete.rs \
         'if limits.took_long() {' 'if limits.took_long() && false {' \
         store::a_next_parked_job_whose_commit_took_long_follows_a_limit_that_was_lowered_meanwhile \
-        store::a_next_job_whose_commit_took_long_follows_a_limit_that_was_counted_meanwhile \
-        store::a_next_job_whose_claim_was_committed_late_starts_only_if_no_limit_has_changed
+        store::a_next_job_whose_commit_took_long_follows_a_limit_that_was_counted_meanwhile
     mutant 'remote claims that a limit has no room for' internal/store/attempts/remote.rs \
         'for mut left in open.take_unstarted() {' 'for mut left in open.take_unstarted().into_iter().take(0) {' \
         store::a_remote_claim_whose_commit_took_long_follows_a_limit_that_was_counted_meanwhile

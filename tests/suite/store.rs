@@ -2292,48 +2292,6 @@ async fn a_process_that_stalls_before_a_commit_locks_no_tally() {
     test.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_next_job_whose_claim_was_committed_late_starts_only_if_no_limit_has_changed() {
-    let test = TestStore::start().await;
-    for changes in [false, true] {
-        test.set_concurrency(1).await;
-        let ids = test.insert_limited("a", 2).await;
-        let claimed = test.claimed(ids[0]).await;
-        test.park(&ids[1..]).await;
-        // The request of the COMMIT waits for a tally, also for one that is new.
-        let mut other = test.mysql().await;
-        let mut held = other.begin().await.unwrap();
-        held.execute("SELECT * FROM tallies FOR UPDATE").await.unwrap();
-        let end = tokio::spawn({
-            let (store, claimant) = (test.store.clone(), test.claimant.clone());
-            let success = settlement(&claimed, Verdict::Succeeded);
-            async move { store.settle_and_claim_next(success, &claimant).await.unwrap() }
-        });
-        test.until_said("INSERT INTO tallies", 1).await;
-        if changes {
-            test.set_concurrency_of("m", SharedBy::All, 5).await;
-        }
-        // Longer than the time in which a claim is sure of its limits.
-        tokio::time::sleep(Duration::from_millis(1_100)).await;
-        held.rollback().await.unwrap();
-        let (settled, next) = end.await.unwrap();
-        let Settled::Done { state: State::Completed, released, .. } = settled else { panic!("{settled:?}") };
-        assert!(released.is_empty(), "{changes}: {released:?}");
-        match next {
-            Some(Claim::Won(next)) if !changes => assert_eq!((test.succeed(&next).await, next.id), (vec![], ids[1])),
-            None if changes => {
-                test.store.give_back_unanswered().await.unwrap();
-                assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE state = 'executing'").await, 0);
-                assert!(matches!(test.store.cancel(ids[1], &Actor::tickr()).await, Ok(ActionOutcome::Done(_))));
-                test.store.sweep_limits(LimitSweep::default(), false, |_| {}).await.unwrap();
-            }
-            other => panic!("{changes}: {other:?}"),
-        }
-        assert_eq!(test.slots().await, (0, 0, 0));
-    }
-    test.stop().await;
-}
-
 impl TestStore {
     /// Lock the key `a` of the limit `l` with this session, as a process that froze within a claim.
     async fn lock_key(&self, session: &mut MySqlConnection) {
