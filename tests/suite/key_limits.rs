@@ -1610,7 +1610,7 @@ async fn a_suspect_that_ends_lets_jobs_go_by_the_limit_of_now() {
 }
 
 /// 1. A process of its own claims a suspect, which is under no limit. The COMMIT is under way for seconds.
-/// 2. An operator sets a limit of one. Another runner counts the attempts that run, and starts another job.
+/// 2. An operator sets a limit of one. Another runner counts the attempts that run: it sees that of another job alone.
 /// 3. The COMMIT is done. The process starts no handler, and gives the job back before it ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_suspect_whose_commit_took_long_follows_a_limit_that_was_counted_meanwhile() {
@@ -1621,6 +1621,8 @@ async fn a_suspect_whose_commit_took_long_follows_a_limit_that_was_counted_meanw
     let runner = Runner::start(&tickr, &environment);
     runner.base().await;
     let long = |queue: &str| json!({"kind": "sleep", "payload": {"ms": 600_000}, "limit_key": "a", "queue": queue});
+    let other = tickr.enqueue(long("elsewhere")).await;
+    tickr.until(other, State::Executing).await;
     let mut of_suspect = long("default");
     of_suspect["delay_ms"] = json!(3_600_000);
     let suspect = tickr.enqueue(of_suspect).await;
@@ -1629,8 +1631,6 @@ async fn a_suspect_whose_commit_took_long_follows_a_limit_that_was_counted_meanw
     tickr.app.broker().run_now(suspect, &Actor::tickr()).await.unwrap();
     eventually("the claim is held back", || async { proxy.holds_one_back().then_some(()) }).await;
     set_and_wait(&tickr, "l", json!({"concurrency": 1})).await;
-    let other = tickr.enqueue(long("elsewhere")).await;
-    tickr.until(other, State::Executing).await;
     proxy.pass_held_back();
     tickr.until_count(PARKED, 1).await;
     assert_eq!(tickr.count(EXECUTING).await, 1);

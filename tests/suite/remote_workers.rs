@@ -1039,7 +1039,7 @@ async fn a_heartbeat_that_waits_gives_nothing_back_that_was_young_when_it_came()
 async fn a_heartbeat_that_waits_for_the_rights_of_its_key_gives_nothing_back_that_was_young_when_it_came() {
     let tickr = started().await;
     let at = tickr.app.addr();
-    let id = tickr.enqueue_kind("resize", json!(1)).await;
+    tickr.enqueue_kind("resize", json!(1)).await;
     let admin = api_key(&tickr, None, "root", json!({"scope": "admin"})).await;
     let limits = json!({"scope": "work", "kinds": ["resize"], "queues": ["pictures"]});
     let key = api_key(&tickr, Some(&admin), "limited", limits).await;
@@ -1064,7 +1064,7 @@ async fn a_heartbeat_that_waits_for_the_rights_of_its_key_gives_nothing_back_tha
     assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE state = 'executing'").await, 1);
     let verdicts = json!({"verdicts": [{"token": token, "verdict": "succeeded"}]});
     assert_eq!(call("finish", verdicts).await.body["results"][0]["result"], "settled");
-    assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'").await, 1);
     tickr.stop_broken("attempts were dated back, to before their due times").await;
 }
 
