@@ -398,27 +398,29 @@ impl Store {
         message: &NewMessage,
     ) -> Result<Sent, Refusal> {
         let mut tx = self.pool.begin().await?;
-        // The lock makes the messages of a conversation one after the other, so `seq` has no gap and no inversion.
-        let sql = "SELECT is_group, last_seq FROM chat_conversations WHERE id = ? FOR UPDATE";
-        let found = sqlx::query(sql).bind(conversation).fetch_optional(&mut *tx).await?;
-        let found = found.ok_or(Refusal::Missing("there is no such conversation"))?;
-        let is_group: bool = found.try_get("is_group")?;
-        let seq = found.try_get::<i64, _>("last_seq")? + 1;
-        let sql = "SELECT UTC_TIMESTAMP(3) AS now, \
+        // The lock makes the messages of a conversation one after the other, so `seq` has no gap and no inversion. A
+        // refusal takes the number back with its transaction.
+        let sql = "UPDATE chat_conversations SET last_seq = LAST_INSERT_ID(last_seq + 1) WHERE id = ?";
+        let numbered = sqlx::query(sql).bind(conversation).execute(&mut *tx).await?;
+        if numbered.rows_affected() == 0 {
+            return Err(Refusal::Missing("there is no such conversation"));
+        }
+        let seq = i64::try_from(numbered.last_insert_id()).unwrap_or(i64::MAX);
+        let sql = "SELECT UTC_TIMESTAMP(3) AS now, c.is_group, \
                    EXISTS (SELECT 1 FROM chat_members WHERE conversation = ? AND user = ?) AS is_member, \
                    (SELECT COALESCE(MAX(client_seq), 0) + 1 FROM chat_messages WHERE conversation = ? AND sender = ?) \
-                   AS expected";
-        let found = sqlx::query(sql).bind(conversation).bind(sender).bind(conversation).bind(sender);
+                   AS expected FROM chat_conversations c WHERE c.id = ?";
+        let found = sqlx::query(sql).bind(conversation).bind(sender).bind(conversation).bind(sender).bind(conversation);
         let found = found.fetch_one(&mut *tx).await?;
         if found.try_get::<i64, _>("is_member")? == 0 {
             return Err(Refusal::NotMember);
         }
-        if let Some(first) = earlier(&mut tx, conversation, sender, &message.message_id).await? {
-            return Ok(first);
-        }
+        let is_group: bool = found.try_get("is_group")?;
         let expected: i64 = found.try_get("expected")?;
         if message.client_seq != expected {
-            return Err(Refusal::Nack { expected });
+            // A message that is sent again has the number of its first time.
+            let first = earlier(&mut tx, conversation, sender, &message.message_id).await?;
+            return first.ok_or(Refusal::Nack { expected });
         }
         let at: chrono::NaiveDateTime = found.try_get("now")?;
         let sql = "INSERT INTO chat_messages (conversation, seq, message_id, sender, client_seq, body, at) \
@@ -428,11 +430,10 @@ impl Store {
         if let Err(sqlx::Error::Database(error)) = &inserted
             && error.is_unique_violation()
         {
-            return Err(Refusal::Wrong("another message has this message_id".to_owned()));
+            let first = earlier(&mut tx, conversation, sender, &message.message_id).await?;
+            return first.ok_or_else(|| Refusal::Wrong("another message has this message_id".to_owned()));
         }
         inserted?;
-        let sql = "UPDATE chat_conversations SET last_seq = ? WHERE id = ?";
-        sqlx::query(sql).bind(seq).bind(conversation).execute(&mut *tx).await?;
         let place = next_places(&mut tx, sender, 1).await?;
         let sql = "INSERT INTO chat_inbox (user, place, conversation, seq, delivered_at) VALUES (?, ?, ?, ?, ?)";
         let insert = sqlx::query(sql).bind(sender).bind(place).bind(conversation).bind(seq).bind(at);
