@@ -54,9 +54,13 @@ impl Pulse {
     /// Return the time since a moment, apart from the time for which the machine stood still.
     pub(crate) fn time_since(&self, since: Instant) -> Duration {
         self.assert_watching();
-        let now = Instant::now();
-        let stalled: Duration = self.pauses(since, now).into_iter().map(|pause| pause.saturating_sub(USUAL)).sum();
-        (now - since).saturating_sub(stalled)
+        self.time_between(since, Instant::now())
+    }
+
+    /// Return the time between two moments, apart from the time for which the machine stood still.
+    pub(crate) fn time_between(&self, from: Instant, to: Instant) -> Duration {
+        let stalled: Duration = self.pauses(from, to).into_iter().map(|pause| pause.saturating_sub(USUAL)).sum();
+        (to - from).saturating_sub(stalled)
     }
 
     /// Check that the latest of these attempts started within a second of its due time, apart from the longest stall of
