@@ -3,9 +3,10 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use sqlx::Executor;
 use tokio::time::Instant;
 
-use super::TestApp;
+use super::{TestApp, connect};
 
 /// Part of a time without a beat that does not count as a stall. Under load a small write takes tens of milliseconds.
 const USUAL: Duration = Duration::from_millis(500);
@@ -20,10 +21,16 @@ pub(crate) struct Pulse {
 
 impl Pulse {
     pub(crate) async fn start(tickr: &TestApp) -> Self {
+        Self::at(tickr.config.mysql_url().unwrap().expose()).await
+    }
+
+    /// Start a pulse in the database of this URL, for a test without an app.
+    pub(crate) async fn at(url: &str) -> Self {
         let table = "CREATE TABLE IF NOT EXISTS pulse (beats BIGINT NOT NULL); INSERT INTO pulse VALUES (0)";
-        tickr.sql(table).await;
+        let mut own = connect(url).await;
+        own.execute(sqlx::raw_sql(table)).await.unwrap();
         let beats = Arc::<Mutex<Vec<Instant>>>::default();
-        let (mut own, noted) = (tickr.mysql().await, Arc::clone(&beats));
+        let noted = Arc::clone(&beats);
         let writes = tokio::spawn(async move {
             while sqlx::query("UPDATE pulse SET beats = beats + 1").execute(&mut own).await.is_ok() {
                 noted.lock().unwrap().push(Instant::now());
