@@ -827,8 +827,7 @@ async fn the_turn_of_a_job_that_is_cancelled_or_put_off_goes_to_the_next_one() {
     let answer = tickr.patch(&format!("/v1/jobs/{put_off}"), json!({"delay_ms": 3_600_000})).await;
     assert_eq!(answer.status, 200, "{:#}", answer.body);
     tickr.until_count(succeeded, 4).await;
-    let stalled = began.elapsed().saturating_sub(pulse.time_since(began));
-    let stalled = i64::try_from(stalled.as_micros()).unwrap();
+    let stalled = i64::try_from(pulse.stalled_since(began).as_micros()).unwrap();
     for key in ["a", "b"] {
         let took = tickr.count(format!(
             "SELECT TIMESTAMPDIFF(MICROSECOND, MIN(a.started_at), MAX(a.started_at)) FROM attempts a \

@@ -70,6 +70,13 @@ impl Pulse {
         (to - from).saturating_sub(stalled)
     }
 
+    /// Return for how long the machine stood still since a moment.
+    pub(crate) fn stalled_since(&self, since: Instant) -> Duration {
+        self.assert_watching();
+        let now = Instant::now();
+        (now - since).saturating_sub(self.time_between(since, now))
+    }
+
     /// Check that the latest of these attempts started within a second of its due time, apart from the longest stall of
     /// the machine since a moment.
     pub(crate) fn assert_prompt(&self, late_ms: i64, since: Instant) {
