@@ -86,13 +86,6 @@ fn send(signal: &str, pid: u32) {
     tickr::services::signal(signal, pid).unwrap();
 }
 
-/// Return what a stall of the machine since a moment may add to the time until the attempts of a dead runner are found,
-/// in milliseconds: itself, and another lease, for which no runner is judged then.
-fn leeway_ms(pulse: &Pulse, since: Instant, lease_s: i64) -> i64 {
-    let stalled_ms = i64::try_from(pulse.stalled_since(since).as_millis()).unwrap();
-    if stalled_ms == 0 { 0 } else { stalled_ms + 1_000 + lease_s * 1_000 }
-}
-
 /// Return the duration of the last attempt in milliseconds, by the database's times.
 async fn last_attempt_ms(tickr: &TestApp, id: JobId) -> i64 {
     let sql = "SELECT TIMESTAMPDIFF(MICROSECOND, started_at, finished_at) DIV 1000 FROM attempts \
@@ -417,7 +410,7 @@ impl OneOfThree {
             let due = self.per_second * (0.9 * seconds - 0.5);
             assert!(*started as f64 >= due, "{starts:?} of {}/s", self.per_second);
         }
-        let bound_ms = (self.lease_s() + 5) * 1_000 + leeway_ms(&killed.pulse, killed.killed, self.lease_s());
+        let bound_ms = (self.lease_s() + 5) * 1_000 + killed.pulse.leeway_ms(killed.killed, self.lease_s());
         assert!(again_ms <= bound_ms, "the last lost job started again after {again_ms} ms");
         killed.end().await;
     }
@@ -644,7 +637,7 @@ async fn a_child_whose_runner_is_killed_gives_its_job_back_and_ends() {
     let sql = "SELECT TIMESTAMPDIFF(MICROSECOND, ?, MAX(finished_at)) DIV 1000 FROM attempts";
     let found_ms: i64 = sqlx::query_scalar(sql).bind(killed).fetch_one(&mut tickr.mysql().await).await.unwrap();
     // Found by the lease alone, it would take the lease plus five seconds.
-    assert!(found_ms < 10_000 + leeway_ms(&pulse, began, 0), "given back after {found_ms} ms");
+    assert!(found_ms < 10_000 + pulse.leeway_ms(began, 0), "given back after {found_ms} ms");
     // No attempt is used up, and the jobs are suspects as before.
     let as_before = "SELECT COUNT(*) FROM owed WHERE losses = 2 AND attempt - spared = 2 AND state = 'waiting'";
     assert_eq!(tickr.count(as_before).await, 2, "{:?}", tickr.job(ids[0]).await);
@@ -677,7 +670,7 @@ async fn a_runner_and_its_children_that_die_together_are_found_by_their_leases()
     tickr.until(id, State::Failed).await;
     let sql = "SELECT TIMESTAMPDIFF(MICROSECOND, ?, MAX(finished_at)) DIV 1000 FROM attempts";
     let found_ms: i64 = sqlx::query_scalar(sql).bind(killed).fetch_one(&mut tickr.mysql().await).await.unwrap();
-    assert!(found_ms < 7_000 + leeway_ms(&pulse, began, 2), "found after {found_ms} ms");
+    assert!(found_ms < 7_000 + pulse.leeway_ms(began, 2), "found after {found_ms} ms");
     tickr.assert_sound().await;
     tickr.stop().await;
 }
@@ -815,7 +808,7 @@ async fn a_drained_runner_gives_the_only_permit_up_when_its_suspect_ends() {
                 WHERE l.job_id = ? AND l.verdict = 'succeeded' AND a.job_id <> l.job_id GROUP BY l.finished_at";
     let free_ms: i64 = sqlx::query_scalar(free).bind(long.uuid()).fetch_one(&mut tickr.mysql().await).await.unwrap();
     println!("the permit of the suspect was used again after {free_ms} ms");
-    assert!(free_ms >= 0 && free_ms < 4_000 + leeway_ms(&pulse, began, 0), "{free_ms} ms");
+    assert!(free_ms >= 0 && free_ms < 4_000 + pulse.leeway_ms(began, 0), "{free_ms} ms");
     // Nothing is left on the drained runner, neither a job nor a permit, and it stops at once.
     eventually("the drained runner is idle", || async {
         let runner = tickr.get(&path).await.body;

@@ -77,6 +77,13 @@ impl Pulse {
         (now - since).saturating_sub(self.time_between(since, now))
     }
 
+    /// Return what a stall of the machine since a moment may add to the time until the attempts of a dead runner are
+    /// found, in milliseconds: itself, and another lease, for which no runner is judged then.
+    pub(crate) fn leeway_ms(&self, since: Instant, lease_s: i64) -> i64 {
+        let stalled_ms = i64::try_from(self.stalled_since(since).as_millis()).unwrap();
+        if stalled_ms == 0 { 0 } else { stalled_ms + 1_000 + lease_s * 1_000 }
+    }
+
     /// Check that the latest of these attempts started within a second of its due time, apart from the longest stall of
     /// the machine since a moment.
     pub(crate) fn assert_prompt(&self, late_ms: i64, since: Instant) {
