@@ -163,13 +163,6 @@ async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// Watch the machine through a database of its own, because a test counts the statements of its own one. Return the
-/// name and the URL of that database, too.
-async fn watched() -> (Pulse, String, String) {
-    let (name, url) = database().await;
-    (Pulse::at(&url).await, name, url)
-}
-
 /// Wait until the server runs no statement of the test, for three seconds at most, apart from stalls of the machine.
 /// After five seconds it notices a closed socket by itself, and that would hide a missing cancel.
 async fn soon_idle(bench: &mut Bench, machine: &Pulse) {
@@ -295,7 +288,7 @@ async fn an_error_tells_its_number_and_not_the_statement() {
 async fn a_query_ends_at_its_time_limit() {
     let mut bench = Bench::new().await;
     let scan = format!("SELECT COUNT(*) FROM {} WHERE SHA2(n, 256) = 'x'", many(9));
-    let (machine, name, url) = watched().await;
+    let (machine, name, url) = Pulse::apart().await;
     for sql in ["SELECT SLEEP(30) AS slept", &scan] {
         let started = Instant::now();
         let reports = bench.reports_with(sql, &[], Duration::from_secs(1));
@@ -315,7 +308,7 @@ async fn a_query_ends_at_its_time_limit() {
 async fn a_stopped_report_ends_on_the_server_too() {
     let mut bench = Bench::new().await;
     let rows = format!("SELECT n, REPEAT('x', 50) AS x FROM {}", many(7));
-    let (machine, name, url) = watched().await;
+    let (machine, name, url) = Pulse::apart().await;
     for sql in [rows.as_str(), "SELECT SLEEP(30)"] {
         // The report is asked to stop.
         let (ctx, stop) = stoppable();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use sqlx::Executor;
 use tokio::time::Instant;
 
-use super::{TestApp, connect};
+use super::{TestApp, connect, database};
 
 /// Part of a time without a beat that does not count as a stall. Under load a small write takes tens of milliseconds.
 const USUAL: Duration = Duration::from_millis(500);
@@ -38,6 +38,13 @@ impl Pulse {
             }
         });
         Self { beats, writes }
+    }
+
+    /// Start a pulse in a database of its own on the servers that tests share, for a test that counts the statements of
+    /// its own database or freezes its own server. Return the name and the URL of that database, too.
+    pub(crate) async fn apart() -> (Self, String, String) {
+        let (name, url) = database().await;
+        (Self::at(&url).await, name, url)
     }
 
     /// Check that the machine was watched until now.
