@@ -17,6 +17,7 @@ use tickr::store::{PoolGuard, StoreSettings};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::support::redis_group::open;
 use crate::support::{TestApp, connect, database, drop_database, eventually, server_options, table_prefix};
 
 /// Poll a future this many times, with enough time in between for one answer of the server, and drop it. A client that
@@ -203,7 +204,7 @@ async fn a_lock_wait_timeout_leaves_the_transaction_open_until_it_is_rolled_back
 async fn a_blocking_pop_on_a_usual_connection_gives_up_early_and_swallows_the_next_element() {
     let own = Services::start(&server_options()).unwrap();
     let client = redis::Client::open(own.redis_url()).unwrap();
-    let mut other = client.get_multiplexed_async_connection().await.unwrap();
+    let mut other = open(&own.redis_url()).await;
 
     let mut usual = client.get_multiplexed_async_connection().await.unwrap();
     let began = Instant::now();
@@ -240,7 +241,7 @@ async fn a_managed_connection_stays_with_a_server_that_became_read_only() {
     };
     let before = id(&mut managed).await;
     // A failover leaves the old master demoted. No server listens on that port.
-    let mut other = client.get_multiplexed_async_connection().await.unwrap();
+    let mut other = open(&own.redis_url()).await;
     redis::cmd("REPLICAOF").arg("127.0.0.1").arg("1").query_async::<()>(&mut other).await.unwrap();
     for _ in 0..20 {
         let refused = managed.set("key", "value").await.unwrap_err();

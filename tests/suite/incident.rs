@@ -275,12 +275,13 @@ async fn history_marks_and_audit_are_read_for_a_range_of_the_past() {
     tickr.stop().await;
 }
 
-/// Wait until the page tells of the story, and return its Markdown.
+/// Wait until the page tells of the story, and return its Markdown. A machine that stands still loses Redis for a moment,
+/// which is part of the story then.
 async fn told(page: &Page) -> String {
     page.until(
         "the verdict names each trouble",
         "/^4 jobs failed for good from 3 causes, 3 of them new · the runner gone\\/7-00000000 was lost · \
-         press was paused for \\d+/.test(document.querySelector('#incident-verdict')?.innerText.replace(/\\s+/g, ' '))",
+         (Redis was lost for [^·]+ · )*press was paused for \\d+/.test(document.querySelector('#incident-verdict')?.innerText.replace(/\\s+/g, ' '))",
     )
     .await;
     page.eval(MARKDOWN).await
@@ -357,8 +358,12 @@ async fn the_page_of_an_incident_tells_the_same_in_every_tab_and_as_markdown() {
     // By link in a fresh tab, with nothing in common but the server.
     let other = browser.page(&tickr.url("")).await;
     other.visit(&path).await;
-    let again = told(&other).await;
-    assert_eq!(again, markdown);
+    told(&other).await;
+    // Both read again every 15 seconds: a loss of Redis is recorded after a while.
+    eventually("both tell the same", || async {
+        (other.eval::<String>(MARKDOWN).await == page.eval::<String>(MARKDOWN).await).then_some(())
+    })
+    .await;
     drop(other);
 
     let axe = axe();
@@ -382,7 +387,7 @@ async fn the_page_of_an_incident_tells_the_same_in_every_tab_and_as_markdown() {
     page.visit(&format!("{path}&queue=press")).await;
     page.until(
         "the story is that of the queue",
-        "/^the runner gone\\/7-00000000 was lost · press was paused for/\
+        "/^the runner gone\\/7-00000000 was lost · (Redis was lost for [^·]+ · )*press was paused for/\
          .test(document.querySelector('#incident-verdict')?.innerText.replace(/\\s+/g, ' '))",
     )
     .await;
@@ -542,10 +547,13 @@ async fn an_address_without_moments_gets_them_once_and_keeps_them() {
          return Date.parse(words.get('to')) - Date.parse(words.get('from')) === 86400000 && !words.has('span'); })()",
     )
     .await;
-    page.reads("Nothing stood out in this range").await;
+    // A machine that stands still loses Redis for a moment.
+    let told = "/^(Nothing stood out in this range|Redis was lost for )/\
+                .test(document.querySelector('#incident-verdict')?.innerText)";
+    page.until("the page tells of the range", told).await;
     let address = page.address().await;
     page.visit(&address).await;
-    page.reads("Nothing stood out in this range").await;
+    page.until("the page tells of the range", told).await;
     assert_eq!(page.address().await, address);
 
     // What is not kept any more is said.

@@ -12,6 +12,7 @@ use tickr::index::{Entry, Index, IndexSettings, IndexTls, Lane};
 use tickr::job::{JobId, State};
 use tokio::time::Instant;
 
+use crate::support::redis_group::open;
 use crate::support::{DEADLINE, Pulse, TestApp, answer, eventually, http, servers, unique_name};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -242,7 +243,7 @@ async fn first_list_served(
     let client = redis::Client::open(url).unwrap();
     let patient = redis::AsyncConnectionConfig::new().set_response_timeout(Some(DEADLINE));
     let mut waiting = client.get_multiplexed_async_connection_with_config(&patient).await.unwrap();
-    let mut looking = client.get_multiplexed_async_connection().await.unwrap();
+    let mut looking = open(url).await;
     let id: usize = redis::cmd("CLIENT").arg("ID").query_async(&mut waiting).await.unwrap();
     let lists = [key(urgent), key(other)];
     let popped = tokio::spawn(async move { waiting.brpop(&lists, 0.0).await.unwrap().unwrap() });
@@ -283,8 +284,7 @@ async fn a_small_look_sees_a_lost_epoch_also_while_a_client_listens() {
     let prefix = unique_name();
     let settings = settings_of(&prefix);
     let (url, index) = (settings.url.clone(), Index::new(settings).unwrap());
-    let client = redis::Client::open(url).unwrap();
-    let mut redis = client.get_multiplexed_async_connection().await.unwrap();
+    let mut redis = open(&url).await;
     let key = |name: &str| format!("{{{prefix}}}:{name}");
     index.begin_epoch().await.unwrap();
     index.move_due(0, |_| chrono::Utc::now()).await.unwrap();

@@ -12,7 +12,7 @@ use tickr::services::RedisRole;
 
 use crate::redis_faults::{BOUND, Changes, assert_late_within, until_health};
 use crate::support::redis_group::{open, port, send, start};
-use crate::support::{TestApp, eventually, unique_name};
+use crate::support::{Pulse, TestApp, eventually, unique_name};
 
 const QUEUES: [&str; 6] = ["default", "mail", "reports", "q0", "q1", "q3"];
 
@@ -122,6 +122,7 @@ async fn urgent_jobs_of_all_partitions_start_before_others() {
 async fn another_number_of_partitions_after_a_restart_loses_no_job_and_costs_the_bound_at_most() {
     let tickr = TestApp::start_with(partitioned, Registry::new()).await;
     until_health(&tickr, Health::Fast).await;
+    let pulse = Pulse::start(&tickr).await;
     let jobs = (0..150).map(|n| json!({"kind": "noop", "queue": QUEUES[n % 6], "delay_ms": 500 + n * 40}));
     tickr.enqueue_many(jobs).await;
     // A runner with another number: it feeds keys of its own.
@@ -132,7 +133,7 @@ async fn another_number_of_partitions_after_a_restart_loses_no_job_and_costs_the
     let runners = tickr.count("SELECT COUNT(DISTINCT runner) FROM attempts").await;
     assert_eq!(runners, 2, "both ran jobs");
     tickr.assert_each_ran_once(200).await;
-    assert_late_within(&tickr, BOUND).await;
+    assert_late_within(&tickr, &pulse, BOUND).await;
     other.stop(tokio_util::sync::CancellationToken::new()).await;
     tickr.stop().await;
 }
@@ -141,6 +142,7 @@ async fn another_number_of_partitions_after_a_restart_loses_no_job_and_costs_the
 async fn a_lost_partition_comes_back_within_the_bound() {
     let tickr = TestApp::start_with(partitioned, Registry::new()).await;
     until_health(&tickr, Health::Fast).await;
+    let pulse = Pulse::start(&tickr).await;
     let jobs = (0..200).map(|n| json!({"kind": "noop", "queue": QUEUES[n % 6], "delay_ms": 300 + n * 20}));
     tickr.enqueue_many(jobs).await;
     let mut redis = tickr.redis().await;
@@ -152,7 +154,7 @@ async fn a_lost_partition_comes_back_within_the_bound() {
     }
     tickr.until_idle().await;
     tickr.assert_each_ran_once(200).await;
-    assert_late_within(&tickr, BOUND).await;
+    assert_late_within(&tickr, &pulse, BOUND).await;
     tickr.stop().await;
 }
 

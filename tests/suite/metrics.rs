@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -13,11 +13,12 @@ use tickr::config::Config;
 use tickr::handlers::Registry;
 use tickr::job::State;
 use tickr::telemetry::{Form, METRICS, Metric, Of, metrics_table};
+use tokio::time::Instant;
 use yaml_rust2::{Yaml, YamlLoader};
 
 use crate::support::limits::set_and_wait;
 use crate::support::program::example;
-use crate::support::{Runner, TestApp, call, contract, eventually, eventually_seen, http};
+use crate::support::{Pulse, Runner, TestApp, call, contract, drop_database, eventually, eventually_seen, http};
 
 /// Metrics that appear only after events that this file does not cause.
 const RARE: &[&str] = &[
@@ -166,7 +167,8 @@ async fn work(base: &str) -> usize {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_page_has_what_the_table_has_and_no_label_that_a_caller_made_up() {
     let tickr = idle().await;
-    let runner = Runner::start(&tickr, &[("TICKR_QUEUES", "default,mail")]);
+    // No stall of the machine may end an attempt.
+    let runner = Runner::start(&tickr, &[("TICKR_QUEUES", "default,mail"), ("TICKR_LEASE", "60s")]);
     let base = runner.base().await;
     let jobs = work(&base).await;
     eventually("the work has ended", || async {
@@ -175,7 +177,9 @@ async fn the_page_has_what_the_table_has_and_no_label_that_a_caller_made_up() {
     })
     .await;
     let rare = |name: &str| RARE.contains(&name);
-    // Wait until the reconciler has made a pass and a reading is newer than the last job.
+    // Wait until the reconciler has made a pass, a reading is newer than the last job, and the runner has counted the
+    // end of each attempt. There is one start more than there are jobs. A runner does without Redis for a while after
+    // the machine stood still.
     let page = eventually("the page has everything", || async {
         let page = scrape(&base).await;
         let missing: Vec<&str> = METRICS
@@ -183,8 +187,9 @@ async fn the_page_has_what_the_table_has_and_no_label_that_a_caller_made_up() {
             .map(|metric| metric.name)
             .filter(|name| !rare(name) && !page.types.contains_key(*name))
             .collect();
-        let read = page.sum("tickr_jobs_ended", &[]) as usize == jobs;
-        (missing.is_empty() && read).then_some(page)
+        let read = page.sum("tickr_jobs_ended", &[]) as usize == jobs && page.sum("tickr_up", &[]) == 2.0;
+        let counted = page.sum("tickr_attempts_total", &[]) as usize == jobs + 1;
+        (missing.is_empty() && read && counted && page.sum("tickr_busy_workers", &[]) == 0.0).then_some(page)
     })
     .await;
 
@@ -232,7 +237,7 @@ async fn the_page_has_what_the_table_has_and_no_label_that_a_caller_made_up() {
     assert_eq!(page.sum("tickr_jobs", &[("queue", "_other"), ("state", "waiting")]), 40.0);
     assert_eq!(page.sum("tickr_jobs_ended", &[("queue", "mail"), ("state", "completed")]), 1.0);
     assert_eq!(page.sum("tickr_jobs_ended", &[("state", "failed")]), 3.0);
-    // There is one start more than there are jobs, and the wait is counted for first starts only.
+    // The wait is counted for first starts only.
     assert_eq!(page.sum("tickr_lateness_seconds_count", &[]), jobs as f64 + 1.0);
     assert_eq!(page.sum("tickr_wait_seconds_count", &[]), jobs as f64);
     let waited = page.sum("tickr_wait_seconds_sum", &[("queue", "mail")]);
@@ -243,8 +248,7 @@ async fn the_page_has_what_the_table_has_and_no_label_that_a_caller_made_up() {
     assert!(page.sum("tickr_oldest_due_seconds", &[]) > 0.0, "forty jobs wait and no runner serves them");
     // On a busy machine a heartbeat may be late by more than the short lease of tests.
     assert_eq!(page.sum("tickr_runners", &[]) + page.sum("tickr_runners_silent", &[]), 2.0);
-    assert_eq!(page.sum("tickr_up", &[]), 2.0);
-    assert_eq!((page.sum("tickr_workers", &[]), page.sum("tickr_busy_workers", &[])), (64.0, 0.0));
+    assert_eq!(page.sum("tickr_workers", &[]), 64.0);
     assert_eq!(page.sum("tickr_index_state", &[]), 1.0);
     let route = |route, method, status| {
         page.sum("tickr_http_request_seconds_count", &[("route", route), ("method", method), ("status", status)])
@@ -353,7 +357,7 @@ async fn held_jobs_are_counted_by_queue_and_reason() {
     let breaker = json!({"failures": 1, "pause_ms": 600_000});
     set_and_wait(&tickr, "hosts", json!({"kind": "http", "shared_by": "host", "breaker": breaker})).await;
     let sleep = |more: Value| {
-        let mut job = json!({"kind": "sleep", "payload": {"ms": 60_000}, "queue": "held-here"});
+        let mut job = json!({"kind": "sleep", "payload": {"ms": 600_000}, "queue": "held-here"});
         job.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         job
     };
@@ -456,23 +460,26 @@ async fn a_scrape_answers_while_mysql_and_redis_do_not_and_says_so() {
     let up = |page: &Page| (page.sum("tickr_up", &[("server", "mysql")]), page.sum("tickr_up", &[("server", "redis")]));
     eventually("both are up", || async { (up(&scrape(&base).await) == (1.0, 1.0)).then_some(()) }).await;
 
-    // The servers are frozen, not closed: they neither answer nor refuse.
+    // The servers are frozen, not closed: they neither answer nor refuse. Another server watches the machine.
+    let (pulse, name, url) = Pulse::apart().await;
     tickr.services().mysql().pause().unwrap();
     tickr.services().redis().pause().unwrap();
     let slowest = Cell::new(Duration::ZERO);
     let page = eventually("both are down", || async {
         let began = Instant::now();
         let page = scrape(&base).await;
-        slowest.set(slowest.get().max(began.elapsed()));
-        (up(&page) == (0.0, 0.0)).then_some(page)
+        slowest.set(slowest.get().max(pulse.time_since(began)));
+        let degraded = page.sum("tickr_index_state", &[("state", "degraded")]) == 1.0;
+        (up(&page) == (0.0, 0.0) && degraded).then_some(page)
     })
     .await;
     let slowest = slowest.get();
+    drop(pulse);
+    drop_database(&url, &name).await;
     println!("slowest scrape while MySQL and Redis are frozen: {} ms", slowest.as_millis());
-    // Half a second, plus a margin for a busy machine. The servers' own limits are 2 and 10 s.
+    // Half a second, plus a margin for a busy machine, beside its stalls. The servers' own limits are 2 and 10 s.
     assert!(slowest < Duration::from_millis(1_500), "{slowest:?}");
     assert!(page.sum("tickr_reading_age_seconds", &[]) > 0.0);
-    assert_eq!(page.sum("tickr_index_state", &[("state", "degraded")]), 1.0);
 
     tickr.services().redis().resume().unwrap();
     tickr.services().mysql().resume().unwrap();

@@ -12,11 +12,12 @@ use tickr::config::Config;
 use tickr::event::Event;
 use tickr::handlers::{Context, Failure, Kind, Output, Registry};
 use tickr::job::{JobId, State};
+use tokio::sync::broadcast::error::TryRecvError;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::program::{self, command, outcome};
-use crate::support::{Proxy, Runner, TestApp, bystander, eventually, http};
+use crate::support::{Proxy, Pulse, Runner, TestApp, bystander, eventually, eventually_seen, http, while_unavailable};
 
 /// A job of a line. It notes its start and its end.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -348,10 +349,10 @@ async fn a_cancel_lets_the_next_job_go_and_a_later_retry_goes_to_the_tail() {
     assert!(!cancelled.body.to_string().contains("9999"), "{:#}", cancelled.body);
     assert_eq!(tickr.job(next).await["held"], true);
     // The one that runs.
-    let began = Instant::now();
+    let (pulse, began) = (Pulse::start(&tickr).await, Instant::now());
     assert_eq!(tickr.post(&format!("/v1/jobs/{running}/cancel"), json!({})).await.status, 202);
     tickr.until(next, State::Completed).await;
-    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    pulse.assert_within(Duration::from_secs(15), began, "the next job ran after the cancel");
     until_started(&log, "c", 3).await;
     // Those that were cancelled take the last places.
     for id in [waiting, running] {
@@ -372,9 +373,15 @@ async fn a_job_that_is_held_is_not_made_due_and_costs_redis_nothing() {
     let first = tickr.enqueue(held("h", 0)).await;
     until_started(&log, "h", 1).await;
     let ids = tickr.enqueue_many((1..=250).map(|n| link("h", n))).await;
-    let index = tickr.get("/v1/index").await.body;
-    let in_redis = &index["redis"];
-    assert_eq!((&in_redis["ready"], &in_redis["waiting"]), (&json!(0), &json!(0)), "{index:#}");
+    // The hint of a later job comes after all that those jobs might have sent to Redis.
+    let marker = tickr.enqueue(json!({"kind": "noop"})).await;
+    tickr.until(marker, State::Completed).await;
+    eventually_seen("Redis has none of them", || async {
+        let index = tickr.get("/v1/index").await.body;
+        let has_none = index["redis"]["ready"] == 0 && index["redis"]["waiting"] == 0;
+        if has_none { Ok(()) } else { Err(index) }
+    })
+    .await;
     let reasons = tickr.get(&format!("/v1/jobs/{}/explain", ids[249])).await.body;
     let text = reasons["summary"].as_str().unwrap();
     let says =
@@ -456,14 +463,15 @@ async fn an_urgent_job_has_its_turn(workers: usize, limit: Option<u32>) {
         assert_eq!(set.status, 200, "{:#}", set.body);
     }
     let of_key = json!({"kind": "sleep", "payload": {"ms": 30}, "order_key": "k"});
-    let jobs = tickr.enqueue_many((0..100).map(|_| of_key.clone())).await;
+    let jobs = tickr.enqueue_many((0..150).map(|_| of_key.clone())).await;
     tickr.until(jobs[3], State::Completed).await;
     let urgent = tickr.enqueue(json!({"kind": "noop", "priority": 0})).await;
     tickr.until(urgent, State::Completed).await;
     let left = tickr.count("SELECT COUNT(*) FROM owed").await;
-    assert!(left > 50, "only {left} jobs of the key were left");
+    // A busy machine lets some more of them run before the urgent one is accepted and claimed.
+    assert!(left > 20, "only {left} jobs of the key were left");
     tickr.until_idle().await;
-    tickr.assert_each_ran_once(101).await;
+    tickr.assert_each_ran_once(151).await;
     tickr.stop().await;
 }
 
@@ -487,8 +495,12 @@ async fn the_jobs_of_a_key_follow_each_other_without_a_hint_to_the_index() {
     tickr.until_idle().await;
     assert_eq!(log.order()["k"], (0..100).collect::<Vec<_>>());
     let mut released = 0;
-    while let Ok(event) = events.try_recv() {
-        released += usize::from(matches!(event, Event::Rescheduled { .. }));
+    loop {
+        match events.try_recv() {
+            Ok(event) => released += usize::from(matches!(event, Event::Rescheduled { .. })),
+            Err(TryRecvError::Empty) => break,
+            Err(lost) => panic!("events were not seen: {lost}"),
+        }
     }
     // A runner that is busy at the wrong moment lets a job go the usual way.
     assert!(released < 90, "{released} of 100 jobs went the usual way");
@@ -498,23 +510,27 @@ async fn the_jobs_of_a_key_follow_each_other_without_a_hint_to_the_index() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_line_goes_on_within_the_lease_and_five_seconds_after_its_runner_was_killed() {
     let tickr = TestApp::start_with(bystander, Registry::new()).await;
-    let mut doomed = Runner::start(&tickr, &[("TICKR_WORKERS", "16")]);
+    // No stall of the machine may end the lease of a runner that lives.
+    let (env, lease_s) = ([("TICKR_WORKERS", "16"), ("TICKR_LEASE", "6s")], 6);
+    let mut doomed = Runner::start(&tickr, &env);
     doomed.base().await;
     let sleep = |key: usize, ms: u64| json!({"kind": "sleep", "payload": {"ms": ms}, "order_key": format!("k{key}")});
     tickr.enqueue_many((0..10).flat_map(|key| [sleep(key, 600_000), sleep(key, 0), sleep(key, 0)])).await;
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 10).await;
-    let other = Runner::start(&tickr, &[("TICKR_WORKERS", "16")]);
+    let other = Runner::start(&tickr, &env);
     other.base().await;
+    let (pulse, began) = (Pulse::start(&tickr).await, Instant::now());
     let now = "SELECT UTC_TIMESTAMP(6)";
     let killed: chrono::NaiveDateTime = sqlx::query_scalar(now).fetch_one(&mut tickr.mysql().await).await.unwrap();
     doomed.kill9();
     tickr.until_count("SELECT COUNT(*) FROM attempts WHERE verdict = 'lost'", 10).await;
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 10).await;
-    // By the clock of MySQL, from the kill to the last start of the ten lost jobs. The lease is two seconds.
+    // By the clock of MySQL, from the kill to the last start of the ten lost jobs.
     let after_ms = "SELECT TIMESTAMPDIFF(MICROSECOND, ?, MAX(started_at)) DIV 1000 FROM owed WHERE state = 'executing'";
     let after_ms: i64 = sqlx::query_scalar(after_ms).bind(killed).fetch_one(&mut tickr.mysql().await).await.unwrap();
     println!("all lines went on after {after_ms} ms");
-    assert!(after_ms <= 7_000, "{after_ms} ms");
+    let bound_ms = (lease_s + 5) * 1_000 + pulse.leeway_ms(began, lease_s);
+    assert!(after_ms <= bound_ms, "{after_ms} ms of {bound_ms} ms");
     assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE state = 'executing' AND attempt = 2").await, 10);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE YEAR(execute_at) = 9999").await, 20);
     let found = tickr.get("/v1/jobs?state=executing&limit=100").await.body;
@@ -562,23 +578,24 @@ async fn a_key_whose_row_is_locked_delays_the_jobs_of_no_other_key() {
     let mut holder = tickr.mysql().await;
     let mut lock = holder.begin().await.unwrap();
     lock.execute("SELECT * FROM order_keys WHERE order_key = 'locked' FOR UPDATE").await.unwrap();
-    let waits = tickr.enqueue(link("locked", 1));
+    let job = link("locked", 1);
+    let waits = while_unavailable(async || tickr.post("/v1/jobs", &job).await);
     let others = async {
         // The job that holds the locked key ends, and its verdict waits.
         log.gate.cancel();
-        let began = Instant::now();
+        let (pulse, began) = (Pulse::start(&tickr).await, Instant::now());
         for n in 0..20 {
             tickr.enqueue(link("free", n)).await;
         }
         println!("20 jobs of another key were accepted after {:?}", began.elapsed());
         let completed = "SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'";
         tickr.until_count(completed, 20).await;
-        println!("and ran after {:?}", began.elapsed());
-        assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+        pulse.assert_within(Duration::from_secs(15), began, "and ran after");
         assert_eq!(tickr.count("SELECT COUNT(*) FROM owed").await, 1);
         lock.rollback().await.unwrap();
     };
-    tokio::join!(waits, others);
+    let (accepted, ()) = tokio::join!(waits, others);
+    assert_eq!(accepted.status, 201, "{:#}", accepted.body);
     tickr.until_idle().await;
     assert_eq!(log.order()["locked"], [0, 1]);
     tickr.stop().await;
@@ -587,7 +604,8 @@ async fn a_key_whose_row_is_locked_delays_the_jobs_of_no_other_key() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_killed_its_runners_to_the_end_lets_the_next_one_go_if_it_skips() {
     let tickr = TestApp::start_with(bystander, Registry::new()).await;
-    let mut doomed = Runner::start(&tickr, &[]);
+    // No stall of the machine may end the attempt before the runner is killed.
+    let mut doomed = Runner::start(&tickr, &[("TICKR_LEASE", "6s")]);
     doomed.base().await;
     let sleep = json!({"kind": "sleep", "payload": {"ms": 600_000}, "order_key": "k", "on_failure": "skip"});
     let next = json!({"kind": "noop", "order_key": "k"});

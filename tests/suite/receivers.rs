@@ -1,6 +1,7 @@
 //! Receivers of callbacks: the host of a callback is a key of its own accord. Limits count callbacks by it, and a breaker
 //! stops calls to a host that fails again and again.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -25,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::limits::{NO_ROWS_LEFT, set, set_and_wait, until_counted};
 use crate::support::program;
-use crate::support::{self, Answer, Proxy, Runner, TestApp, bystander, eventually};
+use crate::support::{self, Answer, DEADLINE, Proxy, Pulse, Runner, TestApp, bystander, eventually};
 
 /// A receiver on loopback. It counts its calls, and how many of them it answered at the same time.
 struct Receiver {
@@ -207,7 +208,9 @@ async fn a_rate_holds_for_each_host() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_that_hangs_holds_its_share_of_workers_and_delays_no_other() {
-    let tickr = TestApp::start_with(|config| config.workers = 8, Registry::new()).await;
+    // The calls to the host that hangs go on for as long as the test measures.
+    let patient = |config: &mut Config| (config.workers, config.callback_timeout) = (8, Duration::from_secs(280));
+    let tickr = TestApp::start_with(patient, Registry::new()).await;
     let (slow, fast) = tokio::join!(Receiver::start(Duration::ZERO), Receiver::start(Duration::from_millis(5)));
     set_and_wait(&tickr, "per-host", json!({"kind": "http", "shared_by": "host", "concurrency": 2})).await;
     // Until the runner knows that the limit is counted, jobs are parked for a second.
@@ -217,11 +220,16 @@ async fn a_host_that_hangs_holds_its_share_of_workers_and_delays_no_other() {
     tickr.enqueue_many((0..100).map(|_| slow.callback())).await;
     eventually("the slow host holds its share", || async { (slow.open() == 2).then_some(()) }).await;
     tickr.until_count(PARKED, 98).await;
-    let beside = latencies(&tickr, &fast).await;
-    println!("5 and 9 of 10 callbacks took up to {alone:?} alone, {beside:?} beside a host that hangs");
-    for (beside, alone) in beside.iter().zip(alone) {
-        let bound = 2 * alone + Duration::from_millis(50);
-        assert!(*beside <= bound, "{beside:?} beside a host that hangs, {alone:?} alone");
+    // The machine may be busier than it was before, for a while.
+    let mut tries = Vec::new();
+    loop {
+        let beside = latencies(&tickr, &fast).await;
+        println!("5 and 9 of 10 callbacks took up to {alone:?} alone, {beside:?} beside a host that hangs");
+        if beside.iter().zip(alone).all(|(beside, alone)| *beside <= 2 * alone + Duration::from_millis(100)) {
+            break;
+        }
+        tries.push(beside);
+        assert!(tries.len() < 4, "{tries:?} beside a host that hangs, {alone:?} alone");
     }
     assert_eq!((slow.open(), slow.count()), (2, 2), "calls to the slow host hold two workers");
     assert_eq!(tickr.count(PARKED).await, 98);
@@ -524,9 +532,19 @@ async fn a_breaker_opens_also_after_the_clock_was_set_back() {
     let tickr = TestApp::start_with(|_| {}, Registry::new()).await;
     let down = Receiver::start(Duration::ZERO).await;
     down.answers(500);
-    set(&tickr, "per-host", with_breaker(3, 600_000, 600_000)).await;
-    // By the clock of the database, the limit gets its breaker in an hour. The runner reads it when the limit counts.
-    tickr.sql("UPDATE limits SET breaker_since = breaker_since + INTERVAL 1 HOUR WHERE NOT counted").await;
+    // By the clock of the database, the limit gets its breaker in an hour. The runner reads it when the limit counts,
+    // which is after three seconds, in which the machine may stand still.
+    eventually("a limit that does not count yet gets its breaker in an hour", || async {
+        set(&tickr, "per-host", with_breaker(3, 600_000, 600_000)).await;
+        tickr.sql("UPDATE limits SET breaker_since = breaker_since + INTERVAL 1 HOUR WHERE NOT counted").await;
+        let ahead = "SELECT COUNT(*) FROM limits WHERE breaker_since > UTC_TIMESTAMP(6) + INTERVAL 50 MINUTE";
+        if tickr.count(ahead).await == 1 {
+            return Some(());
+        }
+        assert_eq!(tickr.delete("/v1/limits/per-host").await.status, 204);
+        None
+    })
+    .await;
     until_counted(&tickr, "per-host").await;
     for _ in 0..3 {
         let id = tickr.enqueue(down.once()).await;
@@ -565,12 +583,12 @@ async fn refusals_that_are_about_a_call_open_no_breaker() {
     let (slow, gone) = tokio::join!(Receiver::start(Duration::ZERO), Receiver::start(Duration::ZERO));
     slow.hangs(true);
     let mut impatient = slow.once();
-    impatient["payload"]["timeout_ms"] = json!(200);
+    impatient["payload"]["timeout_ms"] = json!(2_000);
     tickr.enqueue(impatient).await;
     let row = until_breaker(&tickr, &slow.host(), "open").await;
     assert!(row["breaker"]["last_error"].as_str().unwrap().contains("did not answer"), "{row:#}");
     let mut late = gone.once();
-    late["timeout_ms"] = json!(200);
+    late["timeout_ms"] = json!(2_000);
     gone.hangs(true);
     tickr.enqueue(late).await;
     until_breaker(&tickr, &gone.host(), "open").await;
@@ -625,7 +643,7 @@ async fn one_call_at_a_time_decides_over_two_runners() {
     receiver.until_count(2).await;
     sweeps().await;
     assert_eq!((receiver.count(), receiver.open()), (2, 1), "one call decides");
-    assert_eq!(tickr.count(PARKED).await, 39);
+    tickr.until_count(PARKED, 39).await;
     until_breaker(&tickr, &receiver.host(), "half_open").await;
     receiver.answers(200);
     receiver.hangs(false);
@@ -648,11 +666,18 @@ async fn the_pause_doubles_up_to_the_longest_and_no_call_comes_before_its_end() 
     set_and_wait(&tickr, "per-host", with_breaker(1, 700, 2_000)).await;
     tickr.enqueue_many((0..6).map(|_| receiver.once())).await;
     let pauses = [700, 1_400, 2_000, 2_000, 2_000];
-    for (calls, pause) in (1..).zip(pauses) {
-        receiver.until_count(calls).await;
-        tickr
-            .until_count(format!("SELECT COUNT(*) FROM limit_keys WHERE failures = {calls} AND pause_ms = {pause}"), 1)
-            .await;
+    // The pause after each failure, as far as it was seen: while the machine stands still, one may pass unseen.
+    let (mut seen, mut mysql, began) = (BTreeMap::<i64, i64>::new(), tickr.mysql().await, Instant::now());
+    let now = "SELECT CAST(failures AS SIGNED), CAST(pause_ms AS SIGNED) FROM limit_keys WHERE pause_ms IS NOT NULL";
+    while !seen.contains_key(&6) {
+        assert!(began.elapsed() < 2 * DEADLINE, "there are not six failures: {seen:?}");
+        seen.extend(sqlx::query_as::<_, (i64, i64)>(now).fetch_all(&mut mysql).await.unwrap());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(seen.len() > 3, "{seen:?}");
+    for (failures, pause) in &seen {
+        let wanted = pauses[usize::try_from(failures - 1).unwrap().min(4)];
+        assert_eq!(*pause, i64::try_from(wanted).unwrap(), "{seen:?}");
     }
     receiver.until_count(6).await;
     let at = receiver.calls.at.lock().unwrap().clone();
@@ -672,7 +697,8 @@ async fn a_call_that_was_to_decide_and_lost_its_runner_is_made_again() {
     let tickr = TestApp::start_alone(|_| {}, bystander).await;
     let receiver = Receiver::start(Duration::ZERO).await;
     set_and_wait(&tickr, "per-host", with_breaker(1, 500, 60_000)).await;
-    let env = [("TICKR_QUEUES", "default"), ("TICKR_LEASE", "2s"), ("TICKR_CALLBACK_ALLOW_PRIVATE", "true")];
+    // The lease is longer than a stall of the machine, which must not end the call.
+    let env = [("TICKR_QUEUES", "default"), ("TICKR_LEASE", "8s"), ("TICKR_CALLBACK_ALLOW_PRIVATE", "true")];
     let first = Runner::start(&tickr, &env);
     first.base().await;
     open_breaker_of(&tickr, &receiver).await;
@@ -682,14 +708,13 @@ async fn a_call_that_was_to_decide_and_lost_its_runner_is_made_again() {
     let second = Runner::start(&tickr, &env);
     second.base().await;
     assert_eq!((receiver.count(), tickr.count(EXECUTING).await), (2, 1));
-    let killed = Instant::now();
+    let (pulse, killed) = (Pulse::start(&tickr).await, Instant::now());
     first.signal("KILL");
     receiver.answers(200);
     receiver.hangs(false);
     receiver.until_count(3).await;
-    let took = killed.elapsed();
-    println!("the next call came after {took:?}, with a lease of 2 s");
-    assert!(took < Duration::from_secs(3 * 7), "{took:?}");
+    // A lease of 8 s, and another one after a stall of the machine.
+    pulse.assert_within(Duration::from_secs(27), killed, "the next call");
     tickr.until_count("SELECT COUNT(*) FROM owed", 0).await;
     assert_eq!(receiver.count(), 5);
     let mut lost = 0;
@@ -719,6 +744,7 @@ async fn an_open_breaker_outlives_a_flush_and_an_outage_of_redis() {
 
     tickr.services().redis().kill9().unwrap();
     tickr.enqueue_many((0..5).map(|_| one.callback())).await;
+    tickr.until_count(PARKED, 15).await;
     sweeps().await;
     assert_eq!(one.count(), 1);
     one.answers(200);
@@ -748,16 +774,14 @@ async fn a_removed_breaker_or_limit_lets_its_jobs_go_and_is_forgotten() {
         tickr.enqueue_many((0..10).map(|_| receiver.callback())).await;
         tickr.until_count(PARKED, 10).await;
         receiver.answers(200);
-        let removed = Instant::now();
+        let (pulse, removed) = (Pulse::start(&tickr).await, Instant::now());
         if way == "the breaker" {
             set(&tickr, "per-host", json!({"kind": "http", "shared_by": "host", "concurrency": 1})).await;
         } else {
             assert_eq!(tickr.delete("/v1/limits/per-host").await.status, 204);
         }
         tickr.until_count(PARKED, 0).await;
-        let took = removed.elapsed();
-        println!("without {way} the jobs went on after {took:?}");
-        assert!(took < Duration::from_secs(3 * 2), "{way}: {took:?}");
+        pulse.assert_within(Duration::from_secs(3 * 2), removed, &format!("the jobs go on without {way}"));
         tickr.until_idle().await;
         // Set again, it is closed. The other runner follows it within two seconds.
         set_and_wait(&tickr, "per-host", limit.clone()).await;
@@ -791,7 +815,9 @@ async fn a_kind_of_its_own_says_how_its_calls_ended() {
     set_and_wait(&tickr, "per-host", json!({"shared_by": "host", "breaker": breaker})).await;
     let push = async |ends: &str| {
         let payload = json!({"gateway": "push.example", "ends": ends});
-        let job = json!({"kind": "push", "payload": payload, "timeout_ms": 300, "max_attempts": 1});
+        // The others end before their time is over, also on a machine that stands still.
+        let ms = if ends == "late" { 300 } else { 60_000 };
+        let job = json!({"kind": "push", "payload": payload, "timeout_ms": ms, "max_attempts": 1});
         let id = tickr.enqueue(job).await;
         eventually("it ended or is parked", || async {
             let job = tickr.job(id).await;

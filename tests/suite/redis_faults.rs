@@ -4,6 +4,7 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
+use chrono::NaiveDateTime;
 use redis::AsyncTypedCommands;
 use redis::aio::MultiplexedConnection;
 use serde_json::json;
@@ -17,7 +18,10 @@ use tickr::services::Services;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Condition, Owed, Pulse, Relay, TestApp, draft, eventually, eventually_seen, server_options};
+use crate::support::redis_group::open;
+use crate::support::{
+    Condition, DEADLINE, Owed, Pulse, Relay, TestApp, draft, eventually, eventually_seen, server_options,
+};
 
 /// The bound of G3 for lost index entries, plus a second for a busy machine.
 pub(crate) const BOUND: Duration = Duration::from_secs(7);
@@ -45,7 +49,7 @@ async fn start_behind_a_relay(change: impl FnOnce(&mut Config)) -> (TestApp, Rel
 
 /// Open a connection to a server that bypasses any relay.
 async fn direct(services: &Services) -> MultiplexedConnection {
-    redis::Client::open(services.redis_url()).unwrap().get_multiplexed_async_connection().await.unwrap()
+    open(&services.redis_url()).await
 }
 
 async fn config_set(redis: &mut MultiplexedConnection, name: &str, value: &str) {
@@ -72,13 +76,17 @@ async fn load_ahead(tickr: &TestApp, every: Duration, time: Duration, ahead_ms: 
         ticks.tick().await;
         let job = json!({"kind": "noop", "delay_ms": jobs * 37 % ahead_ms});
         let asked = Instant::now();
-        broker.enqueue(broker.prepare(draft(&job)).unwrap()).await.unwrap();
+        let enqueued = broker.enqueue(broker.prepare(draft(&job)).unwrap()).await;
         let (answered, took) = (Instant::now(), asked.elapsed());
+        if let Err(error) = enqueued {
+            assert!(pulse.saw_outage(asked), "after {took:?}: {error}");
+            continue;
+        }
         // An enqueue that waits for Redis waits for at least a second (`PATIENCE` in internal/index/link.rs). Less than
-        // that was the machine, and so was a stall of most of this time in which no write at all was committed.
+        // that was the machine, and so were stalls for most of this time in which no write at all was committed.
         if took > Duration::from_millis(900) {
-            let stalled = pulse.longest_pause(asked, answered);
-            slow.extend((took - stalled > Duration::from_millis(500)).then_some((took, stalled)));
+            let stalled = pulse.stood_still(asked, answered);
+            slow.extend((took.saturating_sub(stalled) > Duration::from_millis(500)).then_some((took, stalled)));
         }
         jobs += 1;
     }
@@ -88,22 +96,58 @@ async fn load_ahead(tickr: &TestApp, every: Duration, time: Duration, ahead_ms: 
     jobs
 }
 
-/// Return the lateness of the attempts in milliseconds: the 99th percentile and the maximum.
-async fn lateness(tickr: &TestApp) -> (i64, i64) {
-    let mut late: Vec<i64> =
-        sqlx::query_scalar("SELECT TIMESTAMPDIFF(MICROSECOND, execute_at, started_at) DIV 1000 FROM attempts")
-            .fetch_all(&mut tickr.mysql().await)
-            .await
-            .unwrap();
-    late.sort_unstable();
-    let (p99, worst) = (late[late.len() * 99 / 100], late[late.len() - 1]);
-    println!("{} attempts, late by p99 {p99} ms, at worst {worst} ms", late.len());
-    (p99, worst)
+/// Return the time by the clock of MySQL.
+async fn clock(tickr: &TestApp) -> NaiveDateTime {
+    sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut tickr.mysql().await).await.unwrap()
 }
 
-pub(crate) async fn assert_late_within(tickr: &TestApp, bound: Duration) {
-    let (_, worst) = lateness(tickr).await;
-    assert!(Duration::from_millis(u64::try_from(worst).unwrap()) < bound, "{worst} ms late");
+/// Return the 99th percentile of the lateness of the attempts that were due since a time, in milliseconds.
+async fn p99_late_ms(tickr: &TestApp, since: NaiveDateTime) -> i64 {
+    let late = "SELECT TIMESTAMPDIFF(MICROSECOND, execute_at, started_at) DIV 1000 AS ms FROM attempts \
+                WHERE execute_at >= ? ORDER BY ms";
+    let late: Vec<i64> = sqlx::query_scalar(late).bind(since).fetch_all(&mut tickr.mysql().await).await.unwrap();
+    let (p99, worst) = (late[late.len() * 99 / 100], late[late.len() - 1]);
+    println!("{} attempts, late by p99 {p99} ms, at worst {worst} ms", late.len());
+    p99
+}
+
+/// Do the same as [`load`], and check that 99 of 100 jobs started within a second. A load during which the machine
+/// stood still proves nothing, so there is another one.
+async fn load_promptly(tickr: &TestApp, pulse: &Pulse, every: Duration, time: Duration) -> i64 {
+    let mut jobs = 0;
+    for _ in 0..5 {
+        let (since, began) = (clock(tickr).await, Instant::now());
+        jobs += load(tickr, every, time).await;
+        tickr.until_idle().await;
+        let p99 = p99_late_ms(tickr, since).await;
+        if p99 < 1_000 {
+            return jobs;
+        }
+        assert!(pulse.saw_outage(began), "{p99} ms late");
+    }
+    panic!("the machine stood still in each of five loads");
+}
+
+/// Check that each attempt started within the bound after it was due. The time for which the machine stood still does
+/// not count, and after a stall that was an outage of its own the bound begins anew.
+pub(crate) async fn assert_late_within(tickr: &TestApp, pulse: &Pulse, bound: Duration) {
+    pulse.assert_watching();
+    let mut mysql = tickr.mysql().await;
+    // When the clock of MySQL said what, by that of the test. The quickest answer is the most exact one.
+    let mut answers = Vec::new();
+    for _ in 0..10 {
+        let asked = Instant::now();
+        let time = sqlx::query_scalar::<_, NaiveDateTime>("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut mysql).await;
+        answers.push((asked.elapsed(), asked, time.unwrap()));
+    }
+    let (took, asked, time) = answers.into_iter().min().unwrap();
+    let moment = |of: NaiveDateTime| asked + took / 2 - (time - of).to_std().unwrap_or_default();
+    let starts: Vec<(NaiveDateTime, NaiveDateTime)> =
+        sqlx::query_as("SELECT execute_at, started_at FROM attempts").fetch_all(&mut mysql).await.unwrap();
+    let late = starts.iter().map(|(due, started)| pulse.time_after_outages(moment(*due), moment(*started)));
+    let (late, latest) = (late.max().unwrap(), starts.iter().map(|(due, started)| *started - *due).max().unwrap());
+    println!("{} attempts, late by {latest} at worst, and by {late:?} beside stalls of the machine", starts.len());
+    assert!(late < bound, "{late:?} late beside stalls of the machine, and {latest} with them");
 }
 
 /// Records the changes of the index's health until `end`.
@@ -165,7 +209,7 @@ async fn release(tickr: &TestApp, sleeper: JobId, others: i64) {
 async fn keys_deleted_one_by_one_under_load_cost_no_job_more_than_the_bound() {
     let tickr = TestApp::start_with(|config| config.workers = 8, Registry::new()).await;
     until_health(&tickr, Health::Fast).await;
-    let mut redis = tickr.redis().await;
+    let (mut redis, pulse) = (tickr.redis().await, Pulse::start(&tickr).await);
     let keys =
         ["epoch", "sequence", "waiting", "ready:default", "overflow", "refill:default"].map(|key| tickr.key(key));
     let deletions = async {
@@ -178,7 +222,7 @@ async fn keys_deleted_one_by_one_under_load_cost_no_job_more_than_the_bound() {
         tokio::join!(load_ahead(&tickr, Duration::from_millis(10), Duration::from_secs(5), 3_000), deletions);
     tickr.until_idle().await;
     tickr.assert_each_ran_once(jobs).await;
-    assert_late_within(&tickr, BOUND).await;
+    assert_late_within(&tickr, &pulse, BOUND).await;
     tickr.stop().await;
 }
 
@@ -209,13 +253,13 @@ async fn keys_of_a_wrong_type_are_made_again_and_cost_no_job_more_than_the_bound
                 }
             })
             .await;
-            pulse.assert_within(BOUND, spoiled, &format!("{name} was mended"));
+            pulse.assert_recovered(BOUND, spoiled, &format!("{name} was mended"));
         }
     };
     let (jobs, ()) = tokio::join!(load_ahead(&tickr, Duration::from_millis(20), Duration::from_secs(10), 3_000), spoil);
     tickr.until_idle().await;
     tickr.assert_each_ran_once(jobs).await;
-    assert_late_within(&tickr, BOUND).await;
+    assert_late_within(&tickr, &pulse, BOUND).await;
     tickr.stop().await;
 }
 
@@ -226,24 +270,25 @@ async fn a_lost_sorted_set_comes_back_within_the_bound() {
     let (pulse, began) = (Pulse::start(&tickr).await, Instant::now());
     let mut redis = tickr.redis().await;
     let waiting = tickr.key("waiting");
-    tickr.enqueue_many((0..100).map(|n| json!({"kind": "noop", "delay_ms": 1_000 + n * 80}))).await;
+    // None of them is due soon, however long the machine stands still meanwhile.
+    tickr.enqueue_many((0..100).map(|n| json!({"kind": "noop", "delay_ms": 6_000 + n * 80}))).await;
     eventually("most are scheduled", || {
         let (mut redis, waiting) = (redis.clone(), waiting.clone());
         async move { (redis.zcard(waiting).await.unwrap() > 75).then_some(()) }
     })
     .await;
+    let lost = clock(&tickr).await;
     redis.del(&waiting).await.unwrap();
     tickr.until_idle().await;
     tickr.assert_each_ran_once(100).await;
-    assert_late_within(&tickr, BOUND).await;
-    // Jobs that were not due for a while are back in Redis before their time.
-    let late_ms = tickr
-        .count(
-            "SELECT MAX(TIMESTAMPDIFF(MICROSECOND, execute_at, started_at)) DIV 1000 FROM attempts \
-             WHERE execute_at > (SELECT MIN(execute_at) + INTERVAL 5 SECOND FROM attempts)",
-        )
-        .await;
-    pulse.assert_prompt(late_ms, began);
+    assert_late_within(&tickr, &pulse, BOUND).await;
+    // Jobs that were not due for a while are back in Redis before their time. After an outage they may come later.
+    let late = "SELECT MAX(TIMESTAMPDIFF(MICROSECOND, execute_at, started_at)) DIV 1000 FROM attempts \
+                WHERE execute_at > ? + INTERVAL 7 SECOND";
+    let late_ms: i64 = sqlx::query_scalar(late).bind(lost).fetch_one(&mut tickr.mysql().await).await.unwrap();
+    if !pulse.saw_outage(began) {
+        pulse.assert_prompt(late_ms, began);
+    }
     tickr.stop().await;
 }
 
@@ -263,7 +308,7 @@ async fn a_lost_note_of_what_a_full_list_left_out_comes_back_within_the_bound() 
     redis.clone().del(&overflow).await.unwrap();
     let lost = Instant::now();
     noted("the note is back").await;
-    pulse.assert_within(BOUND, lost, "the note is back");
+    pulse.assert_recovered(BOUND, lost, "the note is back");
     release(&tickr, sleeper, 300).await;
     tickr.stop().await;
 }
@@ -272,10 +317,14 @@ async fn a_lost_note_of_what_a_full_list_left_out_comes_back_within_the_bound() 
 /// takes from. An entry of the sleeper is no loss, because that job executes: no pass puts it back.
 async fn take_entries(tickr: &TestApp, sleeper: JobId, count: usize) -> Vec<String> {
     let (mut redis, ready, sleeper) = (tickr.redis().await, tickr.key("ready:default"), sleeper.to_string());
-    let mut taken = Vec::new();
+    let (mut taken, deadline) = (Vec::new(), Instant::now() + DEADLINE);
     while let Some(missing) = NonZeroUsize::new(count - taken.len()) {
         let ids: Vec<String> = redis.rpop(&ready, Some(missing)).await.unwrap();
-        assert!(!ids.is_empty(), "the list had only {taken:?}");
+        if ids.is_empty() {
+            // After the machine stood still, the index may be made again.
+            assert!(Instant::now() < deadline, "the list had only {taken:?}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
         taken.extend(ids.into_iter().filter(|id| *id != sleeper));
     }
     taken
@@ -306,7 +355,7 @@ async fn until_listed_again(tickr: &TestApp, ids: &[String]) {
         }
     })
     .await;
-    pulse.assert_within(BOUND, lost, &format!("{ids:?} are listed again"));
+    pulse.assert_recovered(BOUND, lost, &format!("{ids:?} are listed again"));
 }
 
 /// Wait for a note of the queue `default` about jobs that its list left out.
@@ -414,10 +463,11 @@ async fn an_index_that_went_back_in_time_is_rebuilt_though_no_connection_broke()
 async fn redis_restarted_with_stale_data_costs_no_job_more_than_the_bound() {
     let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 8).await;
     until_health(&tickr, Health::Fast).await;
-    let mut redis = direct(tickr.services()).await;
-    // The snapshot has entries of jobs that have ended when it is loaded, and of one whose due time was moved.
-    tickr.enqueue_many((0..100).map(|n| json!({"kind": "noop", "delay_ms": 1_500 + n}))).await;
-    let later = tickr.enqueue(json!({"kind": "noop", "delay_ms": 3_000})).await;
+    let (mut redis, pulse) = (direct(tickr.services()).await, Pulse::start(&tickr).await);
+    // None of the jobs is due before the snapshot is made, however long the machine stands still. The snapshot has
+    // entries of jobs that have ended when it is loaded, and of one whose due time was moved.
+    tickr.enqueue_many((0..100).map(|n| json!({"kind": "noop", "delay_ms": 7_000 + n}))).await;
+    let later = tickr.enqueue(json!({"kind": "noop", "delay_ms": 8_500})).await;
     eventually("all are scheduled", || {
         let (mut redis, key) = (redis.clone(), tickr.key("waiting"));
         async move { (redis.zcard(key).await.unwrap() == 101).then_some(()) }
@@ -440,7 +490,7 @@ async fn redis_restarted_with_stale_data_costs_no_job_more_than_the_bound() {
     assert!(direct(tickr.services()).await.exists("the snapshot").await.unwrap());
     tickr.until_idle().await;
     tickr.assert_each_ran_once(201).await;
-    assert_late_within(&tickr, BOUND).await;
+    assert_late_within(&tickr, &pulse, BOUND).await;
     tickr.stop().await;
 }
 
@@ -448,7 +498,7 @@ async fn redis_restarted_with_stale_data_costs_no_job_more_than_the_bound() {
 async fn keys_evicted_by_memory_pressure_cost_no_job_more_than_the_bound() {
     let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 8).await;
     until_health(&tickr, Health::Fast).await;
-    let mut redis = direct(tickr.services()).await;
+    let (mut redis, pulse) = (direct(tickr.services()).await, Pulse::start(&tickr).await);
     let limit = info(&mut redis, "used_memory").await + 2_000_000;
     config_set(&mut redis, "maxmemory-policy", "allkeys-lru").await;
     config_set(&mut redis, "maxmemory", &limit.to_string()).await;
@@ -469,13 +519,13 @@ async fn keys_evicted_by_memory_pressure_cost_no_job_more_than_the_bound() {
     assert!(gone > 0, "no key of tickr was evicted");
     tickr.until_idle().await;
     tickr.assert_each_ran_once(jobs).await;
-    assert_late_within(&tickr, BOUND).await;
+    assert_late_within(&tickr, &pulse, BOUND).await;
     // The rebuild after an eviction has read the settings of Redis.
     redis.del(tickr.key("epoch")).await.unwrap();
     eventually("readiness tells of the policy", || async {
         let ready = tickr.get("/readyz").await;
-        assert_eq!(ready.status, 200);
-        ready.body["index_weakness"].as_str().is_some_and(|told| told.contains("allkeys-lru")).then_some(())
+        let told = ready.body["index_weakness"].as_str().is_some_and(|told| told.contains("allkeys-lru"));
+        (ready.status == 200 && told).then_some(())
     })
     .await;
     tickr.stop().await;
@@ -485,45 +535,46 @@ async fn keys_evicted_by_memory_pressure_cost_no_job_more_than_the_bound() {
 async fn a_full_redis_that_evicts_nothing_degrades_once_and_heals() {
     let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 8).await;
     until_health(&tickr, Health::Fast).await;
-    let mut redis = direct(tickr.services()).await;
+    let (mut redis, pulse) = (direct(tickr.services()).await, Pulse::start(&tickr).await);
     config_set(&mut redis, "maxmemory-policy", "noeviction").await;
-    config_set(&mut redis, "maxmemory", "1").await;
+    until_health(&tickr, Health::Fast).await;
     let changes = Changes::watch(&tickr);
+    config_set(&mut redis, "maxmemory", "1").await;
     let (before, began) = (info(&mut redis, "total_commands_processed").await, Instant::now());
-    let full = load(&tickr, Duration::from_millis(10), Duration::from_secs(4)).await;
-    tickr.until_idle().await;
+    let full = load_promptly(&tickr, &pulse, Duration::from_millis(10), Duration::from_secs(4)).await;
     let (after, took) = (info(&mut redis, "total_commands_processed").await, began.elapsed());
     let seen = changes.end().await;
     assert_eq!(seen, [Health::Fast, Health::Degraded], "the health changes only once");
     let per_second = (after - before) as f64 / took.as_secs_f64();
     println!("{per_second:.1} commands per second while Redis was full");
     assert!(per_second < 40.0, "{per_second} commands per second");
-    let (p99, _) = lateness(&tickr).await;
-    assert!(p99 < 1_000, "{p99} ms late");
 
-    let pulse = Pulse::start(&tickr).await;
     config_set(&mut redis, "maxmemory", "0").await;
     let healed = Instant::now();
     until_health(&tickr, Health::Fast).await;
-    pulse.assert_within(BOUND, healed, "the index is whole");
+    pulse.assert_recovered(BOUND, healed, "the index is whole");
     let jobs = load(&tickr, Duration::from_millis(20), Duration::from_secs(1)).await;
     tickr.until_idle().await;
     tickr.assert_each_ran_once(full + jobs).await;
-    assert_late_within(&tickr, BOUND).await;
+    assert_late_within(&tickr, &pulse, BOUND).await;
     tickr.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fetcher_that_blocks_turns_to_the_store_and_back_at_once() {
     let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
-    let mut redis = direct(tickr.services()).await;
-    for _ in 0..8 {
+    let (mut redis, pulse) = (direct(tickr.services()).await, Pulse::start(&tickr).await);
+    let (mut rounds, mut calm, mut total_ms) = (0, 0, 0);
+    while calm < 8 {
+        rounds += 1;
+        assert!(rounds <= 40, "the machine stood still in most rounds");
         until_health(&tickr, Health::Fast).await;
         eventually("the fetcher blocks", || {
             let mut redis = redis.clone();
             async move { (info(&mut redis, "blocked_clients").await == 1).then_some(()) }
         })
         .await;
+        let (since, began) = (clock(&tickr).await, Instant::now());
         // The hint is refused, and the fetcher does not wait for the end of its blocking pop.
         config_set(&mut redis, "maxmemory", "1").await;
         let out = tickr.enqueue_kind("noop", json!({})).await;
@@ -533,11 +584,16 @@ async fn a_fetcher_that_blocks_turns_to_the_store_and_back_at_once() {
         until_health(&tickr, Health::Fast).await;
         let back = tickr.enqueue_kind("noop", json!({})).await;
         tickr.until(back, State::Completed).await;
+        // A round in which the machine stood still says nothing.
+        if pulse.stalled_since(began).is_zero() {
+            calm += 1;
+            let late = "SELECT CAST(SUM(TIMESTAMPDIFF(MICROSECOND, execute_at, started_at)) DIV 1000 AS SIGNED) \
+                        FROM attempts WHERE started_at >= ?";
+            let late_ms: i64 = sqlx::query_scalar(late).bind(since).fetch_one(&mut tickr.mysql().await).await.unwrap();
+            total_ms += late_ms;
+        }
     }
-    tickr.assert_each_ran_once(16).await;
-    let total_ms = tickr
-        .count("SELECT CAST(SUM(TIMESTAMPDIFF(MICROSECOND, execute_at, started_at)) DIV 1000 AS SIGNED) FROM attempts")
-        .await;
+    tickr.assert_each_ran_once(2 * rounds).await;
     println!("sixteen jobs were {total_ms} ms late, together");
     // A block lasts a second, and on average half of it is left.
     assert!(total_ms < 1_600, "{total_ms} ms late, together");
@@ -548,13 +604,14 @@ async fn a_fetcher_that_blocks_turns_to_the_store_and_back_at_once() {
 async fn a_demoted_redis_is_left_for_the_store_until_it_is_promoted() {
     let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 8).await;
     until_health(&tickr, Health::Fast).await;
-    let mut redis = direct(tickr.services()).await;
+    let (mut redis, pulse) = (direct(tickr.services()).await, Pulse::start(&tickr).await);
     // The fetcher blocks now, as a client of the server that is demoted.
     eventually("the fetcher blocks", || {
         let mut redis = redis.clone();
         async move { (info(&mut redis, "blocked_clients").await == 1).then_some(()) }
     })
     .await;
+    until_health(&tickr, Health::Fast).await;
     let changes = Changes::watch(&tickr);
     redis::cmd("REPLICAOF").arg("127.0.0.1").arg(1).exec_async(&mut redis).await.unwrap();
     let (before, began) = (info(&mut redis, "total_commands_processed").await, Instant::now());
@@ -574,15 +631,14 @@ async fn a_demoted_redis_is_left_for_the_store_until_it_is_promoted() {
     println!("{per_second:.1} commands per second on the replica");
     assert!(per_second < 40.0, "{per_second} commands per second");
 
-    let pulse = Pulse::start(&tickr).await;
     redis::cmd("REPLICAOF").arg("NO").arg("ONE").exec_async(&mut redis).await.unwrap();
     let promoted = Instant::now();
     until_health(&tickr, Health::Fast).await;
-    pulse.assert_within(BOUND, promoted, "the index is whole");
+    pulse.assert_recovered(BOUND, promoted, "the index is whole");
     let more = load(&tickr, Duration::from_millis(20), Duration::from_secs(1)).await;
     tickr.until_idle().await;
     tickr.assert_each_ran_once(jobs + more).await;
-    assert_late_within(&tickr, Duration::from_secs(3)).await;
+    assert_late_within(&tickr, &pulse, Duration::from_secs(3)).await;
     tickr.stop().await;
 }
 
@@ -590,6 +646,7 @@ async fn a_demoted_redis_is_left_for_the_store_until_it_is_promoted() {
 async fn after_a_failover_the_new_master_is_found_though_old_connections_live_on() {
     let (tickr, relay) = start_behind_a_relay(|config| config.workers = 8).await;
     until_health(&tickr, Health::Fast).await;
+    let pulse = Pulse::start(&tickr).await;
     let second = Services::start(&server_options()).unwrap();
     let (mut old, mut new) = (direct(tickr.services()).await, direct(&second).await);
     let (to_old, to_new) = (Relay::start().await, Relay::start().await);
@@ -616,7 +673,7 @@ async fn after_a_failover_the_new_master_is_found_though_old_connections_live_on
     until_health(&tickr, Health::Fast).await;
     tickr.until_idle().await;
     tickr.assert_each_ran_once(jobs).await;
-    assert_late_within(&tickr, BOUND).await;
+    assert_late_within(&tickr, &pulse, BOUND).await;
     // The counter grows on the new master.
     let sequence = |mut redis: MultiplexedConnection, key: String| async move {
         redis.get(key).await.unwrap().unwrap().parse::<u64>().unwrap()
@@ -634,21 +691,21 @@ async fn after_a_failover_the_new_master_is_found_though_old_connections_live_on
 async fn a_stalled_redis_slows_no_enqueue_and_the_store_takes_over_within_moments() {
     let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 8).await;
     until_health(&tickr, Health::Fast).await;
+    let pulse = Pulse::start(&tickr).await;
     tickr.services().redis().pause().unwrap();
     // `load` checks the time of every enqueue.
     let stalled = load(&tickr, Duration::from_millis(20), Duration::from_secs(5)).await;
     tickr.until_idle().await;
     // Two seconds until the stall is noticed, plus one for a busy machine.
-    assert_late_within(&tickr, Duration::from_secs(3)).await;
-    let pulse = Pulse::start(&tickr).await;
+    assert_late_within(&tickr, &pulse, Duration::from_secs(3)).await;
     tickr.services().redis().resume().unwrap();
     let resumed = Instant::now();
     until_health(&tickr, Health::Fast).await;
-    pulse.assert_within(BOUND, resumed, "the index is whole");
+    pulse.assert_recovered(BOUND, resumed, "the index is whole");
     let jobs = load(&tickr, Duration::from_millis(20), Duration::from_secs(1)).await;
     tickr.until_idle().await;
     tickr.assert_each_ran_once(stalled + jobs).await;
-    assert_late_within(&tickr, BOUND).await;
+    assert_late_within(&tickr, &pulse, BOUND).await;
     tickr.stop().await;
 }
 
@@ -656,27 +713,27 @@ async fn a_stalled_redis_slows_no_enqueue_and_the_store_takes_over_within_moment
 async fn a_half_open_connection_is_given_up_within_moments() {
     let (tickr, relay) = start_behind_a_relay(|config| config.workers = 8).await;
     until_health(&tickr, Health::Fast).await;
+    let pulse = Pulse::start(&tickr).await;
     let quiet = load(&tickr, Duration::from_millis(10), Duration::from_millis(500)).await;
     relay.set(Condition::HalfOpen);
     let gone = load(&tickr, Duration::from_millis(20), Duration::from_secs(4)).await;
     tickr.until_idle().await;
-    assert_late_within(&tickr, Duration::from_secs(3)).await;
-    let pulse = Pulse::start(&tickr).await;
+    assert_late_within(&tickr, &pulse, Duration::from_secs(3)).await;
     relay.set(Condition::Pass);
     let back = Instant::now();
     until_health(&tickr, Health::Fast).await;
-    pulse.assert_within(BOUND, back, "the index is whole");
+    pulse.assert_recovered(BOUND, back, "the index is whole");
     let jobs = load(&tickr, Duration::from_millis(20), Duration::from_secs(1)).await;
     tickr.until_idle().await;
     tickr.assert_each_ran_once(quiet + gone + jobs).await;
-    assert_late_within(&tickr, BOUND).await;
+    assert_late_within(&tickr, &pulse, BOUND).await;
     tickr.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_redis_is_not_hammered() {
     let (tickr, relay) = start_behind_a_relay(|_| {}).await;
-    let mut redis = direct(tickr.services()).await;
+    let (mut redis, pulse) = (direct(tickr.services()).await, Pulse::start(&tickr).await);
     until_health(&tickr, Health::Fast).await;
     for (turn, condition) in [Condition::Cut, Condition::Stall].into_iter().enumerate() {
         relay.set(condition);
@@ -694,11 +751,21 @@ async fn a_dead_redis_is_not_hammered() {
         let per_second = (relay.connections() - before) as f64 / began.elapsed().as_secs_f64();
         println!("{per_second:.1} connections per second while the relay is {condition:?}");
         assert!(per_second < 4.0, "{per_second} connections per second while the relay is {condition:?}");
+        let passed = Instant::now();
         relay.set(Condition::Pass);
-        until_health(&tickr, Health::Fast).await;
-        // These jobs were never hinted to Redis, but they are there, because every outage ends with a rebuild.
+        // These jobs were never hinted to Redis, but they are there, because every outage ends with a rebuild. Beside a
+        // stall of the machine there may be another outage, and another rebuild.
         let later = (chrono::Utc::now().timestamp_millis() + 60_000).to_string();
-        assert_eq!(redis.zcount(tickr.key("waiting"), later, "+inf").await.unwrap(), 20 * (turn + 1));
+        let wanted = 20 * (turn + 1);
+        loop {
+            until_health(&tickr, Health::Fast).await;
+            let found = redis.zcount(tickr.key("waiting"), later.as_str(), "+inf").await.unwrap();
+            if found == wanted {
+                break;
+            }
+            assert!(pulse.saw_outage(passed), "{found} of {wanted}");
+            assert!(passed.elapsed() < DEADLINE, "{found} of {wanted}");
+        }
     }
     tickr.until_count("SELECT COUNT(*) FROM owed", 40).await;
     tickr.stop().await;
@@ -715,17 +782,25 @@ fn outage() -> Duration {
 async fn without_redis_200_jobs_a_second_start_within_a_second() {
     let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 8).await;
     until_health(&tickr, Health::Fast).await;
-    tickr.services().redis().kill9().unwrap();
-    let jobs = load(&tickr, Duration::from_millis(5), outage()).await;
-    let (p99, _) = lateness(&tickr).await;
-    assert!(p99 < 1_000, "{p99} ms late");
-    tickr.services().redis().start_again().unwrap();
-    let more = load(&tickr, Duration::from_millis(5), Duration::from_secs(1)).await;
-    until_health(&tickr, Health::Fast).await;
-    tickr.until_idle().await;
-    tickr.assert_each_ran_once(jobs + more).await;
-    let (p99, _) = lateness(&tickr).await;
-    assert!(p99 < 1_000, "{p99} ms late");
+    let (pulse, mut jobs, mut turns) = (Pulse::start(&tickr).await, 0, 0);
+    // A turn in which the machine stood still proves nothing, so there is another one.
+    loop {
+        let (since, began) = (clock(&tickr).await, Instant::now());
+        tickr.services().redis().kill9().unwrap();
+        jobs += load(&tickr, Duration::from_millis(5), outage()).await;
+        let without = p99_late_ms(&tickr, since).await;
+        tickr.services().redis().start_again().unwrap();
+        jobs += load(&tickr, Duration::from_millis(5), Duration::from_secs(1)).await;
+        until_health(&tickr, Health::Fast).await;
+        tickr.until_idle().await;
+        let whole = p99_late_ms(&tickr, since).await;
+        if without.max(whole) < 1_000 {
+            break;
+        }
+        turns += 1;
+        assert!(pulse.saw_outage(began) && turns < 5, "{without} ms late, and {whole} ms with the return of Redis");
+    }
+    tickr.assert_each_ran_once(jobs).await;
     tickr.stop().await;
 }
 

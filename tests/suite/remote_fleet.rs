@@ -5,17 +5,18 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use sqlx::Row as _;
 use tickr::handlers::Registry;
 use tickr::job::JobId;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::support::{Runner, SHORT_LEASE, TestApp, eventually_seen};
+use crate::support::{Pulse, Runner, SHORT_LEASE, TestApp, eventually_seen};
 
 /// What the workers of a fleet share.
 struct Fleet {
@@ -29,9 +30,9 @@ struct Fleet {
     /// Answers that every worker may still lose, and the share of answers that it loses.
     to_lose: AtomicUsize,
     losing: f64,
-    /// When the answer with a job was lost, and how long each job took to come again.
+    /// When the answer with a job was lost, and for each job that came again when it was lost and when it came.
     lost_at: Mutex<HashMap<String, Instant>>,
-    came_again: Mutex<Vec<Duration>>,
+    came_again: Mutex<Vec<(Instant, Instant)>>,
 }
 
 impl Fleet {
@@ -89,14 +90,15 @@ impl Fleet {
     fn note_arrival(&self, jobs: &[Value]) {
         let mut lost_at = self.lost_at.lock().unwrap();
         let again = jobs.iter().filter_map(|job| lost_at.remove(job["id"].as_str().unwrap()));
-        self.came_again.lock().unwrap().extend(again.map(|lost| lost.elapsed()));
+        self.came_again.lock().unwrap().extend(again.map(|lost| (lost, Instant::now())));
     }
 }
 
 /// One worker: it fetches, executes for this long, beats and finishes until the fleet stops.
 async fn work(fleet: Arc<Fleet>, slots: usize, runs: std::ops::Range<u64>) {
+    // No answer hands out what was claimed a quarter of a lease ago, and the machine may stand still for seconds.
     let register =
-        json!({"name": "fleet", "kinds": ["resize"], "queues": ["pictures"], "slots": slots, "lease_ms": 10_000});
+        json!({"name": "fleet", "kinds": ["resize"], "queues": ["pictures"], "slots": slots, "lease_ms": 60_000});
     let register = async || {
         let made = fleet.call("/v1/workers", &register).await.unwrap();
         made["id"].as_str().unwrap().to_owned()
@@ -241,6 +243,7 @@ async fn a_hundred_workers_lose_nothing_while_every_process_is_replaced() {
 /// Lose this many answers with jobs, to workers that live on.
 async fn lose(answers: usize, workers: usize) {
     let tickr = started().await;
+    let pulse = Pulse::start(&tickr).await;
     let other = tickr.another().await;
     let fleet = Fleet::new(vec![tickr.url(""), format!("http://{}", other.addr())], answers);
     let mut working = JoinSet::new();
@@ -262,7 +265,9 @@ async fn lose(answers: usize, workers: usize) {
         if lost == 0 { Ok(()) } else { Err(format!("{lost} did not")) }
     })
     .await;
-    let mut times = fleet.came_again.lock().unwrap().clone();
+    pulse.assert_watching();
+    let came_again = fleet.came_again.lock().unwrap().clone();
+    let mut times: Vec<Duration> = came_again.iter().map(|(lost, came)| pulse.time_between(*lost, *came)).collect();
     times.sort();
     let (median, worst) = (times[times.len() / 2], times[times.len() - 1]);
     // Given back is `interrupted`, which uses no attempt.

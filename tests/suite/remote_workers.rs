@@ -1,7 +1,8 @@
 //! Remote workers: programs in other languages that fetch jobs over HTTP, from any tickr process.
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -10,14 +11,17 @@ use tickr::app::App;
 use tickr::config::{Config, ServerUrl};
 use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::support::limits::set;
-use crate::support::{Answer, Owed, Proxy, TestApp, answer, eventually, http, short_lease};
+use crate::support::{
+    Answer, DEADLINE, Halt, Owed, Proxy, Pulse, TestApp, answer, eventually, http, open_transactions, short_lease,
+};
 
 /// A worker of a test, which calls any process.
 struct Worker {
@@ -40,6 +44,15 @@ impl Worker {
     /// Shorten the lease, because a worker cannot ask for less than ten seconds.
     async fn lease_ms(&self, tickr: &TestApp, ms: u32) {
         tickr.sql(format!("UPDATE runners SET lease_ms = {ms} WHERE id = '{}'", self.id)).await;
+    }
+
+    /// Let the leases of the worker and of all open attempts be this long, from now on. A test fetches before: no
+    /// answer hands out what was claimed a quarter of a lease ago, and the machine may stand still for as long.
+    async fn lease_from_now(&self, tickr: &TestApp, ms: u32) {
+        let attempts =
+            format!("lease_until = UTC_TIMESTAMP(6) + INTERVAL {ms}000 MICROSECOND WHERE state = 'executing'");
+        let worker = format!("lease_ms = {ms}, heartbeat_at = UTC_TIMESTAMP(6) WHERE id = '{}'", self.id);
+        tickr.sql(format!("UPDATE owed SET {attempts}; UPDATE runners SET {worker}")).await;
     }
 
     async fn call(&self, at: SocketAddr, verb: &str, body: Value) -> Answer {
@@ -67,8 +80,17 @@ impl Worker {
         beaten.body
     }
 
-    /// Finish one attempt. Return its result.
-    async fn finish(&self, at: SocketAddr, job: &Value, mut verdict: Value) -> Value {
+    /// Finish one attempt. Return its result. Repeat the verdict while it is not written yet, as clients do: a machine
+    /// that stands still takes the time that the answer waits for it.
+    async fn finish(&self, at: SocketAddr, job: &Value, verdict: Value) -> Value {
+        eventually("the verdict is written", || async {
+            let result = self.finish_once(at, job, verdict.clone()).await;
+            (result["result"] != "locked").then_some(result)
+        })
+        .await
+    }
+
+    async fn finish_once(&self, at: SocketAddr, job: &Value, mut verdict: Value) -> Value {
         verdict["token"] = job["token"].clone();
         let finished = self.call(at, "finish", json!({"verdicts": [verdict]})).await;
         assert_eq!(finished.status, 200, "{:#}", finished.body);
@@ -90,6 +112,24 @@ async fn started_with(change: impl FnOnce(&mut Config)) -> TestApp {
     let declared = tickr.put("/v1/kinds/resize", json!({"queue": "pictures", "retry": {"base_ms": 10}})).await;
     assert_eq!(declared.status, 201, "{:#}", declared.body);
     tickr
+}
+
+/// Wait until this is the newest request of a worker for jobs.
+async fn until_asked(tickr: &TestApp, fetch: Uuid) {
+    tickr.until_count(format!("SELECT COUNT(*) FROM runners WHERE fetch_id = x'{}'", fetch.simple()), 1).await;
+}
+
+/// Wait until the process ends attempts by the clock of MySQL. It does not before it has read when that clock was set,
+/// nor for a moment after a gap in its own heartbeats.
+async fn until_limits_are_followed(tickr: &TestApp, worker: &Worker, kind: &str) {
+    let at = tickr.app.addr();
+    tickr.enqueue(json!({"kind": kind, "payload": "over", "timeout_ms": 1})).await;
+    let over = worker.fetch(at, 1, 20_000, &[]).await.pop().unwrap();
+    eventually("the worker is told to stop what is over", || async {
+        (worker.beat(at, &[&over]).await["cancel"] == json!([over["token"]])).then_some(())
+    })
+    .await;
+    assert_eq!(worker.finish(at, &over, json!({"verdict": "succeeded"})).await["result"], "settled");
 }
 
 fn id_of(job: &Value) -> JobId {
@@ -146,8 +186,9 @@ async fn a_worker_executes_a_job_from_its_enqueue_to_its_result() {
     let job = json!({"kind": "resize", "payload": {"path": "a.png"}, "tags": ["eu"], "timeout_ms": 120_000,
         "trace": {"traceparent": trace}});
     // The request waits before the job is there.
-    let (jobs, id) = tokio::join!(worker.fetch(at, 4, 20_000, &[]), async {
-        tokio::time::sleep(Duration::from_millis(300)).await;
+    let request = Uuid::now_v7();
+    let (jobs, id) = tokio::join!(worker.fetch_as(request, at, 4, 20_000, &[]), async {
+        until_asked(&tickr, request).await;
         tickr.enqueue(job).await
     });
     assert_eq!(jobs.len(), 1, "{jobs:#?}");
@@ -349,11 +390,11 @@ async fn a_job_that_waited_for_a_worker_of_its_kind_starts_when_the_worker_asks(
         hidden.iter().any(|entry| entry.contains(&id.to_string())).then_some(())
     })
     .await;
-    let began = Instant::now();
+    let (pulse, began) = (Pulse::start(&tickr).await, Instant::now());
     let worker = Worker::register(&tickr, 1).await;
     let job = worker.fetch(at, 1, 20_000, &[]).await.pop().unwrap();
     assert_eq!(id_of(&job), id);
-    assert!(began.elapsed() < Duration::from_millis(2_500), "{:?}", began.elapsed());
+    pulse.assert_within(Duration::from_millis(2_500), began, "the job comes before its pause is over");
     worker.finish(at, &job, json!({"verdict": "succeeded"})).await;
     waiting.abort();
     tickr.stop().await;
@@ -364,19 +405,22 @@ async fn jobs_of_a_worker_that_died_run_again_after_its_lease() {
     let tickr = started().await;
     let at = tickr.app.addr();
     let (dead, living) = (Worker::register(&tickr, 1).await, Worker::register(&tickr, 1).await);
-    // No answer hands out what was claimed a quarter of a lease ago.
-    dead.lease_ms(&tickr, 8_000).await;
     let id = tickr.enqueue_kind("resize", json!(1)).await;
     let held = dead.fetch(at, 1, 20_000, &[]).await;
     assert_eq!(held.len(), 1);
     // It says nothing more. Its verdict comes when another worker has the job.
-    let began = Instant::now();
+    dead.lease_from_now(&tickr, 8_000).await;
+    let (pulse, began) = (Pulse::start(&tickr).await, Instant::now());
     let again = living.fetch(at, 1, 60_000, &[]).await;
     assert_eq!((id_of(&again[0]), &again[0]["attempt"]), (id, &json!(2)));
-    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    // After a stall of the machine, the process judges the worker a lease later.
+    pulse.assert_within(Duration::from_secs(30), began, "the job runs again");
     let late = dead.finish(at, &held[0], json!({"verdict": "succeeded", "result": "late"})).await;
     assert_eq!(late["result"], "lease_lost");
-    assert_eq!(dead.beat(at, &[&held[0]]).await["lost"], json!([held[0]["token"]]));
+    // A worker that was silent for two leases is not registered any more.
+    let beaten = dead.call(at, "beat", json!({"holding": [{"token": held[0]["token"]}]})).await;
+    let lost = beaten.status == 200 && beaten.body["lost"] == json!([held[0]["token"]]);
+    assert!(lost || beaten.status == 404, "{}: {:#}", beaten.status, beaten.body);
     assert_eq!(living.finish(at, &again[0], json!({"verdict": "succeeded"})).await["state"], "completed");
     assert_eq!(tickr.verdicts(id).await, ["lost", "succeeded"]);
     assert!(tickr.job(id).await["attempts"][0]["late_note"].as_str().unwrap().contains("late"));
@@ -388,7 +432,6 @@ async fn a_beat_keeps_the_lease_and_brings_cancels_and_time_limits() {
     let tickr = started().await;
     let at = tickr.app.addr();
     let worker = Worker::register(&tickr, 2).await;
-    worker.lease_ms(&tickr, 2_000).await;
     let id = tickr.enqueue_kind("resize", json!(1)).await;
     let slow = tickr.enqueue(json!({"kind": "resize", "payload": 2, "timeout_ms": 1, "max_attempts": 1})).await;
     let mut held = worker.fetch(at, 2, 20_000, &[]).await;
@@ -397,25 +440,31 @@ async fn a_beat_keeps_the_lease_and_brings_cancels_and_time_limits() {
         held.extend(more);
     }
     held.sort_by_key(|job| job["payload"].as_i64());
-    let began = Instant::now();
-    while began.elapsed() < Duration::from_secs(5) {
-        // The time of the second one is over, so the worker is told to stop it.
-        let beaten = worker.beat(at, &held.iter().collect::<Vec<_>>()).await;
-        assert_eq!(beaten, json!({"cancel": [held[1]["token"]], "lost": [], "drain": false}));
+    // Longer than a stall of the machine, and shorter than the heartbeats go on.
+    worker.lease_from_now(&tickr, 8_000).await;
+    let (began, mut told) = (Instant::now(), false);
+    // The time of the second one is over, so the worker is told to stop it. It does not, and loses the attempt ten
+    // seconds later. The lease of the first one goes on.
+    loop {
+        let beaten = worker.beat(at, &[&held[0], &held[1]]).await;
+        if beaten["lost"] == json!([held[1]["token"]]) {
+            break;
+        }
+        assert_eq!(beaten["lost"], json!([]), "{beaten:#}");
+        // After a gap in its own heartbeats, the process does not know for a moment what is over.
+        let says_nothing = beaten["cancel"] == json!([]);
+        assert!(says_nothing || beaten["cancel"] == json!([held[1]["token"]]), "{beaten:#}");
+        told |= !says_nothing;
+        assert!(began.elapsed() < 2 * DEADLINE, "the attempt is not lost: {beaten:#}");
         tokio::time::sleep(Duration::from_millis(400)).await;
     }
+    assert!(told && began.elapsed() >= Duration::from_secs(10), "lost after {:?}", began.elapsed());
+    assert_eq!(tickr.verdicts(slow).await, ["timed_out"]);
     assert_eq!(tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await.status, 202);
-    let beaten = worker.beat(at, &[&held[0], &held[1]]).await;
-    assert_eq!(beaten["cancel"].as_array().unwrap().len(), 2, "{beaten:#}");
+    let beaten = worker.beat(at, &[&held[0]]).await;
+    assert_eq!(beaten, json!({"cancel": [held[0]["token"]], "lost": [], "drain": false}));
     let stopped = worker.finish(at, &held[0], json!({"verdict": "failed", "error": "stopped"})).await;
     assert_eq!(stopped["state"], "cancelled");
-    // A worker that does not stop an attempt loses it ten seconds after its time limit.
-    let lost = eventually("the attempt is lost", || async {
-        let beaten = worker.beat(at, &[&held[1]]).await;
-        (beaten["lost"] == json!([held[1]["token"]])).then_some(())
-    });
-    lost.await;
-    assert_eq!(tickr.verdicts(slow).await, ["timed_out"]);
     tickr.stop().await;
 }
 
@@ -441,7 +490,13 @@ async fn a_beat_that_lists_two_attempts_of_one_job_takes_the_earlier_one_alone_f
         }
         // The job was cancelled, or the time of its attempt is over.
         for listed in [[&former, &held], [&held, &former]] {
-            let beaten = worker.beat(at, &listed).await;
+            let beaten = eventually("the worker is told to stop the later one", || async {
+                let beaten = worker.beat(at, &listed).await;
+                assert_eq!(beaten["lost"], json!([former["token"]]), "{beaten:#}");
+                // After a gap in its own heartbeats, the process does not know for a moment what is over.
+                (beaten["cancel"] != json!([])).then_some(beaten)
+            })
+            .await;
             assert_eq!(beaten, json!({"cancel": [held["token"]], "lost": [former["token"]], "drain": false}));
         }
         assert_eq!(worker.finish(at, &held, json!({"verdict": "succeeded"})).await["result"], "settled");
@@ -459,6 +514,7 @@ async fn a_job_keeps_the_time_limit_and_the_backoff_of_a_declaration_that_is_cha
     let declared = json!({"queue": "pictures", "timeout_ms": hour, "retry": retry, "max_attempts": 2});
     assert_eq!(tickr.put("/v1/kinds/crop", declared).await.status, 201);
     let worker = Worker::register_as(&tickr, json!({"name": "test", "kinds": ["crop"], "slots": 2})).await;
+    until_limits_are_followed(&tickr, &worker, "crop").await;
     tickr.enqueue_many((0..2).map(|n| json!({"kind": "crop", "payload": n}))).await;
     let running = worker.fetch(at, 1, 20_000, &[]).await.pop().unwrap();
     assert_eq!(running["timeout_ms"], hour);
@@ -551,18 +607,19 @@ async fn a_drained_worker_gets_no_job_and_keeps_those_that_it_has() {
     let worker = Worker::register(&tickr, 2).await;
     tickr.enqueue_kind("resize", json!(1)).await;
     let held = worker.fetch(at, 1, 20_000, &[]).await;
-    let (began, listed) = (Instant::now(), [&held[0]]);
+    let (began, listed, request) = (Instant::now(), [&held[0]], Uuid::now_v7());
     let ((), empty) = tokio::join!(
         async {
-            tokio::time::sleep(Duration::from_millis(300)).await;
+            until_asked(&tickr, request).await;
             let drained = tickr.post(&format!("/v1/runners/{}/drain", worker.id), json!({"reason": "deploy"})).await;
             assert_eq!((drained.status, &drained.body["state"]), (200, &json!("draining")), "{:#}", drained.body);
         },
-        worker.fetch(at, 1, 30_000, &listed),
+        worker.fetch_as(request, at, 1, 60_000, &listed),
     );
     assert_eq!(empty, Vec::<Value>::new());
-    assert!(began.elapsed() < Duration::from_secs(5), "the drain ends the wait: {:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(30), "the drain ends the wait: {:?}", began.elapsed());
     let waits = tickr.enqueue_kind("resize", json!(2)).await;
+    until_ready(&tickr, waits).await;
     assert_eq!(worker.fetch(at, 1, 500, &[&held[0]]).await, Vec::<Value>::new());
     assert_eq!(worker.beat(at, &[&held[0]]).await["drain"], true);
     let explained = tickr.get(&format!("/v1/jobs/{waits}/explain")).await.body;
@@ -604,13 +661,13 @@ async fn the_stop_of_a_process_interrupts_no_job_of_a_worker_and_ends_its_wait_a
     let id = tickr.enqueue_kind("resize", json!(1)).await;
     let held = worker.fetch(there, 2, 20_000, &[]).await;
     assert_eq!(id_of(&held[0]), id);
-    let (began, listed) = (Instant::now(), [&held[0]]);
-    let (waited, ()) = tokio::join!(worker.fetch(there, 1, 60_000, &listed), async {
-        tokio::time::sleep(Duration::from_millis(500)).await;
+    let (began, listed, request) = (Instant::now(), [&held[0]], Uuid::now_v7());
+    let (waited, ()) = tokio::join!(worker.fetch_as(request, there, 1, 60_000, &listed), async {
+        until_asked(&tickr, request).await;
         stop(other).await;
     });
     assert_eq!(waited, Vec::<Value>::new());
-    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(40), "the stop ends the wait: {:?}", began.elapsed());
     let at = tickr.app.addr();
     assert_eq!(worker.beat(at, &[&held[0]]).await["lost"], json!([]));
     assert_eq!(worker.finish(at, &held[0], json!({"verdict": "succeeded"})).await["state"], "completed");
@@ -635,13 +692,15 @@ async fn a_job_of_a_request_whose_client_is_gone_before_the_answer_is_given_back
     sqlx::query(lock).bind(&gone.id).execute(&mut conn).await.unwrap();
     let id = tickr.enqueue_kind("resize", json!(1)).await;
     tickr.until_lock_waits(1..).await;
-    drop(socket);
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    // The process closes the connection of a client that is gone, and drops its request.
+    socket.shutdown().await.unwrap();
+    let closed = tokio::time::timeout(DEADLINE, socket.read_to_end(&mut Vec::new())).await.expect("it is closed");
+    assert_eq!(closed.unwrap_or(0), 0, "the request has no answer");
     sqlx::raw_sql("COMMIT").execute(&mut conn).await.unwrap();
     let began = Instant::now();
     let again = stays.fetch(at, 1, 30_000, &[]).await;
     assert_eq!((id_of(&again[0]), &again[0]["attempt"]), (id, &json!(1)));
-    assert!(began.elapsed() < Duration::from_secs(5), "not by the end of a lease: {:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(25), "not by the end of a lease: {:?}", began.elapsed());
     assert_eq!(stays.finish(at, &again[0], json!({"verdict": "succeeded"})).await["state"], "completed");
     assert_eq!(tickr.verdicts(id).await, ["interrupted", "succeeded"]);
     tickr.stop().await;
@@ -662,7 +721,7 @@ async fn a_job_that_the_next_request_does_not_list_is_given_back_at_once_whateve
     let again = worker.fetch(other.addr(), 1, 30_000, &[&held[0]]).await;
     assert_eq!((id_of(&again[0]), &again[0]["attempt"]), (id_of(&held[1]), &json!(1)));
     assert_ne!(again[0]["token"], held[1]["token"]);
-    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(25), "not by the end of a lease: {:?}", began.elapsed());
     for job in [&held[0], &again[0]] {
         assert_eq!(worker.finish(other.addr(), job, json!({"verdict": "succeeded"})).await["state"], "completed");
     }
@@ -683,7 +742,8 @@ async fn the_same_request_again_gets_the_same_jobs_and_nothing_new_from_any_proc
     tickr.enqueue_kind("resize", json!(1)).await;
     let request = Uuid::now_v7();
     let first = worker.fetch_as(request, tickr.app.addr(), 10, 20_000, &[]).await;
-    tickr.enqueue_many((0..5).map(|n| json!({"kind": "resize", "payload": n}))).await;
+    let more = tickr.enqueue_many((0..5).map(|n| json!({"kind": "resize", "payload": n}))).await;
+    until_ready(&tickr, more[4]).await;
     let again = worker.fetch_as(request, other.addr(), 10, 20_000, &[]).await;
     let known = |jobs: &[Value]| jobs.iter().map(|job| (job["id"].clone(), job["token"].clone())).collect::<Vec<_>>();
     assert_eq!(known(&again), known(&first));
@@ -725,7 +785,7 @@ async fn a_late_copy_of_a_request_or_a_heartbeat_gives_no_attempt_back() {
     let lost = tickr.enqueue_kind("resize", json!(3)).await;
     let held = worker.fetch(at, 1, 20_000, &[]).await.remove(0);
     worker.beat(at, &[&held]).await;
-    tickr.sql("UPDATE owed SET lease_until = lease_until - INTERVAL 31 SECOND, started_at = started_at - INTERVAL 40 SECOND \
+    tickr.sql("UPDATE owed SET lease_until = lease_until - INTERVAL 40 SECOND, started_at = started_at - INTERVAL 50 SECOND \
                WHERE state = 'executing'")
         .await;
     worker.beat(at, &[]).await;
@@ -740,11 +800,12 @@ async fn a_late_copy_of_a_request_takes_no_attempt_away_whose_job_has_expired_si
     let other = tickr.another().await;
     let at = tickr.app.addr();
     let worker = Worker::register(&tickr, 1).await;
-    let id = tickr.enqueue(json!({"kind": "resize", "payload": 1, "expires_in_ms": 1_500})).await;
+    let id = tickr.enqueue(json!({"kind": "resize", "payload": 1, "expires_in_ms": 3_600_000})).await;
     let request = Uuid::now_v7();
     let held = worker.fetch_as(request, at, 1, 20_000, &[]).await.remove(0);
     worker.beat(at, &[&held]).await;
-    tickr.until_count("SELECT COUNT(*) FROM owed WHERE expires_at > UTC_TIMESTAMP(6)", 0).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE expires_at IS NOT NULL AND state = 'executing'").await, 1);
+    expire(&tickr).await;
     // A process that was suspended reads the request now. Its stop waits for what it has begun.
     assert_eq!(worker.fetch_as(request, other.addr(), 1, 0, &[]).await, Vec::<Value>::new());
     stop(other).await;
@@ -767,11 +828,12 @@ async fn a_claim_for_a_request_that_a_newer_one_has_replaced_starts_nothing() {
     let before = format!("SELECT COUNT(*) FROM runners WHERE id = '{}' AND fetch_id IS NOT NULL", worker.id);
     tickr.until_count(before, 1).await;
     // Both requests wait, each at another process.
+    let newer = Uuid::now_v7();
     let second = tokio::spawn({
         let (worker, there) = (Worker { id: worker.id.clone() }, other.addr());
-        async move { worker.fetch(there, 1, 20_000, &[]).await }
+        async move { worker.fetch_as(newer, there, 1, 20_000, &[]).await }
     });
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    until_asked(&tickr, newer).await;
     // Both processes take an id.
     let ids = tickr.enqueue_many((0..2).map(|n| json!({"kind": "resize", "payload": n}))).await;
     let got = second.await.unwrap();
@@ -890,7 +952,7 @@ async fn a_job_that_never_arrived_comes_back_within_the_lease_of_a_worker_that_f
     let began = Instant::now();
     let lost = worker.fetch(at, 1, 20_000, &[]).await;
     assert_eq!(lost.len(), 1);
-    let claimed = Instant::now();
+    let (pulse, claimed) = (Pulse::start(&tickr).await, Instant::now());
     eventually("the heartbeats give it back", || async {
         worker.beat(at, &[]).await;
         (tickr.job(id).await["state"] == State::Waiting.as_str()).then_some(())
@@ -898,11 +960,18 @@ async fn a_job_that_never_arrived_comes_back_within_the_lease_of_a_worker_that_f
     .await;
     // However many heartbeats come before.
     assert!(began.elapsed() >= lease * 2 / 3, "not before two thirds of the lease: {:?}", began.elapsed());
-    assert!(claimed.elapsed() < lease, "within the lease: {:?}", claimed.elapsed());
+    pulse.assert_within(lease, claimed, "it comes back within the lease");
+    // It was given back: the end of a lease would have used the attempt.
     let again = worker.fetch(at, 1, 20_000, &[]).await;
     assert_eq!((id_of(&again[0]), &again[0]["attempt"]), (id, &json!(1)));
     assert_eq!(worker.finish(at, &again[0], json!({"verdict": "succeeded"})).await["state"], "completed");
     tickr.stop().await;
+}
+
+/// Let each job that expires do so now. A short time until then may be over before a worker has the job.
+async fn expire(tickr: &TestApp) {
+    let now = "UPDATE owed SET expires_at = UTC_TIMESTAMP(3) WHERE expires_at IS NOT NULL";
+    tickr.sql(format!("{now}; UPDATE job_expiries SET look_at = UTC_TIMESTAMP(3)")).await;
 }
 
 /// Let the attempts that execute be so many seconds old, under a lease of a minute.
@@ -1017,21 +1086,23 @@ async fn a_heartbeat_that_waits_gives_nothing_back_that_was_young_when_it_came()
     let at = tickr.app.addr();
     let worker = Worker::register(&tickr, 1).await;
     let id = tickr.enqueue_kind("resize", json!(1)).await;
+    let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
+    let url = ServerUrl::mysql(&proxy.url()).unwrap();
+    let through = tickr.another_with(|config| config.mysql_url = Some(url), Registry::new()).await;
     let held = worker.fetch(at, 1, 20_000, &[]).await.remove(0);
     silent(&tickr, 15).await;
-    let mut other = tickr.mysql().await;
-    other.execute("BEGIN").await.unwrap();
-    let lock = "SELECT id FROM runners WHERE id = ? FOR UPDATE";
-    sqlx::query(lock).bind(&worker.id).execute(&mut other).await.unwrap();
-    // The heartbeat left before the attempt arrived, and waits here until the attempt is old.
-    tokio::join!(worker.beat(at, &[]), async {
-        tickr.until_lock_waits(1..).await;
+    // The heartbeat left before the attempt arrived, and waits here until the attempt is old. It would wait for a
+    // locked row for a second only, in which a machine that stands still ages nothing.
+    proxy.halt_at("UPDATE runners SET heartbeat_at = UTC_TIMESTAMP(6), busy = LEAST(", 1, Halt::Held);
+    tokio::join!(worker.beat(through.addr(), &[]), async {
+        eventually("the heartbeat waits", || async { proxy.has_halted().then_some(()) }).await;
         aged(&tickr, 40).await;
-        other.execute("ROLLBACK").await.unwrap();
+        proxy.let_in();
     });
     assert_eq!(tickr.job(id).await["state"], "executing");
     assert_eq!(worker.finish(at, &held, json!({"verdict": "succeeded"})).await["result"], "settled");
     assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
+    stop(through).await;
     tickr.stop_broken("attempts were dated back, to before their due times").await;
 }
 
@@ -1099,13 +1170,14 @@ async fn an_answer_that_mysql_holds_up_for_a_quarter_of_a_lease_hands_nothing_ou
     let released = json!({"verdict": "released", "checkpoint": {"row": 7}});
     assert_eq!(worker.finish(at, &held, released).await["result"], "settled");
     worker.beat(at, &[]).await;
-    worker.lease_ms(&tickr, 8_000).await;
+    // Its other three quarters are longer than a stall of the machine.
+    worker.lease_ms(&tickr, 16_000).await;
     let mut operator = tickr.mysql().await;
     operator.execute("LOCK TABLES checkpoints WRITE").await.unwrap();
     // The attempt is committed, and the answer waits for its checkpoint.
     let (jobs, ()) = tokio::join!(worker.fetch(at, 1, 20_000, &[]), async {
         let old = "SELECT COUNT(*) FROM owed WHERE state = 'executing' \
-                   AND started_at < UTC_TIMESTAMP(6) - INTERVAL 2200000 MICROSECOND";
+                   AND started_at < UTC_TIMESTAMP(6) - INTERVAL 4200000 MICROSECOND";
         tickr.until_count(old, 1).await;
         operator.execute("UNLOCK TABLES").await.unwrap();
     });
@@ -1185,7 +1257,8 @@ async fn pauses_limits_and_order_keys_hold_for_remote_workers() {
     assert_eq!(tickr.patch("/v1/queues/pictures", json!({"concurrency": null})).await.status, 200);
 
     assert_eq!(tickr.post("/v1/queues/pictures/pause", json!({})).await.status, 200);
-    tickr.enqueue_kind("resize", json!("paused")).await;
+    let paused = tickr.enqueue_kind("resize", json!("paused")).await;
+    until_ready(&tickr, paused).await;
     assert_eq!(worker.fetch(at, 1, 1_500, &[]).await, Vec::<Value>::new());
     assert_eq!(tickr.post("/v1/queues/pictures/resume", json!({})).await.status, 200);
     let resumed = worker.fetch(at, 1, 20_000, &[]).await;
@@ -1265,18 +1338,21 @@ fn work_off(worker: Worker, at: SocketAddr, wait_ms: u64) -> JoinHandle<()> {
     })
 }
 
-/// Wait until this many jobs have completed, and beat for the worker meanwhile. Each heartbeat is answered soon.
+/// Wait until this many jobs have completed, and beat for the worker meanwhile. Each heartbeat is answered soon. Stalls
+/// of the machine do not count.
 async fn until_completed(tickr: &TestApp, wanted: i64, within: Duration, beats: &Worker) {
+    let pulse = Pulse::start(tickr).await;
     let (began, completed) = (Instant::now(), "SELECT COUNT(*) FROM attempts WHERE end_state = 'completed'");
     loop {
         let asked = Instant::now();
         beats.beat(tickr.app.addr(), &[]).await;
-        assert!(asked.elapsed() < Duration::from_secs(2), "a heartbeat took {:?}", asked.elapsed());
+        let took = pulse.time_since(asked);
+        assert!(took < Duration::from_secs(2), "a heartbeat took {took:?}");
         let done = tickr.count(completed).await;
         if done >= wanted {
             return;
         }
-        assert!(began.elapsed() < within, "{done} of {wanted} jobs have completed after {within:?}");
+        assert!(pulse.time_since(began) < within, "{done} of {wanted} jobs have completed after {within:?}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -1322,10 +1398,25 @@ async fn a_row_that_another_session_locks_holds_up_no_other_job_and_no_heartbeat
     tickr.stop().await;
 }
 
-/// Call a worker's verb, and fail if the answer takes longer than this.
-async fn called_within(within: Duration, worker: &Worker, at: SocketAddr, verb: &str, body: Value) -> Value {
-    let called = tokio::time::timeout(within, worker.call(at, verb, body)).await;
-    let called = called.unwrap_or_else(|_| panic!("no answer to {verb} within {within:?}"));
+/// Wait for an answer, and fail if it takes longer than this, apart from stalls of the machine.
+async fn answered_within(pulse: &Pulse, within: Duration, what: &str, call: impl Future<Output = Answer>) -> Answer {
+    let asked = Instant::now();
+    let answer = tokio::time::timeout(DEADLINE, call).await.unwrap_or_else(|_| panic!("no answer to {what}"));
+    let took = pulse.time_since(asked);
+    assert!(took < within, "{what} took {took:?}");
+    answer
+}
+
+/// Call a worker's verb, and fail if the answer takes longer than this, apart from stalls of the machine.
+async fn called_within(
+    pulse: &Pulse,
+    within: Duration,
+    worker: &Worker,
+    at: SocketAddr,
+    verb: &str,
+    body: Value,
+) -> Value {
+    let called = answered_within(pulse, within, verb, worker.call(at, verb, body)).await;
     assert_eq!(called.status, 200, "{verb}: {:#}", called.body);
     called.body
 }
@@ -1350,6 +1441,7 @@ async fn a_row_that_another_session_locks_costs_no_other_attempt_of_its_worker_i
     sqlx::raw_sql("BEGIN").execute(&mut frozen).await.unwrap();
     let lock = "SELECT id FROM owed WHERE id = ? FOR UPDATE";
     sqlx::query(lock).bind(ids[0].uuid()).fetch_one(&mut frozen).await.unwrap();
+    let pulse = Pulse::start(&tickr).await;
     // More than two leases, in which every reaper looks several times.
     let until = Instant::now() + Duration::from_secs(25);
     while Instant::now() < until {
@@ -1358,8 +1450,8 @@ async fn a_row_that_another_session_locks_costs_no_other_attempt_of_its_worker_i
         let idle = json!({"holding": []});
         let within = Duration::from_secs(4);
         let (beaten, _) = tokio::join!(
-            called_within(within, &worker, at, "beat", body),
-            called_within(within, &other, at, "beat", idle),
+            called_within(&pulse, within, &worker, at, "beat", body),
+            called_within(&pulse, within, &other, at, "beat", idle),
         );
         assert_eq!((&beaten["lost"], &beaten["cancel"]), (&json!([]), &json!([])), "{beaten:#}");
         // Its report was not stored, and the answer says so.
@@ -1376,14 +1468,14 @@ async fn a_row_that_another_session_locks_costs_no_other_attempt_of_its_worker_i
     let began = Instant::now();
     loop {
         let body = json!({"verdicts": verdicts});
-        let finished = called_within(Duration::from_secs(8), &worker, at, "finish", body).await;
+        let finished = called_within(&pulse, Duration::from_secs(8), &worker, at, "finish", body).await;
         let results = finished["results"].as_array().unwrap();
         let place = held.iter().position(|job| id_of(job) == ids[0]).unwrap();
         assert_eq!(results[place], json!({"token": locked["token"], "result": "locked"}), "{finished:#}");
         if results.iter().filter(|result| result["result"] == "settled").count() == 2 {
             break;
         }
-        assert!(began.elapsed() < Duration::from_secs(15), "{finished:#}");
+        assert!(pulse.time_since(began) < Duration::from_secs(15), "{finished:#}");
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
     sqlx::raw_sql("ROLLBACK").execute(&mut frozen).await.unwrap();
@@ -1412,15 +1504,17 @@ async fn a_row_that_another_session_locks_delays_no_end_of_a_worker_and_no_job_t
     sqlx::raw_sql("BEGIN").execute(&mut frozen).await.unwrap();
     let lock = "SELECT id FROM owed WHERE id = ? FOR UPDATE";
     sqlx::query(lock).bind(ids[0].uuid()).fetch_one(&mut frozen).await.unwrap();
-    // The next request lists neither of them, so both are given back. One of them can be.
-    let body = json!({"slots": 4, "wait_ms": 3_000, "holding": [], "fetch_id": Uuid::now_v7()});
-    let fetched = tokio::time::timeout(Duration::from_secs(6), worker.call(at, "fetch", body)).await.unwrap();
+    let pulse = Pulse::start(&tickr).await;
+    // The next request lists neither of them, so both are given back. One of them can be. A wait for the other one
+    // takes five seconds.
+    let body = json!({"slots": 4, "wait_ms": 20_000, "holding": [], "fetch_id": Uuid::now_v7()});
+    let within = Duration::from_secs(4);
+    let fetched = answered_within(&pulse, within, "fetch", worker.call(at, "fetch", body)).await;
     let jobs = fetched.body["jobs"].as_array().unwrap();
     assert_eq!(jobs.iter().map(id_of).collect::<Vec<_>>(), [ids[1]], "{:#}", fetched.body);
     // A program has some seconds for its end.
     let leave = tickr.request(Method::DELETE, &format!("/v1/workers/{}", worker.id));
-    let left = tokio::time::timeout(Duration::from_secs(4), answer(leave)).await.unwrap();
-    assert_eq!(left.status, 204);
+    assert_eq!(answered_within(&pulse, within, "the leave", answer(leave)).await.status, 204);
     sqlx::raw_sql("ROLLBACK").execute(&mut frozen).await.unwrap();
     // Both come back without an attempt used, and no lease has to end.
     eventually("both wait again", || async {
@@ -1453,7 +1547,7 @@ async fn a_verdict_that_is_written_after_its_answer_has_all_that_follows_it() {
     sqlx::query(lock).bind(id.uuid()).fetch_one(&mut frozen).await.unwrap();
     // The repetition joins the verdict that is under way.
     for _ in 0..2 {
-        assert_eq!(worker.finish(at, &job, json!({"verdict": "succeeded"})).await["result"], "locked");
+        assert_eq!(worker.finish_once(at, &job, json!({"verdict": "succeeded"})).await["result"], "locked");
     }
     sqlx::raw_sql("ROLLBACK").execute(&mut frozen).await.unwrap();
     tickr.until_metric("tickr_attempts_total{kind=\"answered-late\",verdict=\"succeeded\"} 1").await;
@@ -1475,14 +1569,17 @@ async fn a_batch_that_is_over_and_that_another_session_locks_delays_no_heartbeat
     let locked = sqlx::query(lock).bind(&worker.id).fetch_all(&mut frozen).await.unwrap();
     assert_eq!(locked.len(), 1, "no heartbeat has come since its end");
     // A heartbeat waits for a lock for a second.
-    let began = Instant::now();
+    let (pulse, began) = (Pulse::start(&tickr).await, Instant::now());
     for _ in 0..4 {
         worker.beat(at, &[]).await;
     }
-    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    pulse.assert_within(Duration::from_secs(3), began, "four heartbeats");
     sqlx::raw_sql("ROLLBACK").execute(&mut frozen).await.unwrap();
-    worker.beat(at, &[]).await;
-    assert_eq!(tickr.count("SELECT COUNT(*) FROM claim_batches").await, 0);
+    eventually("a heartbeat deletes the batch", || async {
+        worker.beat(at, &[]).await;
+        (tickr.count("SELECT COUNT(*) FROM claim_batches").await == 0).then_some(())
+    })
+    .await;
     tickr.stop().await;
 }
 
@@ -1505,14 +1602,13 @@ async fn a_locked_row_of_a_worker_that_is_gone_delays_no_lost_attempt_of_another
         )
         .await;
     let dead = Worker::register(&tickr, 1).await;
-    // No answer hands out what was claimed a quarter of a lease ago.
-    dead.lease_ms(&tickr, 4_000).await;
     let id = tickr.enqueue(json!({"kind": "resize", "payload": 1})).await;
-    assert_eq!(dead.fetch(at, 1, 10_000, &[]).await.len(), 1);
-    let fetched = Instant::now();
+    assert_eq!(dead.fetch(at, 1, 20_000, &[]).await.len(), 1);
+    dead.lease_from_now(&tickr, 4_000).await;
+    let (pulse, began) = (Pulse::start(&tickr).await, Instant::now());
     tickr.until_attempts(id, 1).await;
     assert_eq!(tickr.verdicts(id).await[0], "lost");
-    assert!(fetched.elapsed() < Duration::from_secs(15), "{:?}", fetched.elapsed());
+    pulse.assert_within(Duration::from_secs(15), began, "the attempt is lost");
     sqlx::raw_sql("ROLLBACK").execute(&mut frozen).await.unwrap();
     let next = Worker::register(&tickr, 1).await;
     let job = next.fetch(at, 1, 20_000, &[]).await.remove(0);
@@ -1572,18 +1668,32 @@ async fn a_claim_of_a_worker_that_waits_for_a_key_of_a_limit_keeps_no_queue_lock
     let tickr = started_with_both_limits().await;
     let at = tickr.app.addr();
     tickr.sql("INSERT INTO limit_keys (limit_name, limit_key) VALUES ('ten', 'a')").await;
-    let (mut frozen, mut other) = (tickr.mysql().await, tickr.mysql().await);
+    let mut frozen = tickr.mysql().await;
     sqlx::raw_sql("BEGIN").execute(&mut frozen).await.unwrap();
     let lock = "SELECT limit_key FROM limit_keys WHERE limit_name = 'ten' AND limit_key = 'a' FOR UPDATE";
     sqlx::query(lock).fetch_one(&mut frozen).await.unwrap();
     let task = work_off(Worker::register(&tickr, 1).await, at, 500);
     let beats = Worker::register(&tickr, 1).await;
     tickr.enqueue(json!({"kind": "resize", "payload": 1, "limit_key": "a"})).await;
-    tickr.until_lock_waits(1..).await;
-    sqlx::raw_sql("BEGIN").execute(&mut other).await.unwrap();
-    let queue = "SELECT name FROM queues WHERE name = 'pictures' FOR UPDATE NOWAIT";
-    assert_eq!(other.fetch_all(queue).await.unwrap().len(), 1);
-    sqlx::raw_sql("ROLLBACK").execute(&mut other).await.unwrap();
+    let waiting = async || -> HashSet<String> {
+        let open = open_transactions(tickr.config.mysql_url().unwrap().expose()).await;
+        open.into_iter().filter(|open| open.state == "LOCK WAIT").map(|open| open.id).collect()
+    };
+    // Only a look counts before and after which the same claim waits: it may have the queue before its wait, and has it
+    // again after that.
+    eventually("the queue is looked at while a claim waits for the key", || async {
+        let before = waiting().await;
+        let mut other = tickr.mysql().await;
+        sqlx::raw_sql("BEGIN").execute(&mut other).await.unwrap();
+        let queue = other.fetch_all("SELECT name FROM queues WHERE name = 'pictures' FOR UPDATE NOWAIT").await;
+        sqlx::raw_sql("ROLLBACK").execute(&mut other).await.unwrap();
+        let counts = !before.is_disjoint(&waiting().await);
+        if counts {
+            assert_eq!(queue.unwrap().len(), 1);
+        }
+        counts.then_some(())
+    })
+    .await;
     sqlx::raw_sql("ROLLBACK").execute(&mut frozen).await.unwrap();
     until_completed(&tickr, 1, Duration::from_secs(20), &beats).await;
     task.abort();
@@ -1688,14 +1798,15 @@ async fn a_permit_that_a_living_worker_does_not_use_is_free_for_others() {
     tickr.sql(format!("{sql}, '{}', 1, FALSE)", busy.id)).await;
     let id = tickr.enqueue_kind("resize", json!(2)).await;
     let other = Worker::register(&tickr, 1).await;
-    let began = Instant::now();
+    let (pulse, began) = (Pulse::start(&tickr).await, Instant::now());
     let jobs = other.fetch(at, 1, 20_000, &[]).await;
     assert_eq!(jobs.iter().map(id_of).collect::<Vec<_>>(), [id]);
-    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    pulse.assert_within(Duration::from_secs(5), began, "the permit is free");
     let permits = |of: &Worker| format!("SELECT COUNT(*) FROM queue_permits WHERE runner = '{}'", of.id);
     assert_eq!((tickr.count(permits(&busy)).await, tickr.count(permits(&other)).await), (0, 1));
     // The permit of an attempt that is open is not free.
-    tickr.enqueue_kind("resize", json!(3)).await;
+    let last = tickr.enqueue_kind("resize", json!(3)).await;
+    until_ready(&tickr, last).await;
     let third = Worker::register(&tickr, 1).await;
     assert_eq!(third.fetch(at, 1, 1_500, &[]).await, Vec::<Value>::new());
     for (worker, job) in [(&busy, &held[0]), (&other, &jobs[0])] {
@@ -1716,10 +1827,10 @@ async fn a_claim_at_the_limit_of_a_queue_whose_answer_is_lost_is_delivered_all_t
     let worker = Worker::register(&tickr, 1).await;
     proxy.cut_commit_of("SELECT concurrency FROM queues WHERE name");
     let id = tickr.enqueue_kind("resize", json!(1)).await;
-    let began = Instant::now();
+    let (pulse, began) = (Pulse::start(&tickr).await, Instant::now());
     let jobs = worker.fetch(through.addr(), 1, 30_000, &[]).await;
     assert_eq!(jobs.iter().map(id_of).collect::<Vec<_>>(), [id]);
-    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    pulse.assert_within(Duration::from_secs(5), began, "the job is delivered");
     assert_eq!(proxy.cuts(), 1);
     assert_eq!(worker.finish(through.addr(), &jobs[0], json!({"verdict": "succeeded"})).await["state"], "completed");
     assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
@@ -1738,13 +1849,15 @@ async fn a_suspect_is_handed_to_a_worker_that_holds_nothing_and_alone() {
     let first = worker.fetch(at, 5, 20_000, &[]).await;
     assert_eq!(first.len(), 1);
     assert_eq!(tickr.post(&format!("/v1/jobs/{suspect}/run-now"), json!({})).await.status, 200);
+    until_ready(&tickr, suspect).await;
     assert_eq!(worker.fetch(at, 5, 2_000, &[&first[0]]).await, Vec::<Value>::new(), "the worker is not idle");
     let why = tickr.get(&format!("/v1/jobs/{suspect}/explain")).await.body["summary"].to_string();
     assert!(why.contains("it runs alone, when a remote worker holds no other job"), "{why}");
     worker.finish(at, &first[0], json!({"verdict": "succeeded"})).await;
     let alone = worker.fetch(at, 5, 20_000, &[]).await;
     assert_eq!((alone.len(), id_of(&alone[0])), (1, suspect));
-    tickr.enqueue_kind("resize", json!(2)).await;
+    let beside = tickr.enqueue_kind("resize", json!(2)).await;
+    until_ready(&tickr, beside).await;
     assert_eq!(worker.fetch(at, 4, 2_000, &[&alone[0]]).await, Vec::<Value>::new(), "a suspect runs alone");
     assert_eq!(worker.finish(at, &alone[0], json!({"verdict": "succeeded"})).await["state"], "completed");
     let next = worker.fetch(at, 5, 20_000, &[]).await;
@@ -1762,7 +1875,7 @@ async fn a_suspect_gets_a_worker_to_itself_while_all_workers_have_jobs() {
     tickr.enqueue_many((0..8).map(|_| json!({"kind": "resize", "payload": 1}))).await;
     let mut held = worker.fetch(at, 4, 20_000, &[]).await;
     assert_eq!(tickr.post(&format!("/v1/jobs/{suspect}/run-now"), json!({})).await.status, 200);
-    let given_up = Instant::now() + Duration::from_secs(30);
+    let given_up = Instant::now() + 2 * DEADLINE;
     // The worker always has a free slot and always holds jobs, and there are always more of them.
     let alone = loop {
         assert!(Instant::now() < given_up, "no worker is kept free for the suspect");
@@ -1791,8 +1904,16 @@ async fn a_suspect_gets_a_worker_to_itself_while_all_workers_have_jobs() {
         }
         held.extend(fetched);
     };
-    assert_eq!((alone.len(), held.len()), (1, 0), "it runs alone");
+    assert_eq!(alone.len(), 1, "it runs alone");
     assert_eq!(worker.finish(at, &alone[0], json!({"verdict": "succeeded"})).await["state"], "completed");
+    // The last verdict may have been written before this worker had the answer to it, so the ledger says what ran.
+    let beside = format!(
+        "SELECT COUNT(*) FROM attempts s JOIN attempts a ON a.job_id <> s.job_id AND a.started_at < s.finished_at \
+         AND a.finished_at > s.started_at WHERE s.job_id = x'{0}' AND s.end_state = 'completed'",
+        suspect.uuid().simple()
+    );
+    assert_eq!(tickr.count(beside).await, 0, "it ran alone");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE state = 'executing'").await, 0, "it ran alone");
     while tickr.count("SELECT COUNT(*) FROM owed").await > 0 {
         for job in &worker.fetch(at, 4, 1_000, &[]).await {
             worker.finish(at, job, json!({"verdict": "succeeded"})).await;
@@ -1826,7 +1947,7 @@ async fn a_suspect_gets_a_worker_to_itself_also_when_requests_are_shorter_than_j
     tickr.enqueue_many((0..250).map(|_| json!({"kind": "resize", "payload": 1}))).await;
     // The worker asks for 200 ms at most, and each job takes it longer.
     let mut held = Vec::<(Instant, Value)>::new();
-    let given_up = Instant::now() + Duration::from_secs(30);
+    let given_up = Instant::now() + 2 * DEADLINE;
     while !fetched.iter().any(|job| id_of(job) == suspect) {
         assert!(Instant::now() < given_up, "no worker is kept free for the suspect");
         held.extend(fetched.drain(..).map(|job| (Instant::now() + Duration::from_millis(700), job)));
@@ -1863,16 +1984,19 @@ async fn a_suspect_gets_a_worker_to_itself_also_when_every_request_takes_several
     assert_eq!(tickr.post(&format!("/v1/jobs/{suspect}/run-now"), json!({})).await.status, 200);
     until_ready(&tickr, suspect).await;
     tickr.enqueue_many((0..250).map(|_| json!({"kind": "resize", "payload": 1}))).await;
-    // No request waits for long, and none comes while the worker has a free slot and holds jobs.
+    // No request waits for long, and none comes while the worker has a free slot and holds jobs. The pause and the
+    // verdicts take less time than the suspect waits for the next request, also on a slow machine.
     for round in 0.. {
         if held.iter().any(|job| id_of(job) == suspect) {
             break;
         }
-        assert!(round < 30, "no worker is kept free for the suspect");
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        for job in &held {
+        assert!(round < 60, "no worker is kept free for the suspect");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let worker = &worker;
+        let ends = held.iter().map(|job| async move {
             assert_eq!(worker.finish(at, job, json!({"verdict": "succeeded"})).await["result"], "settled");
-        }
+        });
+        futures_util::future::join_all(ends).await;
         held = worker.fetch(at, 4, 200, &[]).await;
     }
     assert_eq!(held.len(), 1, "it runs alone");
@@ -1917,7 +2041,7 @@ async fn a_suspect_that_was_put_off_is_tried_again_before_the_jobs_behind_it() {
     // The worker is kept free for as long as that may last, and then gets the others.
     tickr.until_count("SELECT COUNT(*) > 0 FROM attempts WHERE end_state = 'completed'", 1).await;
     worker.finish(at, &long, json!({"verdict": "succeeded"})).await;
-    let job = tokio::time::timeout(Duration::from_secs(30), working).await.expect("the suspect starts").unwrap();
+    let job = tokio::time::timeout(2 * DEADLINE, working).await.expect("the suspect starts").unwrap();
     let left = tickr.count("SELECT COUNT(*) FROM owed").await;
     assert!(left > 400, "{left} jobs are left behind the suspect");
     assert_eq!(worker.finish(at, &job, json!({"verdict": "succeeded"})).await["state"], "completed");
@@ -1964,9 +2088,10 @@ async fn a_suspect_for_which_no_worker_is_free_costs_few_claims_while_redis_is_o
         tokio::time::sleep(Duration::from_secs(3)).await;
         begins().await - before
     };
-    let without = begins_in_three_seconds().await;
+    // A stall of the machine makes a count smaller, and what waited for its end makes the next one larger.
+    let without = begins_in_three_seconds().await.max(begins_in_three_seconds().await);
     tickr.sql(format!("UPDATE owed SET execute_at = UTC_TIMESTAMP(6) WHERE id = x'{}'", suspect.uuid().simple())).await;
-    let with = begins_in_three_seconds().await;
+    let with = begins_in_three_seconds().await.min(begins_in_three_seconds().await);
     println!("{without} transactions in three seconds, {with} with a suspect");
     // One worker is set aside, and its attempts are counted five times a second.
     assert!(with - without < 45, "{without} transactions in three seconds, {with} with a suspect");
@@ -2035,10 +2160,10 @@ async fn while_redis_is_out_the_jobs_of_a_locked_key_hold_up_no_job_of_a_worker_
     // More than rest at any time after a claim that had no effect.
     tickr.enqueue_many((0..2_000).map(|_| job("a"))).await;
     let behind = tickr.enqueue(job("b")).await;
-    let began = Instant::now();
+    let (pulse, began) = (Pulse::start(&tickr).await, Instant::now());
     let held = worker.fetch(at, 4, 30_000, &[]).await;
     assert_eq!(held.iter().map(id_of).collect::<Vec<_>>(), [behind]);
-    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    pulse.assert_within(Duration::from_secs(15), began, "the job behind those of the locked key");
     assert_eq!(worker.finish(at, &held[0], json!({"verdict": "succeeded"})).await["state"], "completed");
     sqlx::raw_sql("ROLLBACK").execute(&mut frozen).await.unwrap();
     let held = worker.fetch(at, 4, 30_000, &[]).await;
@@ -2068,6 +2193,12 @@ async fn a_process_without_workers_serves_remote_workers_and_runs_no_job_itself(
     let job = worker.fetch(at, 1, 20_000, &[]).await.pop().unwrap();
     worker.finish(at, &job, json!({"verdict": "succeeded"})).await;
     assert_eq!(tickr.request(Method::DELETE, "/v1/schedules/often").send().await.unwrap().status(), 204);
+    // Another tick may have come before that.
+    while tickr.count("SELECT COUNT(*) FROM owed WHERE kind = 'resize'").await > 0 {
+        for job in &worker.fetch(at, 1, 1_000, &[]).await {
+            worker.finish(at, job, json!({"verdict": "succeeded"})).await;
+        }
+    }
     assert_eq!(
         tickr.count("SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE j.kind = 'noop'").await,
         0
@@ -2180,14 +2311,15 @@ async fn requests_that_wait_cost_no_statement_each() {
         tokio::time::sleep(Duration::from_secs(4)).await;
         questions().await - before
     };
-    let without = in_four_seconds().await;
+    // A stall of the machine makes a count smaller, and what waited for its end makes the next one larger.
+    let without = in_four_seconds().await.max(in_four_seconds().await);
     let mut waiting = Vec::new();
     for _ in 0..60 {
         let worker = Worker::register(&tickr, 1).await;
         waiting.push(tokio::spawn(async move { worker.fetch(at, 1, 60_000, &[]).await }));
     }
     tickr.until_count("SELECT COUNT(*) FROM runners WHERE fetch_id IS NOT NULL", 60).await;
-    let with = in_four_seconds().await;
+    let with = in_four_seconds().await.min(in_four_seconds().await);
     assert!(with - without < 100, "{without} statements without, {with} with sixty requests");
     println!("{without} statements in four seconds without requests, {with} with sixty that wait");
     // Nor do requests for a result: each reads its job when it begins, and once more.
@@ -2285,31 +2417,46 @@ async fn a_job_that_expires_between_its_claim_and_the_answer_reaches_no_worker()
     let tickr = started().await;
     let (at, expired) = (tickr.app.addr(), "SELECT COUNT(*) FROM owed WHERE expires_at > UTC_TIMESTAMP(6)");
     let worker = Worker::register(&tickr, 4).await;
-    let job = json!({"kind": "resize", "payload": {"path": "a.png"}, "expires_in_ms": 1_500});
-    let mut holder = tickr.mysql().await;
-    let mut held = holder.begin().await.unwrap();
-    // The end of the claim waits for this lock. The attempt has its time of start by then.
-    held.execute("SELECT * FROM claim_batches FOR UPDATE").await.unwrap();
-    let late = tickr.enqueue(job.clone()).await;
-    let (jobs, ()) = tokio::join!(worker.fetch(at, 4, 4_000, &[]), async {
-        tickr.until_said("INSERT INTO claim_batches", 1).await;
-        tickr.until_count(expired, 0).await;
-        held.rollback().await.unwrap();
-    });
-    assert_eq!(jobs, Vec::<Value>::new());
+    let job = |ms: u32| json!({"kind": "resize", "payload": {"path": "a.png"}, "expires_in_ms": ms});
+    let both = ["interrupted", "expired"];
+    // A claim waits for a lock for five seconds at most. If the machine stands still, the job may expire before its
+    // claim, or the claim may end before the job expires, and the next job is tried.
+    let mut tries = 0;
+    loop {
+        let mut holder = tickr.mysql().await;
+        let mut held = holder.begin().await.unwrap();
+        // The end of the claim waits for this lock. The attempt has its time of start by then.
+        held.execute("SELECT * FROM claim_batches FOR UPDATE").await.unwrap();
+        let late = tickr.enqueue(job(2_500)).await;
+        let (jobs, ()) = tokio::join!(worker.fetch(at, 4, 4_000, &[]), async {
+            tokio::select! {
+                () = tickr.until_said("INSERT INTO claim_batches", 1) => {}
+                () = tickr.until_count(expired, 0) => {}
+            }
+            tickr.until_count(expired, 0).await;
+            held.rollback().await.unwrap();
+        });
+        assert_eq!(jobs, Vec::<Value>::new());
+        let ended = tickr.until(late, State::Failed).await;
+        assert_eq!(ended["attempt"], 0, "{ended:#}");
+        let verdicts = tickr.verdicts(late).await;
+        if verdicts == both {
+            break;
+        }
+        assert_eq!(verdicts, ["expired"]);
+        tries += 1;
+        assert!(tries < 5, "no claim was under way when its job expired");
+    }
 
     // The answer that the worker asks for once more does not name it either.
-    let again = tickr.enqueue(job).await;
+    let again = tickr.enqueue(job(3_600_000)).await;
     let fetch = Uuid::now_v7();
-    assert_eq!(worker.fetch_as(fetch, at, 4, 4_000, &[]).await.len(), 1);
-    tickr.until_count(expired, 0).await;
+    assert_eq!(worker.fetch_as(fetch, at, 4, 20_000, &[]).await.len(), 1);
+    expire(&tickr).await;
     assert_eq!(worker.fetch_as(fetch, at, 4, 4_000, &[]).await, Vec::<Value>::new());
     // The worker may have got the first answer. Its next request says that it has not.
     assert_eq!(worker.fetch(at, 4, 0, &[]).await, Vec::<Value>::new());
-    for id in [late, again] {
-        let job = tickr.until(id, State::Failed).await;
-        let verdicts = vec!["interrupted".to_owned(), "expired".to_owned()];
-        assert_eq!((&job["attempt"], tickr.verdicts(id).await), (&json!(0), verdicts));
-    }
+    let ended = tickr.until(again, State::Failed).await;
+    assert_eq!((&ended["attempt"], tickr.verdicts(again).await), (&json!(0), both.map(str::to_owned).to_vec()));
     tickr.stop().await;
 }

@@ -271,7 +271,7 @@ async fn another_attempt_replaces_a_report_and_a_half_written_one_is_never_serve
 async fn only_the_holder_of_a_job_replaces_its_report_and_only_by_a_whole_one() {
     let tickr = TestApp::start().await;
     let store = tickr.app.broker().store();
-    let id = tickr.enqueue_kind("sleep", json!({"ms": 60_000})).await;
+    let id = tickr.enqueue_kind("sleep", json!({"ms": 600_000})).await;
     tickr.until(id, State::Executing).await;
     let token = tickr.mysql().await.fetch_one("SELECT token FROM owed").await.unwrap().get(0);
     let (holder, former) = (AttemptToken::from_uuid(token), AttemptToken::new());
@@ -397,7 +397,7 @@ async fn reports_end_with_their_age_on_disk_and_in_mysql_and_foreign_files_stay(
 async fn the_parts_of_a_report_that_is_being_copied_outlast_a_short_retention() {
     let tickr = TestApp::start().await;
     let store = tickr.app.broker().store();
-    let id = tickr.enqueue_kind("sleep", json!({"ms": 60_000})).await;
+    let id = tickr.enqueue_kind("sleep", json!({"ms": 600_000})).await;
     tickr.until(id, State::Executing).await;
     let token = tickr.mysql().await.fetch_one("SELECT token FROM owed").await.unwrap().get(0);
     let (holder, former) = (AttemptToken::from_uuid(token), AttemptToken::new());

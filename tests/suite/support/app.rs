@@ -494,8 +494,7 @@ impl TestApp {
 
     /// Open a connection to Redis of the test's own.
     pub(crate) async fn redis(&self) -> redis::aio::MultiplexedConnection {
-        let client = redis::Client::open(self.config.redis_url().unwrap().expose()).unwrap();
-        client.get_multiplexed_async_connection().await.unwrap()
+        super::redis_group::open(self.config.redis_url().unwrap().expose()).await
     }
 
     /// Remove everything from Redis, in a test that started alone: the others share one Redis, and would lose theirs.

@@ -163,7 +163,8 @@ impl Browser {
 
     async fn call(&self, session: Option<&str>, method: &str, params: Value) -> Result<Value, String> {
         let answer = self.wire.send(session, method, &params);
-        let answer = tokio::time::timeout(DEADLINE, answer).await;
+        // A browser on a busy machine is slow, above all with scripts that look at a whole page.
+        let answer = tokio::time::timeout(3 * DEADLINE, answer).await;
         let answer = answer.unwrap_or_else(|_| panic!("the browser does not answer {method}"));
         let mut answer = answer.unwrap_or_else(|_| panic!("the browser has ended before it answered {method}"));
         match answer.get("error") {
@@ -713,9 +714,10 @@ impl Page {
 
     /// Return the elements that exceed the page on the right.
     ///
-    /// Charts follow a change of size a frame or two later, so a page that has just been resized gets a moment.
+    /// Charts follow a change of size a frame or two later, so a page that has just been resized gets a moment. It is
+    /// longer than a stall of the machine.
     pub(crate) async fn overflow(&self) -> Vec<String> {
-        let deadline = tokio::time::Instant::now() + Duration::from_secs(3);
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
         loop {
             let out: Vec<String> = self.eval("__eye.overflow()").await;
             if out.is_empty() || tokio::time::Instant::now() > deadline {

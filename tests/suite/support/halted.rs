@@ -40,8 +40,7 @@ impl Halted {
     }
 
     pub(crate) async fn redis(&self) -> redis::aio::MultiplexedConnection {
-        let client = redis::Client::open(self.config.redis_url().unwrap().expose()).unwrap();
-        client.get_multiplexed_async_connection().await.unwrap()
+        super::redis_group::open(self.config.redis_url().unwrap().expose()).await
     }
 
     pub(crate) fn key(&self, name: &str) -> String {

@@ -107,21 +107,38 @@ pub(crate) async fn until_said(url: &str, database: &str, begins: &str, wanted: 
 }
 
 /// Ask repeatedly until `question` returns a value. Fail after the deadline.
-pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut question: impl FnMut() -> F) -> T {
-    let question = || {
-        let answer = question();
-        async { answer.await.ok_or("") }
-    };
-    eventually_seen(what, question).await
+pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, question: impl FnMut() -> F) -> T {
+    eventually_late(DEADLINE, what, question).await
 }
 
 /// Ask repeatedly until `question` returns a value. Fail after the deadline, with the last thing seen instead.
 pub(crate) async fn eventually_seen<T, S: Display, F: Future<Output = Result<T, S>>>(
     what: &str,
+    question: impl FnMut() -> F,
+) -> T {
+    seen_within(DEADLINE, what, question).await
+}
+
+/// Do the same as [`eventually`], with a longer deadline, for what other servers do late after the machine stood still.
+pub(crate) async fn eventually_late<T, F: Future<Output = Option<T>>>(
+    limit: Duration,
+    what: &str,
+    mut question: impl FnMut() -> F,
+) -> T {
+    let question = || {
+        let answer = question();
+        async { answer.await.ok_or("") }
+    };
+    seen_within(limit, what, question).await
+}
+
+async fn seen_within<T, S: Display, F: Future<Output = Result<T, S>>>(
+    limit: Duration,
+    what: &str,
     mut question: impl FnMut() -> F,
 ) -> T {
     let began = Instant::now();
-    let deadline = began + DEADLINE;
+    let deadline = began + limit;
     loop {
         let seen = match question().await {
             Ok(answer) => return answer,

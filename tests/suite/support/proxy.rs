@@ -79,6 +79,8 @@ pub(crate) enum Halt {
     After,
     /// The COMMIT behind it arrives, and the answer to that is lost. It may be in the same request.
     AfterCommit,
+    /// It waits like all others, and nothing is lost.
+    Held,
 }
 
 /// What happens to a request.
@@ -95,6 +97,8 @@ enum Treatment {
     Refused(u16),
     /// It arrives, and is answered with this error whatever the server answers.
     DoneAndRefused(u16),
+    /// It waits until requests pass again.
+    Held,
 }
 
 pub(super) enum Upstream {
@@ -392,8 +396,11 @@ async fn relay(
             if sequence == 0 {
                 shared.requests.fetch_add(1, Ordering::SeqCst);
                 let treatment = line.lock().unwrap().ask(packet, &shared);
-                let is_cut = !matches!(treatment, Treatment::Passed | Treatment::HeldBack);
+                let is_cut = !matches!(treatment, Treatment::Passed | Treatment::Held | Treatment::HeldBack);
                 shared.cuts.fetch_add(usize::from(is_cut), Ordering::SeqCst);
+                if treatment == Treatment::Held {
+                    let _ = shared.holds.subscribe().wait_for(|holds| !holds).await;
+                }
                 silent |= treatment == Treatment::Swallowed;
                 if treatment == Treatment::HeldBack {
                     is_left = hold_back(&shared, &line, &to_client).await;
@@ -518,8 +525,10 @@ impl Line {
             }
         }
         if let Some(moment) = halts(&mut self.halt_commit, statement, shared) {
-            if moment == Halt::Before {
-                return Treatment::Swallowed;
+            match moment {
+                Halt::Before => return Treatment::Swallowed,
+                Halt::Held => return Treatment::Held,
+                Halt::After | Halt::AfterCommit => {}
             }
             self.lose = true;
             return Treatment::AnswerLost;

@@ -1,11 +1,13 @@
 //! Redis that is many: a master with its replica and three sentinels, and a Redis Cluster. All of them on loopback ports,
 //! each server in a folder of its own.
 
+use std::time::Duration;
+
 use redis::aio::MultiplexedConnection;
 use tickr::config::ServerUrl;
 use tickr::services::{Address, RedisRole, Server, start_redis};
 
-use super::{eventually, lasting_addr};
+use super::{DEADLINE, eventually, eventually_late, lasting_addr};
 
 /// Accounts of the servers of data. The default user is off, as on a managed Redis.
 const USERS: &str = "\
@@ -22,6 +24,10 @@ repl-diskless-sync-delay 0
 /// Name by which the sentinels know the master.
 const NAME: &str = "main";
 
+/// Longest wait for what sentinels and nodes decide. Sentinels that stood still for two seconds decide nothing for half
+/// a minute.
+const DECIDED: Duration = Duration::from_secs(3 * DEADLINE.as_secs());
+
 /// Start a server without waiting on a thread of the runtime.
 pub(crate) async fn start(role: RedisRole, lines: impl Into<String>) -> Server {
     let lines = lines.into();
@@ -37,9 +43,11 @@ pub(crate) fn port(server: &Server) -> u16 {
     *port
 }
 
-/// Open a connection of the test's own.
+/// Open a connection of the test's own. By itself the client gives up after half a second, for which a machine may
+/// stand still.
 pub(crate) async fn open(url: &str) -> MultiplexedConnection {
-    let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(std::time::Duration::from_secs(10)));
+    let limit = Some(Duration::from_secs(10));
+    let config = redis::AsyncConnectionConfig::new().set_connection_timeout(limit).set_response_timeout(limit);
     let client = redis::Client::open(url).unwrap();
     client.get_multiplexed_async_connection_with_config(&config).await.unwrap()
 }
@@ -70,7 +78,7 @@ pub(crate) async fn info(conn: &mut MultiplexedConnection, name: &str) -> String
 
 /// Wait until a server plays this part: `master` or `slave`. A change of it ends connections, so each look opens one.
 pub(crate) async fn until_role(server: &Server, role: &str) {
-    eventually(&format!("the server is a {role}"), || async {
+    eventually_late(DECIDED, &format!("the server is a {role}"), || async {
         let client = redis::Client::open(url_of(server)).unwrap();
         let mut conn = client.get_multiplexed_async_connection().await.ok()?;
         let text: String = try_send(&mut conn, "INFO replication").await.ok()?;
@@ -99,8 +107,10 @@ impl Watched {
         .await;
         let mut sentinels = Vec::new();
         for _ in 0..3 {
+            // A machine that stands still for a second or two must not look like a master that is down. After more than
+            // two seconds, sentinels wait by themselves.
             let lines = format!(
-                "sentinel monitor {NAME} 127.0.0.1 {} 2\nsentinel down-after-milliseconds {NAME} 1000\n\
+                "sentinel monitor {NAME} 127.0.0.1 {} 2\nsentinel down-after-milliseconds {NAME} 2500\n\
                  sentinel failover-timeout {NAME} 4000\nsentinel auth-user {NAME} sentinel\n\
                  sentinel auth-pass {NAME} of-sentinel\n",
                 port(&master)
@@ -109,7 +119,7 @@ impl Watched {
         }
         let group = Self { data: [master, replica], sentinels };
         for sentinel in &group.sentinels {
-            eventually("the sentinels know one another and the replica", || async {
+            eventually_late(DECIDED, "the sentinels know one another and the replica", || async {
                 let said = group.said_by(sentinel).await?;
                 let known = |name: &str| said.get(name).map(String::as_str);
                 (known("num-other-sentinels") == Some("2") && known("num-slaves") == Some("1")).then_some(())
@@ -134,7 +144,7 @@ impl Watched {
     /// Wait until two sentinels name this server as the master.
     pub(crate) async fn until_master(&self, server: &Server) {
         let wanted = port(server).to_string();
-        eventually("two sentinels name the new master", || async {
+        eventually_late(DECIDED, "two sentinels name the new master", || async {
             let mut named = 0;
             for sentinel in &self.sentinels {
                 let said = self.said_by(sentinel).await?;
@@ -148,7 +158,7 @@ impl Watched {
     /// Ask a sentinel to make the replica the master.
     pub(crate) async fn fail_over(&self) {
         let conn = open(&format!("redis://127.0.0.1:{}", port(&self.sentinels[0]))).await;
-        eventually("a sentinel begins a failover", || {
+        eventually_late(DECIDED, "a sentinel begins a failover", || {
             let mut conn = conn.clone();
             async move { try_send::<()>(&mut conn, &format!("SENTINEL FAILOVER {NAME}")).await.ok() }
         })
@@ -177,7 +187,7 @@ impl Cluster {
         let mut nodes = Vec::new();
         for _ in 0..4 {
             let lines = format!(
-                "{USERS}cluster-enabled yes\ncluster-port {}\ncluster-node-timeout 1500\n\
+                "{USERS}cluster-enabled yes\ncluster-port {}\ncluster-node-timeout 3000\n\
                  cluster-require-full-coverage no\ncluster-replica-validity-factor 0\n",
                 lasting_addr().port()
             );
@@ -245,7 +255,7 @@ impl Cluster {
 
     /// Move the slot of the index to another master, as `redis-cli --cluster reshard` does, with a pause while the slot
     /// is on its way.
-    pub(crate) async fn move_slot(&self, from: usize, to: usize, pause: std::time::Duration) {
+    pub(crate) async fn move_slot(&self, from: usize, to: usize, pause: Duration) {
         let slot = self.slot;
         let (mut source, mut target) = (self.conn(from).await, self.conn(to).await);
         let (from_id, to_id) = (self.id(from).await, self.id(to).await);
@@ -259,7 +269,7 @@ impl Cluster {
             }
             let place = format!("127.0.0.1 {} ", port(&self.nodes[to]));
             let keys = keys.join(" ");
-            let migrate = format!("MIGRATE {place} 0 5000 REPLACE AUTH2 tickr of-tickr KEYS {keys}");
+            let migrate = format!("MIGRATE {place} 0 8000 REPLACE AUTH2 tickr of-tickr KEYS {keys}");
             // The empty word in front of the number of the database stands for the keys that follow.
             let _: String = send(&mut source, &migrate).await;
         }
