@@ -13,12 +13,14 @@ use tickr::job::{JobId, State};
 use tickr::verify::{Check, verify};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::Command;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::expiry::{LATE, TOO_SOON};
 use crate::support::clock::{Clock, faketime};
 use crate::support::{
-    DEADLINE, Runner, SHORT_LEASE, TestApp, answer, bystander, eventually, eventually_seen, halted, http, short_lease,
+    DEADLINE, Pulse, Runner, SHORT_LEASE, TestApp, answer, bystander, eventually, eventually_late, eventually_seen,
+    halted, http, short_lease, while_unavailable,
 };
 
 /// Return the library that turns clocks. `None` where there is none: on macOS, a preloaded library cannot replace the
@@ -68,13 +70,7 @@ fn wave() -> Vec<Value> {
         jobs.push(json!({"kind": "noop", "payload": {}, "delay_ms": ms}));
         jobs.push(json!({"kind": "noop", "payload": {}, "execute_at": now + TimeDelta::milliseconds(ms.into())}));
     }
-    let retry = json!({"base_ms": 700, "factor": 1.0, "cap_ms": 700});
-    let fail = json!({"kind": "fail", "payload": {"times": 1}, "retry": retry});
-    for step in 0..12 {
-        let mut fail = fail.clone();
-        fail["delay_ms"] = json!(step * 400);
-        jobs.push(fail);
-    }
+    jobs.extend((0..12).map(|step| failing(step * 400)));
     // Some expire a millisecond after their due time, some while they may just start, and some long after. The last
     // ones name the moment, which by the clock of the wrong runner has passed or is hours ahead.
     for step in 0_u64..40 {
@@ -85,8 +81,14 @@ fn wave() -> Vec<Value> {
         jobs.push(json!({"kind": "noop", "payload": {}, "delay_ms": delay_ms, "expires_at": expires_at}));
     }
     // They take longer than a lease, and stay within a time limit that a jump of the clock would exceed.
-    jobs.extend((0..24).map(|_| json!({"kind": "sleep", "payload": {"ms": 6_000}, "timeout_ms": 60_000})));
+    jobs.extend((0..24).map(|_| json!({"kind": "sleep", "payload": {"ms": 9_000}, "timeout_ms": 60_000})));
     jobs
+}
+
+/// Return a job whose first attempt fails, and its runner logs that.
+fn failing(delay_ms: u32) -> Value {
+    let retry = json!({"base_ms": 700, "factor": 1.0, "cap_ms": 700});
+    json!({"kind": "fail", "payload": {"times": 1}, "retry": retry, "delay_ms": delay_ms})
 }
 
 /// Enqueue a few jobs of one order key, one after the other through the runners in turn. Return their ids, in the order
@@ -120,7 +122,7 @@ async fn a_runner_two_hours_off_and_stepped_starts_nothing_early_and_leaves_noth
     clock.turn(two_hours).unwrap();
     let environment = clock.environment(&library);
     // The jobs that sleep must not take all workers of a runner: it would log no failure while they last.
-    let common = [("TICKR_LEASE", "5s"), ("TICKR_WORKERS", "128")];
+    let common = [("TICKR_LEASE", "8s"), ("TICKR_WORKERS", "128")];
     let mut turned: Vec<(&str, &str)> =
         environment.iter().map(|(name, path)| (*name, path.to_str().unwrap())).collect();
     turned.extend(common);
@@ -138,6 +140,7 @@ async fn a_runner_two_hours_off_and_stepped_starts_nothing_early_and_leaves_noth
         doors.push(other.base().await);
     }
 
+    let pulse = Pulse::start(&tickr).await;
     let (mut enqueued, mut line) = (0, Vec::new());
     let mut started_before = 0_i64;
     // The runner starts two hours ahead, jumps four hours back, and then ahead to the right time.
@@ -151,7 +154,14 @@ async fn a_runner_two_hours_off_and_stepped_starts_nothing_early_and_leaves_noth
         // The clock changes in the middle of these jobs.
         line.extend(in_line(&doors).await);
         clock.turn(seconds).unwrap();
-        eventually("the clock has jumped", || async { lives_at(&turned, seconds).then_some(()) }).await;
+        let deadline = Instant::now() + DEADLINE;
+        while !lives_at(&turned, seconds) {
+            assert!(Instant::now() < deadline, "the clock has not jumped by {seconds} s");
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            // Beside a stall of the machine, the jobs before it may have failed before the clock changed.
+            tickr.enqueue(failing(0)).await;
+            enqueued += 1;
+        }
         line.extend(in_line(&doors).await);
         eventually("the API shows the clock skew", || async {
             let path = format!("/v1/runners/{}", id.replace('/', "%2F"));
@@ -185,11 +195,8 @@ async fn a_runner_two_hours_off_and_stepped_starts_nothing_early_and_leaves_noth
                       TIMESTAMPDIFF(SECOND, j.created_at, a.finished_at) > 100";
     assert_eq!(tickr.count(in_minutes).await, 0, "a job that has minutes starts");
     assert!(expired >= 10, "{expired} jobs expired");
-    let latest = "SELECT CAST(MAX(TIMESTAMPDIFF(MICROSECOND, execute_at, started_at)) AS SIGNED) FROM attempts \
-                  WHERE expired IS NULL";
-    let latest = Duration::from_micros(tickr.count(latest).await.try_into().unwrap());
-    println!("with a clock two hours off and jumping the latest start was late by {latest:?}");
-    assert!(latest < Duration::from_secs(6), "a due job waited for {latest:?}");
+    let latest = pulse.latest_start(&tickr, "expired IS NULL").await;
+    assert!(latest < Duration::from_secs(6), "a due job waited for {latest:?} beside stalls of the machine");
     let ended = "SELECT COUNT(*) FROM attempts WHERE verdict NOT IN ('succeeded', 'failed') AND expired IS NULL";
     assert_eq!(tickr.count(ended).await, 0, "no lease was lost and no time limit hit");
     tickr.assert_sound().await;
@@ -207,17 +214,18 @@ async fn a_clock_of_mysql_that_is_set_ahead_and_back_ends_no_attempt() {
     let turned = |options: tickr::services::Options| {
         environment.iter().fold(options, |options, (name, value)| options.mysql_environment(*name, value.clone()))
     };
+    // No stall of the machine may end a lease.
     let lease = |config: &mut tickr::config::Config| {
-        (config.workers, config.lease) = (4, Duration::from_secs(4));
+        (config.workers, config.lease) = (4, Duration::from_secs(9));
     };
     let tickr = TestApp::start_alone_as(turned, |_| {}, lease).await;
-    let env = [("TICKR_LEASE", "4s"), ("TICKR_WORKERS", "8")];
+    let env = [("TICKR_LEASE", "9s"), ("TICKR_WORKERS", "8")];
     let runners = [Runner::start(&tickr, &env), Runner::start(&tickr, &env)];
     tickr.until_count("SELECT COUNT(*) FROM runners", 3).await;
     let every_second = json!({"cron": "* * * * * *", "kind": "noop", "misfire_grace_ms": 60_000});
     let put = tickr.put("/v1/schedules/every-second", &every_second).await;
     assert_eq!(put.status, 201);
-    let sleep = json!({"kind": "sleep", "payload": {"ms": 14_000}, "max_attempts": 1});
+    let sleep = json!({"kind": "sleep", "payload": {"ms": 20_000}, "max_attempts": 1});
     let sleeping = tickr.enqueue_many((0..16).map(|_| sleep.clone())).await;
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing' AND max_attempts = 1", 16).await;
     let moved = async |seconds: i64| {
@@ -231,9 +239,9 @@ async fn a_clock_of_mysql_that_is_set_ahead_and_back_ends_no_attempt() {
     };
     // The clock goes ahead by two leases, so that every lease has expired, and then back by an hour while the jobs
     // still run.
-    moved(8).await;
+    moved(18).await;
     tokio::time::sleep(Duration::from_secs(6)).await;
-    moved(8 - 3_600).await;
+    moved(18 - 3_600).await;
     for id in &sleeping {
         tickr.until(*id, State::Completed).await;
     }
@@ -258,7 +266,7 @@ async fn a_clock_of_mysql_that_is_set_ahead_and_back_ends_no_attempt() {
         ))
         .await;
     let held = "SELECT COUNT(*) FROM owed o JOIN runners r ON r.id = o.runner WHERE r.stopped_at IS NOT NULL";
-    eventually("the dead runners are struck off", || async {
+    eventually_late(2 * DEADLINE, "the dead runners are struck off", || async {
         let listed = tickr.count("SELECT COUNT(*) FROM runners WHERE stopped_at IS NULL").await;
         (listed == 1).then_some(())
     })
@@ -285,10 +293,17 @@ async fn a_clock_of_mysql_that_is_set_ahead_ends_no_attempt_of_a_remote_worker_t
     assert_eq!(tickr.put("/v1/kinds/resize", json!({"queue": "pictures", "max_attempts": 1})).await.status, 201);
     let worker = json!({"name": "test", "kinds": ["resize"], "slots": 2, "lease_ms": 600_000});
     let worker = tickr.post("/v1/workers", worker).await.body["id"].as_str().unwrap().to_owned();
-    tickr.enqueue(json!({"kind": "resize", "payload": 1, "timeout_ms": 60_000})).await;
-    let fetch = json!({"slots": 1, "wait_ms": 20_000, "holding": [], "fetch_id": uuid::Uuid::now_v7()});
-    let before = tickr.post(&format!("/v1/workers/{worker}/fetch"), fetch).await.body;
-    let before = &before["jobs"][0]["token"];
+    // The limit is shorter than the step of the clock.
+    tickr.enqueue(json!({"kind": "resize", "payload": 1, "timeout_ms": 100_000})).await;
+    let fetched = async |holding: Value| {
+        eventually("the worker gets the job", || async {
+            let fetch = json!({"slots": 1, "wait_ms": 20_000, "holding": holding, "fetch_id": uuid::Uuid::now_v7()});
+            let body = tickr.post(&format!("/v1/workers/{worker}/fetch"), fetch).await.body;
+            body["jobs"][0]["token"].is_string().then(|| body["jobs"][0]["token"].clone())
+        })
+        .await
+    };
+    let before = &fetched(json!([])).await;
     clock.turn(120).unwrap();
     eventually("the clock of mysql has moved", || async {
         let now: DateTime<Utc> =
@@ -296,17 +311,19 @@ async fn a_clock_of_mysql_that_is_set_ahead_ends_no_attempt_of_a_remote_worker_t
         ((now - Utc::now()).num_seconds() > 100).then_some(())
     })
     .await;
-    let beaten = tickr.post(&format!("/v1/workers/{worker}/beat"), json!({"holding": [{"token": before}]})).await;
+    let beat = async || {
+        let holding = json!({"holding": [{"token": before}]});
+        tickr.post(&format!("/v1/workers/{worker}/beat"), holding).await
+    };
+    let beaten = while_unavailable(beat).await;
     assert_eq!(beaten.body, json!({"cancel": [], "lost": [], "drain": false}));
     // The time of an attempt that began after the step is over as soon as the process judges by the clock again.
     tickr.enqueue(json!({"kind": "resize", "payload": 2, "timeout_ms": 1_000})).await;
-    let fetch = json!({"slots": 1, "wait_ms": 20_000, "holding": [before], "fetch_id": uuid::Uuid::now_v7()});
-    let after = tickr.post(&format!("/v1/workers/{worker}/fetch"), fetch).await.body;
-    let after = &after["jobs"][0]["token"];
+    let after = &fetched(json!([before])).await;
     let told = eventually("the worker is told to stop an attempt", || async {
         let holding = json!({"holding": [{"token": before}, {"token": after}]});
-        let beaten = tickr.post(&format!("/v1/workers/{worker}/beat"), holding).await.body;
-        (beaten["cancel"] != json!([])).then_some(beaten)
+        let beaten = tickr.post(&format!("/v1/workers/{worker}/beat"), holding).await;
+        (beaten.status == 200 && beaten.body["cancel"] != json!([])).then_some(beaten.body)
     })
     .await;
     assert_eq!(told, json!({"cancel": [after], "lost": [], "drain": false}));
@@ -319,15 +336,22 @@ async fn a_clock_of_mysql_that_is_set_ahead_ends_no_attempt_of_a_remote_worker_t
     let beat = format!("http://{}/v1/workers/{worker}/beat", later.addr());
     let told = eventually("the worker is told by another process to stop an attempt", || async {
         let holding = json!({"holding": [{"token": before}, {"token": after}]});
-        let beaten = answer(http().post(&beat).json(&holding)).await.body;
-        (beaten["cancel"] != json!([])).then_some(beaten)
+        let beaten = answer(http().post(&beat).json(&holding)).await;
+        (beaten.status == 200 && beaten.body["cancel"] != json!([])).then_some(beaten.body)
     })
     .await;
     assert_eq!(told, json!({"cancel": [after], "lost": [], "drain": false}));
     later.stop(CancellationToken::new()).await;
-    let verdicts = [before, after].map(|token| json!({"token": token, "verdict": "succeeded"}));
-    let finished = tickr.post(&format!("/v1/workers/{worker}/finish"), json!({"verdicts": verdicts})).await.body;
-    assert_eq!([0, 1].map(|n| finished["results"][n]["result"] == "settled"), [true; 2], "{finished:#}");
+    for token in [before, after] {
+        let result = eventually("the verdict is written", || async {
+            let verdicts = json!({"verdicts": [{"token": token, "verdict": "succeeded"}]});
+            let finished = tickr.post(&format!("/v1/workers/{worker}/finish"), verdicts).await;
+            let result = finished.body["results"][0]["result"].clone();
+            (finished.status == 200 && result != "locked").then_some(result)
+        })
+        .await;
+        assert_eq!(result, "settled");
+    }
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict <> 'succeeded'").await, 0);
     tickr.stop().await;
 }
@@ -377,7 +401,7 @@ async fn a_schedule_whose_clock_was_set_back_ticks_no_moment_twice_and_goes_on_w
     until_more_than("after", 4).await;
     assert_eq!(tickr.count(&ticks("before")).await, ticked, "a moment that had ticked came again");
     let next =
-        "SELECT COUNT(*) FROM schedules WHERE name = 'before' AND next_at > UTC_TIMESTAMP(3) + INTERVAL 59 MINUTE";
+        "SELECT COUNT(*) FROM schedules WHERE name = 'before' AND next_at > UTC_TIMESTAMP(3) + INTERVAL 50 MINUTE";
     assert_eq!(tickr.count(next).await, 1);
     let triggered = tickr.post("/v1/schedules/before/trigger", json!({})).await;
     assert!(triggered.status < 300, "{:#}", triggered.body);
@@ -481,7 +505,11 @@ async fn a_runner_that_starts_after_a_step_of_the_clock_of_mysql_judges_no_other
     moved(240).await;
     assert!(beat_age_ms().await > 200_000, "it sent a heartbeat before the other runners could look");
     let late = tickr.another_with(idle(long), Registry::new()).await;
-    eventually("the holder sends heartbeats again", || async { (beat_age_ms().await < 60_000).then_some(()) }).await;
+    // It sends them every twenty seconds.
+    eventually_late(2 * DEADLINE, "the holder sends heartbeats again", || async {
+        (beat_age_ms().await < 60_000).then_some(())
+    })
+    .await;
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'lost'").await, 0);
     assert_eq!(tickr.count(open).await, 16, "and each attempt is the first");
 

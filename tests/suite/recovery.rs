@@ -12,7 +12,9 @@ use tickr::job::{JobId, Name, Priority, State};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Pulse, Runner, SHORT_LEASE, TestApp, bystander, eventually, eventually_seen, short_lease};
+use crate::support::{
+    Pulse, Runner, SHORT_LEASE, TestApp, bystander, drop_database, eventually, eventually_seen, short_lease,
+};
 
 /// Return jobs that are due between now and a second from now.
 fn soon(jobs: u64) -> impl Iterator<Item = Value> {
@@ -26,6 +28,15 @@ async fn until_health(tickr: &TestApp, wanted: Health) {
     .await;
 }
 
+/// Wait until the runner is ready with this state of its index. It may not be while the machine stands still.
+async fn until_ready(tickr: &TestApp, index: &str) {
+    eventually_seen(&format!("the runner is ready, its index {index}"), || async {
+        let ready = tickr.get("/readyz").await;
+        if ready.status == 200 && ready.body["index"] == index { Ok(()) } else { Err(ready.body) }
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_run_without_redis_and_a_redis_that_comes_later_is_used() {
     let tickr = TestApp::start_alone(|own| own.redis().kill9().unwrap(), |_| {}).await;
@@ -33,12 +44,11 @@ async fn jobs_run_without_redis_and_a_redis_that_comes_later_is_used() {
     tickr.until_idle().await;
     let succeeded = "SELECT COUNT(DISTINCT job_id) FROM attempts WHERE end_state = 'completed'";
     assert_eq!((tickr.count(succeeded).await, tickr.count("SELECT COUNT(*) FROM attempts").await), (150, 150));
-    let ready = tickr.get("/readyz").await;
-    assert_eq!((ready.status, &ready.body["index"]), (200, &json!("degraded")));
+    until_ready(&tickr, "degraded").await;
 
     tickr.services().redis().start_again().unwrap();
     until_health(&tickr, Health::Fast).await;
-    assert_eq!(tickr.get("/readyz").await.body["index"], "fast");
+    until_ready(&tickr, "fast").await;
     // From here on the index is used: a job that is due later is in it.
     let id = tickr.enqueue(json!({"kind": "noop", "delay_ms": 60_000})).await;
     let mut redis = tickr.redis().await;
@@ -102,13 +112,12 @@ async fn a_flushed_backlog_longer_than_a_ready_list_is_worked_off_without_pauses
     tickr.sql("UPDATE owed SET execute_at = UTC_TIMESTAMP(3)").await;
     let mut redis = tickr.redis().await;
     let keys = [tickr.key("epoch"), tickr.key("waiting")];
-    let began = Instant::now();
+    let (pulse, began) = (Pulse::start(&tickr).await, Instant::now());
     redis.del(&keys[..]).await.unwrap();
     tickr.until_idle().await;
-    let took = began.elapsed();
-    println!("1,000 jobs behind a ready list of 50: {took:?}");
-    // If the reconciler alone refilled the list, every three seconds would bring only fifty jobs.
-    assert!(took < Duration::from_secs(15), "{took:?}");
+    // If the reconciler alone refilled the list, every three seconds would bring only fifty jobs, so all of them would
+    // take a minute.
+    pulse.assert_recovered(Duration::from_secs(25), began, "1,000 jobs behind a ready list of 50");
     tickr.assert_each_ran_once(1_000).await;
     tickr.stop().await;
 }
@@ -124,7 +133,10 @@ async fn a_lost_ready_list_comes_back_within_its_bound() {
     let lane = Lane::new(&"default".parse::<Name>().unwrap(), Priority::default());
     let until_listed = async |what: &str| {
         eventually_seen(what, || async {
-            let listed = tickr.app.index().ready_ids(&lane).await.unwrap();
+            let listed = match tickr.app.index().ready_ids(&lane).await {
+                Ok(listed) => listed,
+                Err(error) => return Err(error.to_string()),
+            };
             let missing = jobs.iter().filter(|id| !listed.contains(id)).count();
             if missing == 0 { Ok(()) } else { Err(format!("{missing} are missing among {}", listed.len())) }
         })
@@ -136,7 +148,7 @@ async fn a_lost_ready_list_comes_back_within_its_bound() {
     let lost = Instant::now();
     until_listed("all are listed again").await;
     // The bound of G3, plus a second for a busy machine.
-    pulse.assert_within(Duration::from_secs(7), lost, "all are listed again");
+    pulse.assert_recovered(Duration::from_secs(7), lost, "all are listed again");
     tickr.post(&format!("/v1/jobs/{first}/cancel"), json!({})).await;
     tickr.until_idle().await;
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'").await, 50);
@@ -179,15 +191,17 @@ async fn a_dead_runner_is_not_forgotten_while_a_lease_of_its_own_runs_on() {
         )
         .await;
     tickr.until_count("SELECT COUNT(*) FROM runners WHERE id = 'long/1-abcdef' AND stopped_at IS NOT NULL", 1).await;
-    // A runner fell silent a lease ago, after a last claim.
+    // A runner fell silent a lease ago, after a last claim. The reaper sees both at once, also if the machine stands
+    // still between the statements.
+    let (pulse, began) = (Pulse::start(&tickr).await, Instant::now());
     tickr
         .sql(
-            "INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at) \
-             VALUES ('gone/1-abcdef', '0', '[]', '[]', 1, 3000, UTC_TIMESTAMP(6) - INTERVAL 60 SECOND, \
-             UTC_TIMESTAMP(6) - INTERVAL 3 SECOND); \
+            "SET @now = UTC_TIMESTAMP(6); START TRANSACTION; \
+             INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at) \
+             VALUES ('gone/1-abcdef', '0', '[]', '[]', 1, 3000, @now - INTERVAL 60 SECOND, @now - INTERVAL 3 SECOND); \
              UPDATE owed SET state = 'executing', attempt = 1, token = UNHEX(REPLACE(UUID(), '-', '')), \
-             runner = 'gone/1-abcdef', execute_at = UTC_TIMESTAMP(3), started_at = UTC_TIMESTAMP(6), \
-             lease_until = UTC_TIMESTAMP(6) + INTERVAL 2500000 MICROSECOND",
+             runner = 'gone/1-abcdef', execute_at = UTC_TIMESTAMP(3), started_at = @now, \
+             lease_until = @now + INTERVAL 2500000 MICROSECOND; COMMIT",
         )
         .await;
     tickr.until(id, State::Completed).await;
@@ -197,8 +211,9 @@ async fn a_dead_runner_is_not_forgotten_while_a_lease_of_its_own_runs_on() {
             "SELECT TIMESTAMPDIFF(MICROSECOND, started_at, finished_at) DIV 1000 - 2500 FROM attempts WHERE verdict = 'lost'",
         )
         .await;
-    // G3: the lease plus five seconds.
-    assert!((0..5_000).contains(&late_ms), "{late_ms} ms after the lease");
+    // G3: the lease plus five seconds. A reaper waits for one more lease after a stall of the machine.
+    let bound_ms = 5_000 + pulse.leeway_ms(began, 3);
+    assert!((0..bound_ms).contains(&late_ms), "{late_ms} ms after the lease, of {bound_ms} ms");
     tickr.until_count("SELECT COUNT(*) FROM runners WHERE id = 'gone/1-abcdef' AND stopped_at IS NOT NULL", 1).await;
     let early = "SELECT COUNT(*) FROM runners r JOIN attempts a ON a.runner = r.id WHERE r.stopped_at < a.finished_at";
     assert_eq!(tickr.count(early).await, 0, "it was forgotten before its attempt was ended");
@@ -209,8 +224,6 @@ async fn a_dead_runner_is_not_forgotten_while_a_lease_of_its_own_runs_on() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_that_is_renewed_is_never_reaped() {
     let tickr = TestApp::start_with(short_lease, Registry::new()).await;
-    let id = tickr.enqueue_kind("sleep", json!({"ms": 5_000})).await;
-    tickr.until(id, State::Executing).await;
     // One runner is silent, so the reaper searches the owed rows at every check.
     tickr
         .sql(
@@ -218,25 +231,40 @@ async fn a_lease_that_is_renewed_is_never_reaped() {
              VALUES ('gone/1-abcdef', '0', '[]', '[]', 1, 600000, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6) - INTERVAL 700 SECOND)",
         )
         .await;
-    tickr.until(id, State::Completed).await;
-    assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
+    let (pulse, mut turns) = (Pulse::start(&tickr).await, 0);
+    loop {
+        let began = Instant::now();
+        let id = tickr.enqueue_kind("sleep", json!({"ms": 5_000})).await;
+        tickr.until(id, State::Completed).await;
+        let verdicts = tickr.verdicts(id).await;
+        if verdicts == ["succeeded"] {
+            break;
+        }
+        // The lease ends if the machine stands still for so long, and nothing is proved.
+        turns += 1;
+        assert!(pulse.saw_outage(began) && turns < 5, "{verdicts:?}");
+    }
     tickr.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_of_a_killed_runner_are_lost_and_run_again_elsewhere() {
     let tickr = TestApp::start_with(bystander, Registry::new()).await;
-    let mut first = Runner::start(&tickr, &[("TICKR_WORKERS", "20")]);
+    // A stall of the machine ends no lease before the kill, and none of the second runner.
+    let mut first = Runner::start(&tickr, &[("TICKR_WORKERS", "20"), ("TICKR_LEASE", "6s")]);
     let ids = tickr.enqueue_many((0..20).map(|_| json!({"kind": "sleep", "payload": {"ms": 600_000}}))).await;
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 20).await;
     // The next attempts are short, so that the test is.
     tickr.sql("UPDATE jobs SET payload = '{\"ms\": 50}'").await;
+    let pulse = Pulse::start(&tickr).await;
     first.kill9();
     let killed = Instant::now();
-    let mut second = Runner::start(&tickr, &[("TICKR_WORKERS", "20")]);
+    let mut second = Runner::start(&tickr, &[("TICKR_WORKERS", "20"), ("TICKR_LEASE", "60s")]);
     tickr.until_count("SELECT COUNT(*) FROM attempts WHERE verdict = 'lost'", 20).await;
-    // G3: the lease of two seconds plus five more, and two for a busy machine.
-    assert!(killed.elapsed() < Duration::from_secs(9), "{:?}", killed.elapsed());
+    // G3: the lease of six seconds plus five more, and two for a busy machine.
+    let (after, leeway_ms) = (killed.elapsed(), pulse.leeway_ms(killed, 6).unsigned_abs());
+    let bound = Duration::from_secs(13) + Duration::from_millis(leeway_ms);
+    assert!(after < bound, "{after:?} of {bound:?}");
     tickr.until_idle().await;
     for id in ids {
         assert_eq!(tickr.verdicts(id).await, ["lost", "succeeded"]);
@@ -268,6 +296,8 @@ async fn a_job_that_kills_its_runners_ends_as_failed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn killing_mysql_under_load_loses_no_acknowledged_job() {
     let tickr = TestApp::start_alone(|_| {}, |config| (config.workers, config.lease) = (16, SHORT_LEASE)).await;
+    // Another server watches the machine: the one of the test is killed.
+    let (pulse, name, url) = Pulse::apart().await;
     let broker = tickr.app.broker();
     let over = CancellationToken::new();
     let load = {
@@ -301,7 +331,9 @@ async fn killing_mysql_under_load_loses_no_acknowledged_job() {
     tickr.until_idle().await;
     println!("{} jobs, done {:?} after mysql was back", acknowledged.len(), back.elapsed());
     // Attempts whose claim was committed but not answered end with their lease.
-    assert!(back.elapsed() < Duration::from_secs(15), "{:?}", back.elapsed());
+    pulse.assert_recovered(Duration::from_secs(20), back, "all jobs are done");
+    drop(pulse);
+    drop_database(&url, &name).await;
     let completed: Vec<uuid::Uuid> = sqlx::query_scalar("SELECT job_id FROM attempts WHERE end_state = 'completed'")
         .fetch_all(&mut tickr.mysql().await)
         .await

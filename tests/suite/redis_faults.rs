@@ -131,23 +131,8 @@ async fn load_promptly(tickr: &TestApp, pulse: &Pulse, every: Duration, time: Du
 /// Check that each attempt started within the bound after it was due. The time for which the machine stood still does
 /// not count, and after a stall that was an outage of its own the bound begins anew.
 pub(crate) async fn assert_late_within(tickr: &TestApp, pulse: &Pulse, bound: Duration) {
-    pulse.assert_watching();
-    let mut mysql = tickr.mysql().await;
-    // When the clock of MySQL said what, by that of the test. The quickest answer is the most exact one.
-    let mut answers = Vec::new();
-    for _ in 0..10 {
-        let asked = Instant::now();
-        let time = sqlx::query_scalar::<_, NaiveDateTime>("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut mysql).await;
-        answers.push((asked.elapsed(), asked, time.unwrap()));
-    }
-    let (took, asked, time) = answers.into_iter().min().unwrap();
-    let moment = |of: NaiveDateTime| asked + took / 2 - (time - of).to_std().unwrap_or_default();
-    let starts: Vec<(NaiveDateTime, NaiveDateTime)> =
-        sqlx::query_as("SELECT execute_at, started_at FROM attempts").fetch_all(&mut mysql).await.unwrap();
-    let late = starts.iter().map(|(due, started)| pulse.time_after_outages(moment(*due), moment(*started)));
-    let (late, latest) = (late.max().unwrap(), starts.iter().map(|(due, started)| *started - *due).max().unwrap());
-    println!("{} attempts, late by {latest} at worst, and by {late:?} beside stalls of the machine", starts.len());
-    assert!(late < bound, "{late:?} late beside stalls of the machine, and {latest} with them");
+    let late = pulse.latest_start(tickr, "TRUE").await;
+    assert!(late < bound, "{late:?} late beside stalls of the machine");
 }
 
 /// Records the changes of the index's health until `end`.

@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use sqlx::Executor;
+use chrono::NaiveDateTime;
+use sqlx::{AssertSqlSafe, Executor};
 use tokio::time::Instant;
 
 use super::{TestApp, connect, database};
@@ -104,6 +105,30 @@ impl Pulse {
     pub(crate) fn stood_still(&self, from: Instant, to: Instant) -> Duration {
         let pauses = self.pauses(from, to).into_iter().map(|(_, pause)| pause);
         pauses.filter(|pause| *pause > Duration::from_millis(200)).sum()
+    }
+
+    /// Return by how much the latest of these attempts, `which` of the table `attempts`, started after it was due. The
+    /// time for which the machine stood still does not count, and after a stall that was an outage it begins anew.
+    pub(crate) async fn latest_start(&self, tickr: &TestApp, which: &str) -> Duration {
+        self.assert_watching();
+        let mut mysql = tickr.mysql().await;
+        // When the clock of MySQL said what, by that of the test. The quickest answer is the most exact one.
+        let mut answers = Vec::new();
+        for _ in 0..10 {
+            let asked = Instant::now();
+            let time = sqlx::query_scalar::<_, NaiveDateTime>("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut mysql).await;
+            answers.push((asked.elapsed(), asked, time.unwrap()));
+        }
+        let (took, asked, time) = answers.into_iter().min().unwrap();
+        let moment = |of: NaiveDateTime| asked + took / 2 - (time - of).to_std().unwrap_or_default();
+        let starts = format!("SELECT execute_at, started_at FROM attempts WHERE {which}");
+        let starts: Vec<(NaiveDateTime, NaiveDateTime)> =
+            sqlx::query_as(AssertSqlSafe(starts)).fetch_all(&mut mysql).await.unwrap();
+        let latest = starts.iter().map(|(due, started)| (*started - *due).num_milliseconds()).max().unwrap();
+        let late = starts.iter().map(|(due, started)| self.time_after_outages(moment(*due), moment(*started)));
+        let late = late.max().unwrap();
+        println!("{} attempts, late by {latest} ms at worst, by {late:?} beside stalls of the machine", starts.len());
+        late
     }
 
     /// Return whether the machine stood still since a moment for so long that it was an outage.
