@@ -273,7 +273,8 @@ async fn a_deleted_task_is_not_delivered_and_a_running_one_is_not_repeated() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_that_is_deleted_before_its_time_is_never_delivered_also_a_moment_before() {
-    assert!(deletes(50, 150).await > 0);
+    // Few at once, so that also a slow machine deletes some in time.
+    assert!(deletes(10, 40).await > 0);
 }
 
 /// `cargo test --test suite -- --ignored compat_`

@@ -681,7 +681,7 @@ async fn a_job_of_a_request_whose_client_is_gone_before_the_answer_is_given_back
     let at = tickr.app.addr();
     let (gone, stays) = (Worker::register(&tickr, 1).await, Worker::register(&tickr, 1).await);
     let body = json!({"slots": 1, "wait_ms": 60_000, "holding": [], "fetch_id": Uuid::now_v7()});
-    let socket = sent_fetch(at, &gone, &body).await;
+    let mut socket = sent_fetch(at, &gone, &body).await;
     tickr
         .until_count(format!("SELECT COUNT(*) FROM runners WHERE id = '{}' AND fetch_id IS NOT NULL", gone.id), 1)
         .await;
