@@ -1087,6 +1087,48 @@ async fn a_locked_row_holds_up_none_of_the_ends_in_its_batch_for_more_than_one_w
     test.stop().await;
 }
 
+/// The successes of a batch are written before the rest of it. One session may lock rows of both.
+#[tokio::test(flavor = "multi_thread")]
+async fn locked_rows_of_both_parts_of_a_batch_hold_up_none_of_its_ends_for_more_than_one_wait() {
+    let (name, url) = migrated_database().await;
+    // With one flusher, every batch has to wait for the one before it.
+    let test = TestStore::with_flushers(name, url.clone(), url, 1).await;
+    let jobs: Vec<NewJob> = (0..4).map(|_| job()).collect();
+    let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
+    test.store.insert(jobs).await.unwrap();
+    let [first, success, failure] =
+        [test.claimed(ids[0]).await, test.claimed(ids[1]).await, test.claimed(ids[2]).await];
+    let free = test.claimed(ids[3]).await;
+    let (mut other, mut one, mut another) = (test.mysql().await, test.mysql().await, test.mysql().await);
+    let first_held = hold(&mut other, first.id).await;
+    let held = [hold(&mut one, success.id).await, hold(&mut another, failure.id).await];
+    let settle = |claimed: &Claimed, verdict: Verdict| {
+        let (store, end) = (test.store.clone(), settlement(claimed, verdict));
+        handed_in(async move { store.settle(end).await.unwrap() })
+    };
+    let machine = Pulse::at(&test.url).await;
+    // While the first one waits, all others arrive.
+    let front = settle(&first, Verdict::Succeeded).await;
+    test.until_said("DELETE FROM owed", 1).await;
+    let waiting = [settle(&success, Verdict::Succeeded).await, settle(&failure, Verdict::Failed).await];
+    let free = settle(&free, Verdict::Failed).await;
+    let began = tokio::time::Instant::now();
+    first_held.commit().await.unwrap();
+    assert!(matches!(front.await.unwrap(), Settled::Done { state: State::Completed, .. }));
+    let free = free.await.unwrap();
+    assert!(matches!(free, Settled::Done { state: State::Retrying, .. }), "{free:?}");
+    assert!(began.elapsed() > Duration::from_secs(4), "they were not in one batch: {:?}", began.elapsed());
+    // A wait, and a second for each of the locked rows and for the batch of the second one.
+    machine.assert_within(Duration::from_secs(10), began, "the end beside two locked rows");
+    for held in held {
+        held.commit().await.unwrap();
+    }
+    for end in waiting {
+        assert!(matches!(end.await.unwrap(), Settled::Done { .. }));
+    }
+    test.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_locked_row_holds_up_none_of_the_claims_in_its_batch_for_more_than_one_wait_and_loses_none() {
     let (name, url) = migrated_database().await;
