@@ -315,21 +315,23 @@ impl Claims {
     }
 
     /// Look at the limits once more after the COMMIT, and leave the attempts that may not start: they are given back.
-    /// `limits` is what this claim knew about limits. It is None if an earlier run of it, which got no answer, has
-    /// claimed some of the attempts: nothing says what that run knew, so this looks in any case.
+    /// Returns whether there are any. `limits` is what this claim knew about limits. It is None if an earlier run of
+    /// it, which got no answer, has claimed some of the attempts: nothing says what that run knew, so this looks in any
+    /// case.
     pub(super) async fn leave_without_room(
         &self,
         conn: &mut Session<'_>,
         claims: &mut ClaimsById,
         limits: Option<&LimitsOfClaim>,
         token: AttemptToken,
-    ) -> Result<(), sqlx::Error> {
+    ) -> Result<bool, sqlx::Error> {
         let won = claims.iter().filter(|(_, claim)| matches!(claim, Claim::Won(_)));
         let won: Vec<Uuid> = won.map(|(id, _)| id.uuid()).collect();
         let without = without_room(conn, &won, (limits, &self.limits)).await?;
+        let leaves_some = !without.is_empty();
         self.open.leave(Unstarted { token, ids: without.iter().copied().collect(), why: NO_ROOM });
         claims.extend(without.into_iter().map(|id| (id, Claim::Gone)));
-        Ok(())
+        Ok(leaves_some)
     }
 
     /// Begin the transaction of a claim with locks on these keys, unless the caller has begun it. Return those that it
