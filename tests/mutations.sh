@@ -189,6 +189,9 @@ mutants() {
     mutant 'successes before the rest of their batch' internal/store/attempts/settle.rs \
         'success.is_some()' 'success.is_some() && false' \
         store::a_next_job_that_was_claimed_starts_while_the_rest_of_its_batch_waits_for_a_row
+    mutant 'one wait for the locks of both parts of a batch' internal/store/sql/group_commit.rs \
+        'self.link.hurry(has_waited);' 'self.link.hurry(has_waited && false);' \
+        store::locked_rows_of_both_parts_of_a_batch_hold_up_none_of_its_ends_for_more_than_one_wait
     mutant 'settings of a session' internal/store/sql/connection.rs \
         'SET SESSION autocommit = 1,' 'SET SESSION' \
         mysql_faults::the_servers_own_defaults_change_nothing_and_its_limits_are_kept
@@ -1491,6 +1494,16 @@ mutants() {
     mutant 'suspect that a limit has no room for' internal/engine/solo.rs \
         'reaper::give_back_unanswered(&shared).await' 'Ok::<(), StoreError>(())' \
         key_limits::a_suspect_whose_commit_took_long_follows_a_limit_that_was_counted_meanwhile
+    mutant 'attempts that a run without an answer has left' internal/store/attempts/claim.rs \
+        'claims.extend(self.why_lost(conn, &lost, &sure).await?);' \
+        'self.leave_without_room(conn, &mut claims.clone(), None, token).await?; claims.extend(self.why_lost(conn, &lost, &sure).await?);' \
+        store::a_claim_that_runs_again_has_left_nothing_before
+    mutant 'row of a claim of which a part is given back' internal/store/attempts/claim.rs \
+        'self.open.won_in_part(token, &found)' 'self.open.won(batch, token, &found)' \
+        store::the_row_of_a_claim_stays_until_what_had_no_room_is_given_back
+    mutant 'row of a claim of next jobs of which a part is given back' internal/store/attempts/complete.rs \
+        'self.claims.open.won_in_part(self.token, &won);' 'self.claims.open.won(self.batch, self.token, &won);' \
+        store::the_row_of_a_claim_of_next_jobs_stays_until_what_had_no_room_is_given_back
     mutant 'host that changes while its job is claimed' internal/store/rows/limits.rs \
         'is_some_and(|counted_by| *counted_by != host)' 'is_some_and(|counted_by| *counted_by != host && false)' \
         store::a_claim_counts_a_job_by_its_new_host_if_its_payload_is_changed_meanwhile

@@ -1087,6 +1087,48 @@ async fn a_locked_row_holds_up_none_of_the_ends_in_its_batch_for_more_than_one_w
     test.stop().await;
 }
 
+/// The successes of a batch are written before the rest of it. One session may lock rows of both.
+#[tokio::test(flavor = "multi_thread")]
+async fn locked_rows_of_both_parts_of_a_batch_hold_up_none_of_its_ends_for_more_than_one_wait() {
+    let (name, url) = migrated_database().await;
+    // With one flusher, every batch has to wait for the one before it.
+    let test = TestStore::with_flushers(name, url.clone(), url, 1).await;
+    let jobs: Vec<NewJob> = (0..4).map(|_| job()).collect();
+    let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
+    test.store.insert(jobs).await.unwrap();
+    let [first, success, failure] =
+        [test.claimed(ids[0]).await, test.claimed(ids[1]).await, test.claimed(ids[2]).await];
+    let free = test.claimed(ids[3]).await;
+    let (mut other, mut one, mut another) = (test.mysql().await, test.mysql().await, test.mysql().await);
+    let first_held = hold(&mut other, first.id).await;
+    let held = [hold(&mut one, success.id).await, hold(&mut another, failure.id).await];
+    let settle = |claimed: &Claimed, verdict: Verdict| {
+        let (store, end) = (test.store.clone(), settlement(claimed, verdict));
+        handed_in(async move { store.settle(end).await.unwrap() })
+    };
+    let machine = Pulse::at(&test.url).await;
+    // While the first one waits, all others arrive.
+    let front = settle(&first, Verdict::Succeeded).await;
+    test.until_said("DELETE FROM owed", 1).await;
+    let waiting = [settle(&success, Verdict::Succeeded).await, settle(&failure, Verdict::Failed).await];
+    let free = settle(&free, Verdict::Failed).await;
+    let began = tokio::time::Instant::now();
+    first_held.commit().await.unwrap();
+    assert!(matches!(front.await.unwrap(), Settled::Done { state: State::Completed, .. }));
+    let free = free.await.unwrap();
+    assert!(matches!(free, Settled::Done { state: State::Retrying, .. }), "{free:?}");
+    assert!(began.elapsed() > Duration::from_secs(4), "they were not in one batch: {:?}", began.elapsed());
+    // A wait, and a second for each of the locked rows and for the batch of the second one.
+    machine.assert_within(Duration::from_secs(10), began, "the end beside two locked rows");
+    for held in held {
+        held.commit().await.unwrap();
+    }
+    for end in waiting {
+        assert!(matches!(end.await.unwrap(), Settled::Done { .. }));
+    }
+    test.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_locked_row_holds_up_none_of_the_claims_in_its_batch_for_more_than_one_wait_and_loses_none() {
     let (name, url) = migrated_database().await;
@@ -1529,6 +1571,20 @@ impl TestStore {
         tokio::spawn(async move { claimant.claim(id, default_queue()).await.unwrap() })
     }
 
+    /// Claim a job in a task of its own. The claim is in the queue of its group commit when this returns.
+    async fn hand_in_claim(&self, id: JobId) -> JoinHandle<Claim> {
+        let claimant = self.claimant.clone();
+        handed_in(async move { claimant.claim(id, default_queue()).await.unwrap() }).await
+    }
+
+    /// Claim for a runner whose id the test knows from now on.
+    fn with_runner(self) -> (Self, RunnerId) {
+        let runner = RunnerId::new_for_host("test");
+        let kinds = vec!["noop".parse().unwrap()];
+        let claimant = self.store.claimant(runner.clone(), kinds, Duration::from_secs(30));
+        (Self { claimant, ..self }, runner)
+    }
+
     /// Sweep until the attempts that ran when the limits were set are counted.
     async fn count_by_sweeps(&self) {
         let (mut sweep, began) = (LimitSweep::default(), Instant::now());
@@ -1942,6 +1998,12 @@ async fn a_claim_counts_a_job_by_its_new_host_if_its_payload_is_changed_meanwhil
     test.stop().await;
 }
 
+/// Let this job be due in an hour.
+async fn put_off(conn: &mut MySqlConnection, id: JobId) {
+    let sql = "UPDATE owed SET execute_at = UTC_TIMESTAMP(3) + INTERVAL 1 HOUR WHERE id = ?";
+    sqlx::query(sql).bind(id.uuid()).execute(conn).await.unwrap();
+}
+
 /// Longer than a claim is sure of its limits.
 const LONG: Duration = Duration::from_millis(1_100);
 
@@ -2017,6 +2079,40 @@ async fn a_claim_without_room_gives_back_what_its_earlier_run_has_claimed_meanwh
     proxy.leave_held_back();
     test.until_said("SELECT id, queue, execute_at FROM owed", 1).await;
     proxy.pass_held_back();
+    assert_follows_the_limit(test, claim, &ids, &second).await;
+}
+
+/// After the steps of [`count_during_a_commit`], in a batch with a job that does not exist:
+///
+/// 4. The COMMIT is done. The runner asks why it has not got the other job, and that answer is lost.
+/// 5. The claim runs again. It could find room for the first job by now, and hand it out, while another task gives back
+///    what the first run has left.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_runs_again_has_left_nothing_before() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::with_flushers(name, url, proxy.url(), 1).await;
+    let ids = test.insert_limited("a", 3).await;
+    // The only flusher waits for a row, so that the next claims make one batch. The job of the row is put off.
+    let mut other = test.mysql().await;
+    let mut blocker = hold(&mut other, ids[2]).await;
+    put_off(&mut blocker, ids[2]).await;
+    let blocked = test.claim_apart(ids[2]);
+    test.until_said("UPDATE owed FORCE INDEX", 1).await;
+    let (claim, missing) = (test.hand_in_claim(ids[0]).await, test.hand_in_claim(JobId::new()).await);
+    proxy.hold_back("INSERT INTO claim_batches");
+    blocker.commit().await.unwrap();
+    let blocked = blocked.await.unwrap();
+    assert!(matches!(blocked, Claim::NotDue(_)), "{blocked:?}");
+    until_held_back(&proxy).await;
+    test.set_limit(Bounds { concurrency: Some(1), ..Bounds::default() }).await;
+    test.count_by_sweeps().await;
+    let second = test.claimed(ids[1]).await;
+    proxy.cut_after("SELECT id, queue, priority, execute_at, kind, losses");
+    proxy.pass_held_back();
+    let missing = missing.await.unwrap();
+    assert!(matches!(missing, Claim::Gone), "{missing:?}");
+    assert_eq!((proxy.cuts(), test.store.unanswered_claims()), (1, 1));
     assert_follows_the_limit(test, claim, &ids, &second).await;
 }
 
@@ -2101,6 +2197,120 @@ async fn a_claim_whose_commit_took_long_follows_a_limit_that_was_lowered_meanwhi
     assert_eq!(test.slots().await, (1, 0, 0));
     test.park(&ids[1..]).await;
     assert_eq!(test.succeed(&first).await, ids[1..]);
+    test.stop().await;
+}
+
+/// Check that the reaper finds the attempt of this job, which has not started, by the row of its claim, until it is
+/// given back. `open` is how many attempts are open before that.
+async fn assert_found_until_given_back(test: &TestStore, runner: &RunnerId, left: JobId, open: usize) {
+    let now = test.store.unstopped_runners().await.unwrap().reading.moment;
+    let open_by_rows = || async {
+        test.store.delete_closed_batches(runner).await.unwrap();
+        test.store.lapsed_of(runner, None, LapseRule::at(now), Arc::default()).await.unwrap().open
+    };
+    assert_eq!(open_by_rows().await, open);
+    assert_eq!(test.give_back().await, [left]);
+    assert_eq!(open_by_rows().await, open - 1);
+    assert_eq!(test.count("SELECT COUNT(*) FROM claim_batches").await, open as i64 - 1);
+}
+
+/// 1. Two jobs of each key may run. A job of one key runs. A runner claims the next one, and in one batch a job of
+///    another key. The COMMIT is under way for seconds.
+/// 2. An operator allows one.
+/// 3. The COMMIT is done. The job of the other key starts, and ends. Without the row of the claim, no reaper would find
+///    the first job if the runner died now.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_row_of_a_claim_stays_until_what_had_no_room_is_given_back() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let (test, runner) = TestStore::with_flushers(name, url, proxy.url(), 1).await.with_runner();
+    test.set_concurrency(2).await;
+    let (of_a, of_b) = (test.insert_limited("a", 2).await, test.insert_limited("b", 1).await);
+    let late = test.insert_limited("c", 1).await[0];
+    let first = test.claimed(of_a[0]).await;
+    // The only flusher waits for a row, so that the next claims make one batch. The job of the row is put off.
+    let mut other = test.mysql().await;
+    let mut blocker = hold(&mut other, late).await;
+    put_off(&mut blocker, late).await;
+    let blocked = test.claim_apart(late);
+    test.until_said("UPDATE owed FORCE INDEX", 1).await;
+    let (left, started) = (test.hand_in_claim(of_a[1]).await, test.hand_in_claim(of_b[0]).await);
+    proxy.hold_back("INSERT INTO claim_batches");
+    blocker.commit().await.unwrap();
+    let blocked = blocked.await.unwrap();
+    assert!(matches!(blocked, Claim::NotDue(_)), "{blocked:?}");
+    until_held_back(&proxy).await;
+    test.set_concurrency(1).await;
+    tokio::time::sleep(LONG).await;
+    proxy.pass_held_back();
+    let (left, started) = (left.await.unwrap(), started.await.unwrap());
+    assert!(matches!(left, Claim::Gone), "{left:?}");
+    let Claim::Won(started) = started else { panic!("{started:?}") };
+    assert_eq!(test.succeed(&started).await, []);
+    assert_found_until_given_back(&test, &runner, of_a[1], 2).await;
+    test.park(&of_a[1..]).await;
+    assert_eq!(test.succeed(&first).await, of_a[1..]);
+    test.stop().await;
+}
+
+/// 1. Two jobs of each key may run. In one batch, one of two jobs ends at one key and both of another key, and the same
+///    transaction claims the next parked job of each key. The COMMIT is under way for seconds.
+/// 2. An operator allows one.
+/// 3. The COMMIT is done. The next job of the other key starts, and ends. Without the row of the claim, no reaper would
+///    find the next job of the first key if the runner died now.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_row_of_a_claim_of_next_jobs_stays_until_what_had_no_room_is_given_back() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let (test, runner) = TestStore::with_flushers(name, url, proxy.url(), 1).await.with_runner();
+    test.set_concurrency(2).await;
+    let (of_a, of_b) = (test.insert_limited("a", 3).await, test.insert_limited("b", 3).await);
+    let one = job();
+    let blocking = one.id;
+    test.store.insert(vec![one]).await.unwrap();
+    let blocking = test.claimed(blocking).await;
+    let [a, running, b, c] = [
+        test.claimed(of_a[0]).await,
+        test.claimed(of_a[1]).await,
+        test.claimed(of_b[0]).await,
+        test.claimed(of_b[1]).await,
+    ];
+    test.park(&[of_a[2], of_b[2]]).await;
+    // The only flusher waits for a row, so that the next verdicts make one batch.
+    let mut other = test.mysql().await;
+    let blocker = hold(&mut other, blocking.id).await;
+    let in_front = handed_in({
+        let (store, success) = (test.store.clone(), settlement(&blocking, Verdict::Succeeded));
+        async move { store.settle(success).await.unwrap() }
+    })
+    .await;
+    test.until_said("DELETE FROM owed", 1).await;
+    let mut ends = Vec::new();
+    for claimed in [a, b, c] {
+        let (store, claimant) = (test.store.clone(), test.claimant.clone());
+        let success = settlement(&claimed, Verdict::Succeeded);
+        ends.push(handed_in(async move { store.settle_and_claim_next(success, &claimant).await.unwrap() }).await);
+    }
+    // Only a transaction that claims next jobs has a request of its own for its tallies.
+    proxy.hold_back("INSERT INTO tallies");
+    blocker.commit().await.unwrap();
+    until_held_back(&proxy).await;
+    test.set_concurrency(1).await;
+    tokio::time::sleep(LONG).await;
+    proxy.pass_held_back();
+    assert!(matches!(in_front.await.unwrap(), Settled::Done { .. }));
+    let mut next = Vec::new();
+    for end in ends {
+        let (settled, claim) = end.await.unwrap();
+        assert!(matches!(settled, Settled::Done { state: State::Completed, .. }), "{settled:?}");
+        next.extend(claim);
+    }
+    let [Claim::Won(started)] = next.as_slice() else { panic!("{next:?}") };
+    assert_eq!((started.id, test.succeed(started).await), (of_b[2], vec![]));
+    assert_found_until_given_back(&test, &runner, of_a[2], 2).await;
+    test.store.sweep_limits(LimitSweep::default(), false, |_| {}).await.unwrap();
+    assert_eq!(test.slots().await, (1, 0, 0));
+    assert_eq!(test.succeed(&running).await, []);
     test.stop().await;
 }
 

@@ -304,19 +304,22 @@ impl Batch for Claims {
                 claims.extend(taken.claims);
                 (let_go, busy) = (taken.let_go, taken.busy);
             }
+            let lost: Vec<Uuid> = ids.into_iter().filter(|id| !claims.contains_key(&JobId::from_uuid(*id))).collect();
+            if !lost.is_empty() {
+                claims.extend(self.why_lost(conn, &lost, &sure).await?);
+            }
+            // Only now, because a run that fails is followed by another one. That one might hand out what this one has
+            // left, while it is being given back.
+            let mut leaves_some = false;
             if !ours.is_empty() || limits.took_long() {
                 // Its COMMIT may have come after the count for a new limit.
                 let limits = ours.is_empty().then_some(&limits);
-                self.leave_without_room(conn, &mut claims, limits, token).await?;
+                leaves_some = self.leave_without_room(conn, &mut claims, limits, token).await?;
             }
-            let lost: Vec<Uuid> = ids.into_iter().filter(|id| !claims.contains_key(&JobId::from_uuid(*id))).collect();
             if earlier == PriorRun::MayHaveCommitted {
                 // The COMMIT of an earlier run may have come while this one waited, and this one has no room for them.
                 let left = lost.iter().map(|id| JobId::from_uuid(*id)).filter(|id| own.contains(id));
                 self.open.gave_up(token, &left.collect::<Vec<_>>());
-            }
-            if !lost.is_empty() {
-                claims.extend(self.why_lost(conn, &lost, &sure).await?);
             }
             // Hand out each attempt that is found under the token only once. A batch may contain an id twice, and its
             // items may be claimed one by one under the same token.
@@ -325,7 +328,11 @@ impl Batch for Claims {
                 let found = claims.iter().filter(|(id, claim)| won(claim) && own.contains(id) == of_limited);
                 let found: Vec<JobId> = found.map(|(id, _)| *id).collect();
                 if !found.is_empty() {
-                    let fresh = self.open.won(batch, token, &found);
+                    let fresh = if leaves_some {
+                        self.open.won_in_part(token, &found)
+                    } else {
+                        self.open.won(batch, token, &found)
+                    };
                     claims.retain(|id, claim| !won(claim) || own.contains(id) != of_limited || fresh.contains(id));
                 }
             }

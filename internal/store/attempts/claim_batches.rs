@@ -99,6 +99,14 @@ impl OpenClaims {
         fresh
     }
 
+    /// Do what [`won`](Self::won) does for a claim of which this process has left other attempts, to give them back.
+    /// Its row stays: if this process dies before that, the reaper of another one finds those attempts by it. The
+    /// reaper of this process deletes the row when none of its attempts is open any more.
+    pub(crate) fn won_in_part(&self, token: AttemptToken, ids: &[JobId]) -> HashSet<JobId, IdHashes> {
+        // No row has this id.
+        self.won(Uuid::now_v7(), token, ids)
+    }
+
     /// Record that the attempt is settled, by its holder or by another process.
     pub(crate) fn ended(&self, id: JobId, token: AttemptToken) {
         self.all_ended([(id, token)]);

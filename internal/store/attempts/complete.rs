@@ -428,8 +428,10 @@ impl<'a> SuccessorClaim<'a> {
     pub(crate) fn hand_out(mut self) -> ClaimsById {
         let won: Vec<JobId> = self.won.keys().copied().collect();
         let left = std::mem::take(&mut self.without_room);
-        if left.is_empty() || !won.is_empty() {
+        if left.is_empty() {
             self.claims.open.won(self.batch, self.token, &won);
+        } else {
+            self.claims.open.won_in_part(self.token, &won);
         }
         self.claims.open.leave(Unstarted { token: self.token, ids: left, why: NO_ROOM });
         self.ids.clear();

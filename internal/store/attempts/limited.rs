@@ -315,21 +315,23 @@ impl Claims {
     }
 
     /// Look at the limits once more after the COMMIT, and leave the attempts that may not start: they are given back.
-    /// `limits` is what this claim knew about limits. It is None if an earlier run of it, which got no answer, has
-    /// claimed some of the attempts: nothing says what that run knew, so this looks in any case.
+    /// Returns whether there are any. `limits` is what this claim knew about limits. It is None if an earlier run of
+    /// it, which got no answer, has claimed some of the attempts: nothing says what that run knew, so this looks in any
+    /// case.
     pub(super) async fn leave_without_room(
         &self,
         conn: &mut Session<'_>,
         claims: &mut ClaimsById,
         limits: Option<&LimitsOfClaim>,
         token: AttemptToken,
-    ) -> Result<(), sqlx::Error> {
+    ) -> Result<bool, sqlx::Error> {
         let won = claims.iter().filter(|(_, claim)| matches!(claim, Claim::Won(_)));
         let won: Vec<Uuid> = won.map(|(id, _)| id.uuid()).collect();
         let without = without_room(conn, &won, (limits, &self.limits)).await?;
+        let leaves_some = !without.is_empty();
         self.open.leave(Unstarted { token, ids: without.iter().copied().collect(), why: NO_ROOM });
         claims.extend(without.into_iter().map(|id| (id, Claim::Gone)));
-        Ok(())
+        Ok(leaves_some)
     }
 
     /// Begin the transaction of a claim with locks on these keys, unless the caller has begun it. Return those that it
@@ -876,19 +878,33 @@ impl Batch for FreedSlots {
             let (gone, _) = let_go(conn, &keys, &limits).await?;
             sqlx::raw_sql("COMMIT").execute(&mut *conn).await?;
             turned.iter().for_each(Turned::tell);
-            // The slots of keys that count as locked are left to the sweep.
-            let locked = known.among(&asked);
-            // Each of them is told once, and none to a caller that has to ask again.
-            let mut gone = Some(gone);
-            let reply = |item: &SlotsOfJob| {
-                let is_done = item.keys.iter().all(|key| got.contains(key));
-                let is_locked = item.keys.iter().any(|key| locked.contains(key));
-                let let_go = if is_done { gone.take().unwrap_or_default() } else { Vec::new() };
-                SlotsReply { let_go, busy: !waits && !is_done && !is_locked }
-            };
-            Ok(items.iter().map(reply).collect())
+            // The slots of keys that count as locked, or for which this has waited in vain, are left to the sweep.
+            let left: BTreeSet<LimitKey> =
+                if waits { asked.into_iter().cloned().collect() } else { known.among(&asked) };
+            Ok(replies(items, &got, &left, gone))
         })
     }
+}
+
+/// Return the answers about these slots. Those of which this has `got` all keys are free, and the others with a key in
+/// `left` are left to the sweep. The callers of the rest ask again.
+///
+/// Each of the jobs that were let go is told once, and not to a caller that asks again. The last caller is told: the
+/// first ones have waited longest, and one that has waited for too long has gone away.
+fn replies(
+    items: &[SlotsOfJob],
+    got: &BTreeSet<LimitKey>,
+    left: &BTreeSet<LimitKey>,
+    let_go: Vec<DueJob>,
+) -> Vec<SlotsReply> {
+    let is_done = |item: &SlotsOfJob| item.keys.iter().all(|key| got.contains(key));
+    let is_left = |item: &SlotsOfJob| item.keys.iter().any(|key| left.contains(key));
+    let reply = |item: &SlotsOfJob| SlotsReply { let_go: Vec::new(), busy: !is_done(item) && !is_left(item) };
+    let mut replies: Vec<SlotsReply> = items.iter().map(reply).collect();
+    if let Some(last) = items.iter().rposition(is_done) {
+        replies[last].let_go = let_go;
+    }
+    replies
 }
 
 /// What a transaction of a sweep has done.
@@ -1519,7 +1535,7 @@ async fn keys_of_jobs(
 
 #[cfg(test)]
 mod tests {
-    use tickr_job::{Actor, Bounds, Limit};
+    use tickr_job::{Actor, Bounds, Limit, Priority};
 
     use super::*;
 
@@ -1530,6 +1546,34 @@ mod tests {
         let limit = Limit { name, kind: None, queue: None, shared_by, fair: false, breaker: None, bounds, overrides };
         let changed = (Timestamp::default(), Actor::tickr());
         LimitSetting { limit, counted: true, changed, version: 1, breaker_since: None, share: None }
+    }
+
+    #[test]
+    fn the_last_caller_whose_slots_are_free_is_told_which_jobs_were_let_go() {
+        let key = |key: &str| LimitKey { limit: "l".parse().unwrap(), key: key.to_owned() };
+        let slots_at = |keys: &[&str]| SlotsOfJob {
+            id: Uuid::now_v7(),
+            keys: keys.iter().copied().map(key).collect(),
+            call: None,
+            keeps: false,
+        };
+        let items = [&["a"][..], &["a", "b"], &["a"], &["b"], &["a", "c"]].map(slots_at);
+        let job = DueJob {
+            id: JobId::new(),
+            queue: "default".parse().unwrap(),
+            priority: Priority::default(),
+            execute_at: Timestamp::default(),
+            kind: "noop".parse().unwrap(),
+        };
+        let told = |got: &[&str], left: &[&str]| -> Vec<(usize, bool)> {
+            let [got, left]: [BTreeSet<LimitKey>; 2] = [got, left].map(|keys| keys.iter().copied().map(key).collect());
+            let replies = replies(&items, &got, &left, vec![job.clone()]);
+            replies.into_iter().map(|reply| (reply.let_go.len(), reply.busy)).collect()
+        };
+        // The caller of the third one may have come seconds after the first one.
+        assert_eq!(told(&["a"], &["c"]), [(0, false), (0, true), (1, false), (0, true), (0, false)]);
+        assert_eq!(told(&["a", "b", "c"], &[]).iter().map(|(jobs, _)| *jobs).collect::<Vec<_>>(), [0, 0, 0, 0, 1]);
+        assert_eq!(told(&[], &["a", "b"]), [(0, false); 5]);
     }
 
     #[test]

@@ -201,18 +201,23 @@ impl<B: Batch> Flusher<B> {
     async fn write(&mut self, taken: Vec<Waiting<B>>, mark: B::Mark) {
         let (first, others): (Vec<_>, Vec<_>) = taken.into_iter().partition(|one| B::goes_first(&one.item));
         match self.write_part(first, mark).await {
+            Ok(has_waited) => {
+                // One session often locks rows of both parts, and no caller waits twice for so long.
+                self.link.hurry(has_waited);
+                drop(self.write_part(others, mark).await);
+                self.link.hurry(false);
+            }
             // An outage concerns all items. Their callers need not wait until each part has been tried.
-            Some(error) => drop(answer_all(others.into_iter(), &error)),
-            None => drop(self.write_part(others, mark).await),
+            Err(error) => drop(answer_all(others.into_iter(), &error)),
         }
     }
 
-    /// Write a part of a batch and answer each caller in it. Returns the error if the rest of the batch will not be
-    /// written either.
-    async fn write_part(&mut self, taken: Vec<Waiting<B>>, mark: B::Mark) -> Option<StoreError> {
+    /// Write a part of a batch and answer each caller in it. Returns whether this has waited for a lock in vain, or the
+    /// error if the rest of the batch will not be written either.
+    async fn write_part(&mut self, taken: Vec<Waiting<B>>, mark: B::Mark) -> Result<bool, StoreError> {
         match self.flush(taken, mark).await {
-            Flushed::Written => None,
-            Flushed::Out(error) => Some(error),
+            Flushed::Written => Ok(false),
+            Flushed::Out(error) => Err(error),
             Flushed::Locked(taken) => {
                 metrics::counter!("tickr_batches_split_total", "write" => B::ATTEMPTED).increment(1);
                 self.link.hurry(true);
@@ -221,7 +226,7 @@ impl<B: Batch> Flusher<B> {
                 if !all_locked.is_empty() {
                     self.flush_patiently(all_locked, mark).await;
                 }
-                None
+                Ok(true)
             }
         }
     }
