@@ -2302,6 +2302,14 @@ mutants() {
         'self.interrupted(now, longer) <= ' \
         'self.interrupted(now, Duration::ZERO) <= ' \
         leases::after_an_outage_no_runner_judges_another_before_a_lease_of_that_one
+    mutant 'gap beside a shorter lease' internal/engine/heartbeat_history.rs \
+        '(theirs >= lease || self.has_watched(now, theirs))' \
+        '(theirs >= lease || self.watched.is_some())' \
+        remote_workers::a_stall_in_which_only_the_short_lease_of_a_worker_ends_costs_it_no_attempt
+    mutant 'looks in a shorter lease' internal/engine/reaper.rs \
+        'pause = short.map_or(usual, |short| short.min(usual));' \
+        'pause = short.map_or(usual, |short| short.max(usual));' \
+        remote_workers::a_stall_in_which_only_the_short_lease_of_a_worker_ends_costs_it_no_attempt
     mutant 'outage that a runner starts in' internal/engine/lib.rs \
         'if store.was_out() { HeartbeatHistory::after_an_outage() }' \
         'if false { HeartbeatHistory::after_an_outage() }' \
@@ -2348,6 +2356,10 @@ mutants() {
         '&& !attempt.is_behind(fetch)' \
         '&& !attempt.is_behind(Uuid::nil())' \
         remote_workers::a_late_copy_of_a_request_that_no_process_has_seen_gives_nothing_back_that_was_claimed_since
+    mutant 'versions of the ids of requests' internal/store/attempts/remote.rs \
+        'request.get_version_num() == 7 && other.get_version_num() == 7' \
+        'request.get_version_num() > 0 && other.get_version_num() > 0' \
+        remote_workers::what_did_not_arrive_comes_back_with_the_next_request_if_an_id_tells_no_time
     mutant 'rest of an answer that is not listed' internal/store/attempts/remote.rs \
         '&& !incomplete.contains(&batch.id)' \
         '&& !incomplete.contains(&Uuid::nil())' \

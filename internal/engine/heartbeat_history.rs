@@ -15,6 +15,10 @@
 //! interruptions of a few seconds let no long lease lapse. They keep no runner from judging the holder of one; otherwise a
 //! runner with a lease of two seconds would seldom judge remote workers, whose leases are ten seconds or more.
 //!
+//! With a shorter lease, heartbeats are closer. A stall that is no gap beside this runner's own lease may let such a
+//! lease lapse. So this runner also remembers the longest times in which MySQL answered it neither a heartbeat nor a
+//! reading of the clock. After one that is a gap beside the lease of the other runner, it waits for that lease.
+//!
 //! A step ahead stays in the age of each attempt that started before it, for as long as the attempt runs. So steps
 //! ahead are remembered, and taken off the ages of remote workers' attempts. Those from before this process started are
 //! known as far as other processes recorded them.
@@ -59,6 +63,10 @@ struct Beats {
     began: Option<Instant>,
     /// The newest interruptions, the newest last.
     interruptions: VecDeque<Interruption>,
+    /// The moment at which the newest answered heartbeat, or the newest answered reading of the clock, was sent.
+    watched: Option<Instant>,
+    /// Times without such an answer, the newest last. Each is longer than all that came after it.
+    unwatched: VecDeque<Interruption>,
     /// Number of interruptions so long, or steps of the clock so large, that other runners may have called this one
     /// dead.
     gaps: u64,
@@ -184,8 +192,8 @@ impl HeartbeatHistory {
     }
 
     /// Return whether a runner with a lease of `theirs` may be called dead if it is silent. It had time to send a
-    /// heartbeat since this process started to watch, and a full lease since the newest interruption. `lease` is this
-    /// runner's own.
+    /// heartbeat since this process started to watch, and a full lease since the newest interruption, or since the
+    /// newest time without an answer that was long enough to let its lease lapse. `lease` is this runner's own.
     pub(super) fn may_call_dead(&self, lease: Duration, theirs: Duration) -> bool {
         self.lock(|beats| beats.may_call_dead(Instant::now(), lease, theirs))
     }
@@ -242,11 +250,13 @@ impl Beats {
         }
         self.last = Some(sent);
         self.began.get_or_insert(sent);
+        self.watch(sent, now);
     }
 
     fn record_clock(&mut self, reading: Reading, now: Instant, lease: Duration) -> Option<TimeDelta> {
         self.began.get_or_insert(reading.received);
         self.first_shown.get_or_insert(reading.moment);
+        self.watch(reading.sent, reading.received);
         let before = self.reading.replace(reading)?;
         let step = step(&before, &reading)?;
         let between = reading.received.saturating_duration_since(before.sent);
@@ -329,12 +339,37 @@ impl Beats {
         self.interruptions.push_back(Interruption { ended, length });
     }
 
+    /// Note that MySQL has answered a call. Other runners could send heartbeats at this moment as well.
+    fn watch(&mut self, sent: Instant, answered: Instant) {
+        let before = self.watched;
+        self.watched = Some(before.map_or(sent, |before| before.max(sent)));
+        let Some(before) = before else { return };
+        let length = answered.saturating_duration_since(before);
+        // One that is as long and ends later counts wherever an earlier one does.
+        while self.unwatched.back().is_some_and(|last| last.length <= length) {
+            self.unwatched.pop_back();
+        }
+        let is_full = self.unwatched.len() == MAX_INTERRUPTIONS;
+        let shortest = if is_full { self.unwatched.pop_back() } else { None };
+        let length = shortest.map_or(length, |shortest| shortest.length);
+        self.unwatched.push_back(Interruption { ended: answered, length });
+    }
+
+    /// Return whether a runner with this lease could send heartbeats within its last lease, as far as this process has
+    /// watched MySQL.
+    fn has_watched(&self, now: Instant, lease: Duration) -> bool {
+        let since = |moment: Instant| now.saturating_duration_since(moment);
+        let is_late = self.watched.is_none_or(|watched| is_gap(since(watched), lease));
+        !is_late && !self.unwatched.iter().any(|time| since(time.ended) < lease && is_gap(time.length, lease))
+    }
+
     fn may_call_dead(&self, now: Instant, lease: Duration, theirs: Duration) -> bool {
         let longer = lease.max(theirs);
         let since = |moment: Instant| now.saturating_duration_since(moment);
         self.last.is_some_and(|last| !is_gap(since(last), lease))
             && self.began.is_some_and(|began| is_gap(since(began), longer))
             && self.interrupted(now, longer) <= longer.mul_f64(HARMLESS)
+            && (theirs >= lease || self.has_watched(now, theirs))
     }
 
     /// Return the sum of the interruptions that ended less than `within` ago.
@@ -446,6 +481,58 @@ mod tests {
         assert_eq!(beat(15_600, 15_600), [false, false]);
         assert_eq!(beat(16_100, 19_100), [true, false]);
         assert_eq!(beat(19_600, 19_600), [true, true]);
+    }
+
+    #[test]
+    fn a_stall_in_which_only_a_shorter_lease_may_end_keeps_a_runner_from_judging_its_holder() {
+        let start = Instant::now();
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        let theirs = [2, 10].map(Duration::from_secs);
+        let mut beats = Beats::default();
+        let mut look = |from: u64, to: u64| {
+            (from..=to).step_by(500).for_each(|ms| beats.record_beat(at(ms), at(ms), LEASE));
+            theirs.map(|lease| beats.may_call_dead(at(to), LEASE, lease))
+        };
+        assert_eq!(look(0, 20_000), [true, true]);
+        // Four seconds without an answer are no gap beside a lease of 30 s.
+        assert_eq!(look(24_000, 25_500), [false, true]);
+        assert_eq!(look(26_000, 26_000), [true, true]);
+        assert_eq!(look(33_000, 34_500), [false, false]);
+        assert_eq!(look(35_000, 42_500), [true, false]);
+        assert_eq!(look(43_000, 43_000), [true, true]);
+        // A call of which the answer is missing still.
+        let judged = |ms: u64| theirs.map(|lease| beats.may_call_dead(at(ms), LEASE, lease));
+        assert_eq!([44_000, 45_000, 50_000].map(judged), [[true, true], [false, true], [false, false]]);
+    }
+
+    #[test]
+    fn an_answer_that_hangs_counts_from_its_request() {
+        let start = Instant::now();
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        let mut beats = Beats::default();
+        (0..=20_000).step_by(500).for_each(|ms| beats.record_beat(at(ms), at(ms), LEASE));
+        // Two calls were sent at the same moment. The time without an answer ends with the next one.
+        beats.watch(at(20_600), at(24_000));
+        beats.watch(at(20_600), at(24_010));
+        let judged = |ms: u64| beats.may_call_dead(at(ms), LEASE, Duration::from_secs(2));
+        assert!(!judged(24_010));
+        beats.watch(at(24_500), at(24_500));
+        (25_000..=26_000).step_by(500).for_each(|ms| beats.watch(at(ms), at(ms)));
+        let judged = |ms: u64| beats.may_call_dead(at(ms), LEASE, Duration::from_secs(2));
+        assert_eq!([26_000, 26_499, 26_500].map(judged), [false, false, true]);
+    }
+
+    #[test]
+    fn times_without_an_answer_beyond_those_that_are_remembered_count_all_the_same() {
+        let (start, mut beats, mut now) = (Instant::now(), Beats::default(), Duration::ZERO);
+        beats.watch(start, start);
+        for ms in (1..=1_000).rev() {
+            now += Duration::from_millis(ms);
+            beats.watch(start + now, start + now);
+        }
+        assert_eq!(beats.unwatched.len(), MAX_INTERRUPTIONS);
+        assert!(beats.unwatched.iter().is_sorted_by(|one, next| one.length > next.length && one.ended < next.ended));
+        assert_eq!(beats.unwatched.back().map(|last| last.ended), beats.watched);
     }
 
     #[test]

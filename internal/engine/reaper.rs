@@ -9,8 +9,9 @@
 //!
 //! A runner must not call others dead for a fault on its own side. After an interruption of its own heartbeat, or a
 //! step of MySQL's clock, it waits a full lease before it does. After its start it waits until a living runner would
-//! have sent a heartbeat. See [`HeartbeatHistory`]. One reading of MySQL's clock, taken and checked at the beginning,
-//! is used for the whole round.
+//! have sent a heartbeat. A stall that is short beside its own lease may let the shorter lease of another runner lapse.
+//! So it looks several times in the shortest lease, and waits after a gap between its looks. See [`HeartbeatHistory`].
+//! One reading of MySQL's clock, taken and checked at the beginning, is used for the whole round.
 //!
 //! Every few seconds it also walks one page further through the rows of unfinished jobs (table `owed`). That finds
 //! attempts that no batch names: those of older binaries, which run beside this one during a deploy. While such a runner
@@ -35,6 +36,10 @@ use tickr_store::{LapseRule, Lapsed, Reading, Reaped, RunnerBeat, Settled, Store
 /// open attempts.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// Looks in the shortest lease of another runner that is shorter than this runner's own, and the shortest pause between
+/// them. Between two looks that are much further apart, such a lease could lapse without the fault of its holder.
+const LOOKS_PER_LEASE: u32 = 4;
+const SHORTEST_PAUSE: Duration = Duration::from_millis(200);
 /// Most attempts ended in one transaction.
 const PAGE: usize = 200;
 /// Time between two searches for batches of claims whose runner is not in the list of living runners. Such batches
@@ -95,7 +100,9 @@ pub(super) async fn run_until_stopped(shared: Arc<EngineState>) {
         }
         match reaper.run_once(&shared).await {
             Ok(round) => {
-                pause = if round.open > 0 { LOOK_AGAIN } else { LOOK_EVERY };
+                let usual = if round.open > 0 { LOOK_AGAIN } else { LOOK_EVERY };
+                let short = round.shortest.map(|lease| (lease / LOOKS_PER_LEASE).max(SHORTEST_PAUSE));
+                pause = short.map_or(usual, |short| short.min(usual));
                 if round.attempts > 0 {
                     tracing::warn!(attempts = round.attempts, "ended attempts of dead runners");
                     shared.workers.record_loss();
@@ -118,6 +125,8 @@ struct Round {
     attempts: usize,
     /// Attempts of silent runners that are still open.
     open: usize,
+    /// The shortest lease of a runner that is shorter than this runner's own.
+    shortest: Option<Duration>,
 }
 
 impl Reaper {
@@ -146,13 +155,15 @@ impl Reaper {
         // Kept here because the list of runners is read anyway: the kinds tell for how long a job of a kind unknown to
         // this runner is put off.
         *shared.living_kinds.lock().unwrap_or_else(PoisonError::into_inner) = living_kinds;
+        let lease = shared.settings.lease;
+        let shorter = || beats.iter().map(|beat| beat.lease).filter(move |theirs| *theirs < lease);
+        let mut round = Round { shortest: shorter().min(), ..Round::default() };
         if !may_judge {
             // Heartbeats were compared with a clock that may have been set since.
             self.ahead.clear();
-            return Ok(Round::default());
+            return Ok(round);
         }
         let at = reading.moment;
-        let lease = shared.settings.lease;
         let silent: Vec<(RunnerBeat, TimeDelta)> = beats
             .iter()
             .map(|beat| (beat.clone(), self.silence(beat, at)))
@@ -164,10 +175,10 @@ impl Reaper {
         // Remote workers repeat a heartbeat that fails within seconds, whatever the length of their leases is.
         let patience = |beat: &RunnerBeat| if beat.is_remote { beat.lease.min(REMOTE_PATIENCE) } else { beat.lease };
         let longest = beats.iter().map(patience).max().unwrap_or(lease);
-        let judges_all = shared.heartbeats.may_call_dead(lease, longest);
+        let judges = |theirs: Duration| shared.heartbeats.may_call_dead(lease, theirs);
+        let judges_all = judges(longest) && shorter().all(judges);
         self.ahead.retain(|id, _| beats.iter().any(|beat| beat.id == *id));
 
-        let mut round = Round::default();
         for (runner, silence) in &silent {
             // A lease that was taken before the clock was set back ends later than any that is taken now.
             let beyond = Some(at + delta(runner.lease) + SLACK);

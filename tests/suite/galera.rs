@@ -7,11 +7,13 @@ use sqlx::Executor;
 use tickr::app::App;
 use tickr::config::{Config, ServerUrl};
 use tickr::handlers::Registry;
-use tickr::job::{JobId, State};
+use tickr::job::{AttemptToken, JobId, RunnerId, State};
 use tickr::services::{Services, start_galera};
+use tickr::store::{Store, StoreSettings};
+use uuid::Uuid;
 
 use crate::support::limits::{NO_ROWS_LEFT, set_and_wait};
-use crate::support::{TestApp, answer, http, server_options};
+use crate::support::{Proxy, TestApp, answer, connect, eventually, http, server_options, table_prefix};
 
 /// Start a cluster of three nodes.
 async fn cluster() -> Vec<Services> {
@@ -147,5 +149,65 @@ async fn a_transaction_that_another_node_aborts_leaves_no_part_of_it() {
                  SELECT job_id FROM order_places) x LEFT JOIN jobs j ON j.id = x.id WHERE j.id IS NULL";
     assert_eq!(tickr.count(parts).await, 0, "parts of jobs that do not exist");
     other.stop(Default::default()).await;
+    tickr.stop().await;
+}
+
+/// 1. The answer to a request for jobs got lost at a process of one node, which is about to give its job back.
+/// 2. A process of another node has the repeated request. It has read what it hands out, and has not committed.
+/// 3. The first process gives the job back. Then the second one commits.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "fetches Galera and starts three servers: make test-long ARGS=galera::"]
+async fn a_job_that_is_given_back_at_one_node_is_not_handed_out_again_at_another() {
+    let mut nodes = cluster().await;
+    let tickr = TestApp::start_on_own(nodes.remove(0), |_| {}).await;
+    let declared = tickr.put("/v1/kinds/resize", json!({"queue": "pictures"})).await;
+    assert_eq!(declared.status, 201, "{:#}", declared.body);
+    let made = tickr.post("/v1/workers", json!({"name": "test", "kinds": ["resize"], "slots": 1})).await;
+    assert_eq!(made.status, 201, "{:#}", made.body);
+    let worker = made.body["id"].as_str().unwrap().to_owned();
+    let fetched = async |request: Uuid| {
+        let body = json!({"slots": 1, "wait_ms": 30_000, "holding": [], "fetch_id": request});
+        tickr.post(&format!("/v1/workers/{worker}/fetch"), body).await.body["jobs"][0].clone()
+    };
+    let id = tickr.enqueue_kind("resize", json!(1)).await;
+    let request = Uuid::now_v7();
+    assert_eq!(fetched(request).await["id"], json!(id.to_string()));
+    let token: Uuid = sqlx::query_scalar("SELECT token FROM owed WHERE id = ?")
+        .bind(id.uuid())
+        .fetch_one(&mut tickr.mysql().await)
+        .await
+        .unwrap();
+
+    let elsewhere = on_node(&tickr, &nodes[0]);
+    eventually("the other node knows of the claim", || async {
+        let sql = "SELECT COUNT(*) FROM claim_batches WHERE fetch_id IS NOT NULL";
+        let known: i64 = sqlx::query_scalar(sql).fetch_one(&mut connect(elsewhere.expose()).await).await.unwrap();
+        (known == 1).then_some(())
+    })
+    .await;
+    let proxy = Proxy::start(elsewhere.expose()).await;
+    let settings = StoreSettings { url: proxy.url(), connections: 4, flushers: 1, table_prefix: table_prefix() };
+    let store = Store::connect(&settings, Duration::from_secs(10)).await.unwrap();
+    let runner = RunnerId::from_stored(worker.clone());
+    proxy.hold_back("COMMIT");
+    let repeated = tokio::spawn({
+        let (store, runner) = (store.clone(), runner.clone());
+        async move { store.begin_fetch(runner, request, Vec::new(), Duration::ZERO).await.unwrap().unwrap() }
+    });
+    eventually("the repeated request has read", || async { proxy.holds_one_back().then_some(()) }).await;
+    let token = AttemptToken::from_uuid(token);
+    let why = "its answer got lost";
+    let given = tickr.app.broker().store().give_back_unreached(&runner, token, vec![id], why).await.unwrap();
+    assert_eq!(given.len(), 1);
+    proxy.pass_held_back();
+    let repeated = repeated.await.unwrap();
+    assert!(repeated.again.is_empty(), "{repeated:?}");
+    store.close().await;
+
+    let again = fetched(Uuid::now_v7()).await;
+    assert_eq!((&again["id"], &again["attempt"]), (&json!(id.to_string()), &json!(1)));
+    let verdicts = json!({"verdicts": [{"token": again["token"], "verdict": "succeeded"}]});
+    let finished = tickr.post(&format!("/v1/workers/{worker}/finish"), verdicts).await;
+    assert_eq!(finished.body["results"][0]["state"], "completed", "{:#}", finished.body);
     tickr.stop().await;
 }

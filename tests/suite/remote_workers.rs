@@ -428,6 +428,34 @@ async fn jobs_of_a_worker_that_died_run_again_after_its_lease() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_stall_in_which_only_the_short_lease_of_a_worker_ends_costs_it_no_attempt() {
+    // The process has a lease of 15 s, beside which the stall below is no gap.
+    let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
+    let at = tickr.app.addr();
+    let declared = tickr.put("/v1/kinds/resize", json!({"queue": "pictures", "retry": {"base_ms": 10}})).await;
+    assert_eq!(declared.status, 201, "{:#}", declared.body);
+    let (dead, living) = (Worker::register(&tickr, 1).await, Worker::register(&tickr, 1).await);
+    let id = tickr.enqueue_kind("resize", json!(1)).await;
+    assert_eq!(dead.fetch(at, 1, 20_000, &[]).await.len(), 1);
+    // It judges the holder of a shorter lease, once it has watched for long enough.
+    dead.lease_from_now(&tickr, 2_000).await;
+    tickr.until_attempts(id, 1).await;
+    let held = living.fetch(at, 1, 20_000, &[]).await.remove(0);
+    assert_eq!(id_of(&held), id);
+    // MySQL stands still for longer than the lease of the living worker. A look of the process waits for it.
+    living.lease_from_now(&tickr, 2_000).await;
+    tickr.services().mysql().pause().unwrap();
+    tokio::time::sleep(Duration::from_millis(3_500)).await;
+    tickr.services().mysql().resume().unwrap();
+    // The worker tries its heartbeat again a third of its lease later at most.
+    tokio::time::sleep(Duration::from_millis(660)).await;
+    assert_eq!(living.beat(at, &[&held]).await["lost"], json!([]));
+    assert_eq!(living.finish(at, &held, json!({"verdict": "succeeded"})).await["state"], "completed");
+    assert_eq!(tickr.verdicts(id).await, ["lost", "succeeded"]);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_beat_keeps_the_lease_and_brings_cancels_and_time_limits() {
     let tickr = started().await;
     let at = tickr.app.addr();
@@ -874,6 +902,56 @@ async fn a_late_copy_of_a_request_that_no_process_has_seen_gives_nothing_back_th
     assert_eq!(worker.finish(at, &again, json!({"verdict": "succeeded"})).await["state"], "completed");
     stop(other).await;
     tickr.stop().await;
+}
+
+/// Make the id of a request of this version, with the first or the last time that such an id can tell.
+fn request_of(version: u8, is_last: bool, number: u8) -> Uuid {
+    let mut bytes = [if is_last { 0xff } else { 0 }; 16];
+    (bytes[6], bytes[8], bytes[15]) = (version << 4, 0x80, number);
+    Uuid::from_bytes(bytes)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_did_not_arrive_comes_back_with_the_next_request_if_an_id_tells_no_time() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 1).await;
+    // Read as ids of version 7, each of the later ones would look older than the one before it.
+    for (number, versions) in (0..).zip([(4, 4), (4, 7), (7, 4), (1, 1)]) {
+        let (lost, next) = (request_of(versions.0, true, number), request_of(versions.1, false, number));
+        let id = tickr.enqueue_kind("resize", json!(number)).await;
+        let first = worker.fetch_as(lost, at, 1, 20_000, &[]).await.remove(0);
+        let again = worker.fetch_as(next, at, 1, 20_000, &[]).await;
+        assert_eq!(again.iter().map(id_of).collect::<Vec<_>>(), [id], "{versions:?}");
+        assert_eq!((id_of(&first), &again[0]["attempt"]), (id, &json!(1)));
+        assert_eq!(worker.finish(at, &again[0], json!({"verdict": "succeeded"})).await["state"], "completed");
+        assert_eq!(tickr.verdicts(id).await, ["interrupted", "succeeded"], "{versions:?}");
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_whose_clock_is_set_back_goes_on_and_its_heartbeats_give_back_what_did_not_arrive() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 2).await;
+    let lost = tickr.enqueue_kind("resize", json!(1)).await;
+    // The clock was ahead by far until this request.
+    assert_eq!(worker.fetch_as(request_of(7, true, 0), at, 1, 20_000, &[]).await.len(), 1);
+    let id = tickr.enqueue_kind("resize", json!(2)).await;
+    let held = worker.fetch(at, 2, 20_000, &[]).await.remove(0);
+    assert_eq!(id_of(&held), id, "the worker gets what is due");
+    assert_eq!(tickr.job(lost).await["state"], "executing", "the newer request looks like a copy that comes late");
+    aged(&tickr, 45).await;
+    silent(&tickr, 20).await;
+    worker.beat(at, &[&held]).await;
+    let again = worker.fetch(at, 1, 20_000, &[&held]).await.remove(0);
+    assert_eq!((id_of(&again), &again["attempt"]), (lost, &json!(1)));
+    for job in [&held, &again] {
+        assert_eq!(worker.finish(at, job, json!({"verdict": "succeeded"})).await["state"], "completed");
+    }
+    assert_eq!(tickr.verdicts(lost).await, ["interrupted", "succeeded"]);
+    tickr.stop_broken("attempts were dated back, to before their due times").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -17,6 +17,7 @@ use sqlx::Row;
 use uuid::Uuid;
 
 use crate::sql::batches::{MAX_ROWS, in_list, padded, padded_len, placeholders, statement};
+use crate::sql::cluster::{Locked, lock_in_cluster};
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
 use crate::sql::session::Session;
@@ -410,6 +411,8 @@ pub(super) async fn have_reached(
     let sql = "SELECT id FROM claim_batches WHERE runner = ? AND token = ? ORDER BY runner, id LIMIT ?";
     let query = sqlx::query_scalar(sql).bind(worker.as_str()).bind(token.uuid()).bind(PAGE);
     let found: Vec<Uuid> = query.fetch_all(&mut *conn).await?;
+    // A repeated request at another node of a cluster finds no lock of this one.
+    lock_in_cluster(conn, Locked::Claims, &found).await?;
     for batch in found {
         let sql = "SELECT reached FROM claim_batches WHERE runner = ? AND id = ? LOCK IN SHARE MODE";
         let query = sqlx::query_scalar(sql).bind(worker.as_str()).bind(batch);

@@ -641,6 +641,7 @@ async fn begin(
         .collect();
     note_reached(conn, &found.id, listed_batches, LISTED).await?;
     let repeated: BTreeSet<Uuid> = ours.iter().map(|attempt| attempt.batch.id).collect();
+    lock_in_cluster(conn, Locked::Claims, &repeated).await?;
     note_reached(conn, &found.id, repeated, HANDED_OUT_AGAIN).await?;
     // After this note: the process that claimed them may have given them back, and gives none of them back from now on.
     let again = read_again(conn, &found, &ours).await?;

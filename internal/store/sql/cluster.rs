@@ -31,6 +31,8 @@ pub(crate) enum Locked {
     Batch,
     /// A job: whether it has ended, and whether it exists.
     Job,
+    /// A batch of claims for a remote worker: whether an answer hands them out, or they are given back.
+    Claims,
 }
 
 impl Locked {
@@ -41,6 +43,7 @@ impl Locked {
             Self::Queue => b"queue",
             Self::Batch => b"batch",
             Self::Job => b"job",
+            Self::Claims => b"claims",
         };
         let digest = Sha256::new().chain_update(of).chain_update([0]).chain_update(key).finalize();
         u16::from_be_bytes([digest[0], digest[1]]) % ROWS
