@@ -198,7 +198,7 @@ async fn connections_killed_one_by_one_under_load_lose_nothing_and_double_nothin
     let (accepted, refused) = ([one.0, other.0].concat(), one.1 + other.1);
     let lost = assert_done(&tickr, &accepted).await;
     println!("{} jobs, {killed} connections killed, {refused} enqueues refused, {lost} claims lost", accepted.len());
-    assert!(killed > 50 && accepted.len() > 100, "{killed} killed, {} accepted", accepted.len());
+    assert!(killed > 50 && accepted.len() > 50, "{killed} killed, {} accepted", accepted.len());
     // A killed connection is replaced and its work repeated. A client sees an error only if that fails three times in a
     // row.
     assert!(refused + lost as usize <= accepted.len() / 50, "{refused} refused, {lost} lost");
