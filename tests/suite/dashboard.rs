@@ -296,6 +296,28 @@ async fn a_job_says_why_it_waits_shows_its_life_and_runs_again_with_edits() {
     tickr.stop().await;
 }
 
+/// The new job does the work of the failed one, so the server refuses to retry that one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replayed_job_offers_no_retry_and_leads_to_the_job_that_does_its_work() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let failed = tickr.enqueue(letter(&json!({"to": "nora", "fate": "returns"}))).await;
+    tickr.until(failed, State::Failed).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit(&format!("/jobs/{failed}")).await;
+    page.has(&button("Retry")).await;
+    let replay = tickr.post(&format!("/v1/jobs/{failed}/replay"), json!({})).await;
+    assert_eq!(replay.status, 201, "{:#}", replay.body);
+    let made = replay.body["id"].as_str().unwrap().to_owned();
+    page.reads("does its work now").await;
+    page.has_not(&button("Retry")).await;
+    page.has(&button("Delete")).await;
+    page.click(&link(&format!("…{}", &made[made.len() - 8..]))).await;
+    page.settles(&format!("/jobs/{made}")).await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn failures_of_one_cause_are_released_at_a_rate_watched_and_stopped() {
     let Some((tickr, browser)) = begin().await else { return };

@@ -157,6 +157,10 @@ function Explained({ why, job }) {
         </ol>`
     }
     ${
+      job.dead_letter?.replayed_as &&
+      html`<p>Replayed: the job <${JobLink} id=${job.dead_letter.replayed_as} /> does its work now.</p>`
+    }
+    ${
       has(why.data, 'limit_reached', 'breaker_open') &&
       html`<p class="row"><${ToLimit} reasons=${why.data.reasons} /> <${SameKey} job=${job} /></p>`
     }
@@ -214,6 +218,7 @@ function Actions({ job, path, reload, gone }) {
       }
       ${
         (job.state === 'failed' || job.state === 'cancelled') &&
+        job.dead_letter?.status !== 'replayed' &&
         html`
           <button
             type="button"
