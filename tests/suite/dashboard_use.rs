@@ -552,6 +552,8 @@ async fn a_release_counts_the_released_jobs_alone_and_is_the_only_one_of_its_gro
     page.follow("/operations").await;
     page.click(&link("Replay")).await;
     page.reads("5 released → 0 completed · 5 failed again").await;
+    page.reads("5 of the released jobs failed again").await;
+    page.until("it is no success", "document.querySelector('#outcome').matches('.warn')").await;
     page.assert_calm();
     drop(page);
     tickr.stop().await;
