@@ -1,7 +1,7 @@
 // One queue: what stands in its way, how it does, and what may be changed.
 
 import { seg, url } from '../core/api.js';
-import { html } from '../core/dom.js';
+import { cls, html } from '../core/dom.js';
 import { brief, count, plural, span } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { Acts } from '../ui/acts.js';
@@ -209,10 +209,10 @@ function Some({ title, q, on, error, none }) {
               (job) => html`<tr key=${job.id} data-row>
                 <td data-label="Kind">${job.kind}</td>
                 <td data-label="Job"><${JobLink} id=${job.id} /></td>
-                <td data-label=${error ? 'Error' : 'Due'}>
+                <td data-label=${error ? 'Error' : 'Due'} class=${cls(error && 'half')}>
                   ${
                     error
-                      ? html`<span class="clip narrow" title=${job.last_error}>${job.last_error ?? '–'}</span>`
+                      ? html`<span class="clip fill" title=${job.last_error}>${job.last_error ?? '–'}</span>`
                       : html`<${Time} at=${job.execute_at} />`
                   }
                 </td>

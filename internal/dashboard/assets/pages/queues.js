@@ -108,7 +108,7 @@ export default function Queues() {
                     <th class="right">Running</th>
                     <th class="right roomy">Completed</th>
                     <th class="right">Runners</th>
-                    ${histories && html`<th class="roomy">Out, 5 min</th><th class="roomy">Lateness, 5 min</th>`}
+                    ${histories && html`<th class="roomy">Finished, 5 min</th><th class="roomy">Lateness, 5 min</th>`}
                     <${Allowed}>
                       <th><span class="hidden-visually">Actions</span></th>
                     </${Allowed}>
@@ -246,13 +246,13 @@ export default function Queues() {
   `;
 }
 
-/** What went out of a queue, and how late, as lines in cells. */
+/** How many jobs of a queue ended, and how late, as lines in cells. */
 function Recent({ points, name }) {
   const late = useMemo(() => points && linesOf(points).late, [points]);
   const none = html`<span class="faint">–</span>`;
   const [p50, p99] = late?.map(({ values }) => values.findLast((value) => value !== null)) ?? [];
   return html`
-    <td data-label="Out, 5 min" class="roomy">
+    <td data-label="Finished, 5 min" class="roomy spare">
       ${
         points
           ? html`<div>
@@ -262,7 +262,7 @@ function Recent({ points, name }) {
           : none
       }
     </td>
-    <td data-label="Lateness, 5 min" class="roomy">
+    <td data-label="Lateness, 5 min" class="roomy spare">
       ${
         p99 !== undefined
           ? html`<div>
