@@ -2,7 +2,7 @@
 
 import { seg, url } from '../core/api.js';
 import { cls, html } from '../core/dom.js';
-import { brief, count, plural, span } from '../core/format.js';
+import { brief, count, plural, span, whoOf } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { Acts } from '../ui/acts.js';
 import { Allowed, Badge, Empty, Figure, Head, JobLink, Panel, Skeleton, Time, Trouble } from '../ui/base.js';
@@ -172,7 +172,7 @@ function Why({ queue }) {
     ${
       paused &&
       html`<div class="note warn">
-        <b>Paused</b> <${Time} at=${paused.at} /> by <span class="wrap">${paused.by}</span>. Nothing of it starts.
+        <b>Paused</b> <${Time} at=${paused.at} /> by <span class="wrap">${whoOf(paused.by)}</span>. None of its jobs starts.
         ${paused.reason && html`<p class="wrap">${paused.reason}</p>`}
       </div>`
     }

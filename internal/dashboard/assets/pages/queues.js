@@ -2,7 +2,7 @@
 
 import { get, seg, url } from '../core/api.js';
 import { html, useMemo, useRef, useState } from '../core/dom.js';
-import { brief, count, plural, rate, span } from '../core/format.js';
+import { brief, count, plural, rate, span, whoOf } from '../core/format.js';
 import { inLine, useQuery } from '../core/query.js';
 import { Allowed, Empty, Head, Skeleton, Time, Trouble } from '../ui/base.js';
 import { Chart, Spark } from '../ui/chart.js';
@@ -142,7 +142,7 @@ export default function Queues() {
                                 </span>`
                               }
                               <span class="clip thin" title=${queue.paused.by}>
-                                <${Time} at=${queue.paused.at} /> by ${queue.paused.by}
+                                <${Time} at=${queue.paused.at} /> by ${whoOf(queue.paused.by)}
                               </span>
                             </div>`
                           }

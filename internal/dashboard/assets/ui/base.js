@@ -164,9 +164,12 @@ export const Panel = ({ title, side, flush, children, id }) => html`<section cla
   <div class=${cls('body', flush && 'flush')}>${children}</div>
 </section>`;
 
-/** One figure in a row of figures: its name above, a note below, and a link if it leads somewhere. */
-export const Figure = ({ name, value, title, note, to, bad }) =>
-  html`<${to ? 'a' : 'div'} class="figure" href=${to}>
+/**
+ * One figure in a row of figures: its name above, a note below, and a link if it leads somewhere. One of two values is
+ * `broad`.
+ */
+export const Figure = ({ name, value, title, note, to, bad, broad }) =>
+  html`<${to ? 'a' : 'div'} class=${cls('figure', broad && 'broad')} href=${to}>
     <div class="name">${name}</div>
     <div class=${bad ? 'value bad' : 'value'} title=${title}>${value}</div>
     <div class="sub">${note}</div>
