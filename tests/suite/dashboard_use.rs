@@ -830,7 +830,7 @@ async fn the_overview_says_what_is_wrong_and_where_and_is_silent_otherwise() {
     page.until(
         "each trouble is named",
         "/^orphans has no runner: 3 jobs, 15 m.* · the outbox of shop cannot be read: 1 h.* · \
-         1 rejected row in the outbox · 3 dead letters from \\d causes, newest .* · press is paused by ada: \\d/\
+         1 rejected row in the outbox · 3 dead letters from \\d causes, newest .* · press is paused by ada/\
          .test(document.querySelector('#verdict')?.innerText.replace(/\\s+/g, ' '))",
     )
     .await;

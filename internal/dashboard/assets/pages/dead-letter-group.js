@@ -125,6 +125,16 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
         html`<${Allowed}>
           <button
             type="button"
+            onClick=${() =>
+              tryOne(it, (id) => {
+                change({ trial: id });
+                group.reload();
+              })}
+          >
+            Try one
+          </button>
+          <button
+            type="button"
             class="primary"
             disabled=${releasing}
             title=${releasing ? 'A release of this group is running' : undefined}
@@ -139,16 +149,6 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
             onClick=${() => start(releaseAsCanary)}
           >
             Release as a canary
-          </button>
-          <button
-            type="button"
-            onClick=${() =>
-              tryOne(it, (id) => {
-                change({ trial: id });
-                group.reload();
-              })}
-          >
-            Try one
           </button>
           <button type="button" class="danger" onClick=${() => start(discard)}>Discard</button>
         </${Allowed}>`
@@ -198,6 +198,20 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
         </${Panel}>
       </div>
     </div>
+    ${
+      past.length > 0 &&
+      html`<${Panel} title="What was done to them">
+        <ul class="plain-list">
+          ${past.map(
+            (operation) => html`<li key=${operation.id} class="row wrap">
+              <a href=${`/operations/${operation.id}`}>${nameOf(operation.action)}</a>${' '}
+              <${Badge} is=${operation.state} /><span>${outcome(operation)}</span>
+              <span class="soft">by <bdi>${operation.asked_by}</bdi>, <${Time} at=${operation.created_at} /></span>
+            </li>`,
+          )}
+        </ul>
+      </${Panel}>`
+    }
     <section class="panel" aria-label="Jobs of the group">
       <header>
         <h2>Jobs</h2>
@@ -246,20 +260,6 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
         busy=${busy}
       />
     </section>
-    ${
-      past.length > 0 &&
-      html`<${Panel} title="What was done to them">
-        <ul class="plain-list">
-          ${past.map(
-            (operation) => html`<li key=${operation.id} class="row wrap">
-              <a href=${`/operations/${operation.id}`}>${nameOf(operation.action)}</a>${' '}
-              <${Badge} is=${operation.state} /><span>${outcome(operation)}</span>
-              <span class="soft">by <bdi>${operation.asked_by}</bdi>, <${Time} at=${operation.created_at} /></span>
-            </li>`,
-          )}
-        </ul>
-      </${Panel}>`
-    }
   `;
 }
 

@@ -324,7 +324,7 @@ function Groups({ page, groups: latest, listing, kind, operations, after }) {
                   >
                     Release
                   </button>
-                  <button type="button" class="small danger" onClick=${() => act(discard)}>Discard</button>
+                  <button type="button" class="small quiet" onClick=${() => act(discard)}>Discard</button>
                 </div>
               </td>
             </${Allowed}>
