@@ -53,12 +53,12 @@ export default function Audit() {
       <label for="target">Filter by target</label>
       <input
         id="target"
-        class="grow mono"
+        class="grow"
         maxlength="255"
         autocomplete="off"
         spellcheck=${false}
         value=${text}
-        placeholder="The id of a job, batch or operation, the name of a queue, limit, schedule or key"
+        placeholder="Id of a job, batch or operation, or name of a queue, limit, schedule or key"
         onInput=${(event) => setText(event.target.value)}
       />
       <button type="submit">Find</button>
