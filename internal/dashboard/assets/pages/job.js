@@ -1,6 +1,6 @@
 // One job: why it is where it is, what happened to it, and what can be done.
 
-import { call, callTagged, post, readText, seg, url } from '../core/api.js';
+import { call, callTagged, post, readFile, readText, seg, url } from '../core/api.js';
 import { html, useEffect, useState } from '../core/dom.js';
 import { backoff, count, plural, span, utc } from '../core/format.js';
 import { useQuery } from '../core/query.js';
@@ -8,6 +8,7 @@ import { go, goOn } from '../core/route.js';
 import {
   Allowed,
   Badge,
+  Clock,
   Copy,
   Empty,
   Head,
@@ -17,6 +18,7 @@ import {
   Time,
   Trouble,
   tell,
+  tellProblem,
   useMay,
   useNow,
   WithJobs,
@@ -114,7 +116,7 @@ export function JobView({ id, aside, gone }) {
         }
         ${
           it.state === 'completed' &&
-          html`<${Panel} title="Result">
+          html`<${Panel} title="Result" side=${html`<${Report} of=${it.result} />`}>
             ${
               it.result === null
                 ? html`<p class="faint">The handler returned nothing.</p>`
@@ -132,6 +134,28 @@ export function JobView({ id, aside, gone }) {
       </div>
     </div>
   `;
+}
+
+/** The file that a report made. A plain link would ask for it without the API key. */
+function Report({ of }) {
+  const [busy, set] = useState(false);
+  if (typeof of?.file !== 'string' || of.url !== `/v1/reports/${of.file}`) return null;
+  const save = async () => {
+    set(true);
+    try {
+      const link = document.createElement('a');
+      link.href = URL.createObjectURL(await readFile(of.url));
+      link.download = of.file;
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+    } catch (problem) {
+      tellProblem(problem);
+    }
+    set(false);
+  };
+  return html`<button type="button" class="small" disabled=${busy} onClick=${save}>
+    ${busy ? 'Downloading…' : 'Download the report'}
+  </button>`;
 }
 
 const has = (explanation, ...codes) => explanation?.reasons.some((reason) => codes.includes(reason.code));
@@ -512,10 +536,10 @@ function Timeline({ job, behind }) {
     steps.push({
       at: job.dead_letter.since,
       is: 'waiting',
-      text: `${job.dead_letter.status} by ${job.dead_letter.by ?? 'an operator'}`,
+      text: sentence(`${job.dead_letter.status} by ${job.dead_letter.by ?? 'an operator'}`),
     });
   if (waits(job)) {
-    const due = Date.parse(job.execute_at) > now ? 'Due' : 'Has been due';
+    const due = Date.parse(job.execute_at) > now ? 'Due' : 'Became due';
     steps.push({ at: job.execute_at, is: 'waiting', text: `${due}${behind ? waitsFor[behind] : ''}` });
   }
   return html`<ol class="timeline">
@@ -524,7 +548,7 @@ function Timeline({ job, behind }) {
       return html`<li key=${i} class=${step.is}>
         <div class="row apart">
           <span>${step.text}</span>
-          <span class="soft"><${Time} at=${step.at} /></span>
+          <span class="soft"><${Clock} at=${step.at} /></span>
         </div>
         ${next && html`<div class="gap num">${span(Date.parse(next.at) - Date.parse(step.at))}</div>`}
       </li>`;
