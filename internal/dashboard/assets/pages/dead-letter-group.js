@@ -23,7 +23,7 @@ import {
 } from '../ui/base.js';
 import { bulk } from '../ui/bulk.js';
 import { releaseAsCanary } from '../ui/canary.js';
-import { Chart } from '../ui/chart.js';
+import { Chart, ChartToCome } from '../ui/chart.js';
 import { DeadLetters, failed, statuses, useSettled } from '../ui/dead-letters.js';
 import { ask, confirm, InputField } from '../ui/dialog.js';
 import { DifferencesPanel } from '../ui/differences.js';
@@ -276,7 +276,10 @@ function Recent({ group }) {
   });
   const hours = recentOf(page.data?.data.find((one) => one.fingerprint === group.fingerprint));
   const x = useMemo(() => hours?.map((_, i) => now() - (hours.length - i - 0.5) * 3600e3), [hours]);
-  if (!hours) return null;
+  if (!hours)
+    return group.open > 0 && !page.data && !page.error
+      ? html`<${Panel} title="When they failed"><${ChartToCome} /></${Panel}>`
+      : null;
   return html`
     <${Panel}
       title="When they failed"

@@ -87,7 +87,7 @@ export function JobView({ id, aside, gone }) {
     </${Title}>
     <${Trouble} error=${job.error} retry=${job.reload} />
     <${Explained} why=${why} job=${it} />
-    <${Waterfall} path=${path} open=${Boolean(open)} mine=${mine} />
+    <${Waterfall} path=${path} open=${Boolean(open)} mine=${mine} attempts=${it.attempts?.length ?? 0} />
     ${
       it.progress &&
       it.state === 'executing' &&
@@ -161,7 +161,11 @@ function Report({ of }) {
 const has = (explanation, ...codes) => explanation?.reasons.some((reason) => codes.includes(reason.code));
 
 function Explained({ why, job }) {
-  if (!why.data) return why.error ? html`<${Trouble} error=${why.error} />` : null;
+  const title = over(job) ? 'Outcome' : job.state === 'executing' ? 'Now' : 'Why it does not run';
+  if (!why.data)
+    return why.error
+      ? html`<${Trouble} error=${why.error} />`
+      : html`<div class="note" aria-busy="true"><b>${title}</b><p>${'\u00a0'}</p></div>`;
   const bad = ['queue_paused', 'no_runner', 'queue_not_served', 'kind_unknown', 'overdue', 'lease_over'];
   const worst = has(why.data, ...bad, 'limit_reached', 'breaker_open')
     ? 'warn'
@@ -170,7 +174,6 @@ function Explained({ why, job }) {
       : job.state === 'completed'
         ? 'good'
         : '';
-  const title = over(job) ? 'Outcome' : job.state === 'executing' ? 'Now' : 'Why it does not run';
   return html`<div class=${`note ${worst}`} id="explain">
     <b>${title}</b>
     ${

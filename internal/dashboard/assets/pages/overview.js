@@ -8,7 +8,7 @@ import { known } from '../core/known.js';
 import { useObservable } from '../core/observable.js';
 import { readAll, useQuery } from '../core/query.js';
 import { Badge, Empty, Figure, Head, JobLink, Panel, Skeleton, Time, Trouble, useNow } from '../ui/base.js';
-import { Chart } from '../ui/chart.js';
+import { Chart, ChartToCome } from '../ui/chart.js';
 import { HistoryCharts } from '../ui/history.js';
 import { behindOf, Verdict } from '../ui/verdict.js';
 
@@ -237,7 +237,9 @@ function Ahead() {
       ${
         shown
           ? html`<${Chart} label="Jobs due by hour" x=${shown.x} series=${shown.series} format=${brief} />`
-          : html`<${Trouble} error=${forecast.error} retry=${forecast.reload} />`
+          : forecast.error
+            ? html`<${Trouble} error=${forecast.error} retry=${forecast.reload} />`
+            : html`<${ChartToCome} />`
       }
       ${
         hours &&

@@ -89,7 +89,7 @@ export default function Queues() {
       }
     </${Head}>
     <${Trouble} error=${queues.error} retry=${queues.reload} />
-    ${all.length > 0 && html`<${HeatMap} five=${five} />`}
+    ${all.length > 0 && html`<${HeatMap} five=${five} rows=${all.length} />`}
     ${!queues.data && !queues.error && html`<${Skeleton} />`}
     ${
       queues.data &&

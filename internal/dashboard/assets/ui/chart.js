@@ -149,6 +149,13 @@ const aside = ({ data: [x] }, low, high) => {
 const data = (x, series) => [x.map((ms) => ms / 1000), ...series.map((s) => s.values)];
 const text = (value, format) => (value === null || value === undefined ? '–' : format(value));
 
+/** The place of a chart whose values have not come, so that nothing below it moves when they do. */
+export const ChartToCome = () =>
+  html`<div class="chart-box" aria-busy="true" aria-label="Loading">
+    <div class="chart"></div>
+    <div class="legend">${'\u00a0'}</div>
+  </div>`;
+
 /** A line in a cell. */
 export const Spark = ({ values, colour: number = 1, label, bars = false }) => {
   const x = values.map((_, i) => (i + 1) * 1000);

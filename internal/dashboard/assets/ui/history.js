@@ -6,7 +6,7 @@ import { rate, span } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { useWords } from '../core/route.js';
 import { Panel, Segment, Trouble } from './base.js';
-import { Chart } from './chart.js';
+import { Chart, ChartToCome } from './chart.js';
 import { MarkList, useMarks } from './marks.js';
 
 export const spans = [
@@ -75,7 +75,9 @@ export function HistoryCharts({ queue, first = '1h' }) {
   const chart = (label, series, format) =>
     lines
       ? html`<${Chart} label=${label} x=${points.at_ms} series=${series} format=${format} marks=${marks} />`
-      : html`<${Trouble} error=${history.error} retry=${history.reload} />`;
+      : history.error
+        ? html`<${Trouble} error=${history.error} retry=${history.reload} />`
+        : html`<${ChartToCome} />`;
   // Workers of other programs measure their own run time and do not tell it.
   const runs = queue && lines?.run?.some(({ values }) => values.some((value) => value !== null));
   return html`<div class=${cls('grid', runs && 'three')}>

@@ -77,8 +77,11 @@ function Row({ segment, start, whole, at }) {
   </li>`;
 }
 
-/** The timeline of a job. `open` says that it has not ended, `mine` which events tell of it. */
-export function Waterfall({ path, open, mine }) {
+/**
+ * The timeline of a job. `open` says that it has not ended, `mine` which events tell of it. Before it comes, the number
+ * of `attempts` tells about how much room it needs.
+ */
+export function Waterfall({ path, open, mine, attempts }) {
   useNow();
   const found = useQuery(`${path}/timeline`, { on: mine, every: open ? 5000 : 0, pace: 500 });
   const it = found.data;
@@ -86,7 +89,11 @@ export function Waterfall({ path, open, mine }) {
     return found.error?.status === 404
       ? null
       : html`<${Panel} title="Where its time went">
-          ${found.error ? html`<${Trouble} error=${found.error} retry=${found.reload} />` : html`<${Skeleton} />`}
+          ${
+            found.error
+              ? html`<${Trouble} error=${found.error} retry=${found.reload} />`
+              : html`<div style=${{ minHeight: `${Math.min(SHOWN, 1 + 2 * attempts) * 1.8 + 2}rem` }}><${Skeleton} /></div>`
+          }
         </${Panel}>`;
   if (it.segments.length === 0) return null;
   const start = Date.parse(it.from);
