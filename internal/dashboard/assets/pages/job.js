@@ -5,6 +5,7 @@ import { html, useEffect, useState } from '../core/dom.js';
 import { backoff, count, plural, span, utc } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { go, goOn } from '../core/route.js';
+import { actionWords } from '../ui/acts.js';
 import {
   Allowed,
   Badge,
@@ -644,7 +645,7 @@ function Done({ id, acted }) {
     <ul class="plain-list">
       ${all.map(
         (act) => html`<li key=${act.id}>
-          <b>${act.action.replace(/^job\./, '')}</b> by ${act.actor} <span class="soft"><${Time} at=${act.at} /></span>
+          <b title=${act.action}>${actionWords(act.action)}</b> by ${act.actor} <span class="soft"><${Time} at=${act.at} /></span>
         </li>`,
       )}
     </ul>
