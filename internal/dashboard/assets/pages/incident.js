@@ -4,7 +4,7 @@
 import { now, seg, url } from '../core/api.js';
 import { errorOf } from '../core/dead-letter-group.js';
 import { html, useEffect, useMemo } from '../core/dom.js';
-import { brief, count, plural, rate, span, utc } from '../core/format.js';
+import { brief, count, plural, rate, span, utc, whoOf } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { rangeOf, spans, toRange } from '../core/range.js';
 import { useWords } from '../core/route.js';
@@ -333,7 +333,7 @@ function Queues({ story: { range, queues, queuesMore }, narrow, short }) {
                 <div class="stack tighter">
                   ${row.pauses.map(
                     (pause) => html`<span key=${pause.from} class="wrap">
-                      <${Badge} is="paused" /> ${whenOf(pause, range)}${pause.by && ` by ${pause.by}`}
+                      <${Badge} is="paused" /> ${whenOf(pause, range)}${pause.by && ` by ${whoOf(pause.by)}`}
                       ${pause.reason && html`<span class="soft">: ${pause.reason}</span>`}
                     </span>`,
                   )}
