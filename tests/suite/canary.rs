@@ -534,6 +534,10 @@ async fn an_operator_releases_a_canary_in_the_dashboard_holds_it_and_reads_why_i
     page.reads("1 → 2 → 50/s").await;
     page.click(&button("Pause")).await;
     page.reads("The operation is paused").await;
+    let path = page.address().await;
+    page.follow("/operations").await;
+    page.until("the list says so", "document.querySelector('main tr[data-row] .badge')?.innerText === 'paused'").await;
+    page.follow(&path).await;
     page.click(&button("Resume")).await;
     page.reads("The operation runs again").await;
     // The first step passes. Of the second one too many fail.

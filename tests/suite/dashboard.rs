@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sqlx::Executor;
-use tickr::config::Config;
+use tickr::config::{Config, ReportQuery, Statement};
 use tickr::handlers::{Context, Failure, Kind, Output, Registry};
 use tickr::job::State;
 use tokio::task::JoinSet;
@@ -293,6 +293,61 @@ async fn a_job_says_why_it_waits_shows_its_life_and_runs_again_with_edits() {
     page.click(&button("To the job")).await;
     page.reads("delivered_to: \"somebody\"").await;
     page.reads("sheets: 3").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+/// The new job does the work of the failed one, so the server refuses to retry that one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replayed_job_offers_no_retry_and_leads_to_the_job_that_does_its_work() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let failed = tickr.enqueue(letter(&json!({"to": "nora", "fate": "returns"}))).await;
+    tickr.until(failed, State::Failed).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit(&format!("/jobs/{failed}")).await;
+    page.has(&button("Retry")).await;
+    let replay = tickr.post(&format!("/v1/jobs/{failed}/replay"), json!({})).await;
+    assert_eq!(replay.status, 201, "{:#}", replay.body);
+    let made = replay.body["id"].as_str().unwrap().to_owned();
+    page.reads("does its work now").await;
+    page.has_not(&button("Retry")).await;
+    page.has(&button("Delete")).await;
+    page.click(&link(&format!("…{}", &made[made.len() - 8..]))).await;
+    page.settles(&format!("/jobs/{made}")).await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+/// The browser sends no API key with a plain link, so the page fetches the file with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_file_of_a_report_is_downloaded_from_its_job_with_the_api_key() {
+    let Some(browser) = Browser::shared().await else { return };
+    let query = |config: &mut Config| {
+        let sql = "SELECT 7 AS number, 'wax' AS text";
+        let statement = Statement::parse(sql).unwrap();
+        let query =
+            ReportQuery { title: "Seals".into(), description: None, sql: sql.into(), statement, params: Vec::new() };
+        config.reports.queries.insert("seals".into(), query);
+    };
+    let tickr = TestApp::start_with(query, Registry::new()).await;
+    let report = json!({"kind": "report", "payload": {"query": "seals", "format": "csv"}});
+    let report = tickr.enqueue(report).await;
+    tickr.until(report, State::Completed).await;
+    let key = make(&tickr, "", "ops", "admin").await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/").await;
+    sign_in(&page, &key).await;
+    page.follow(&format!("/jobs/{report}")).await;
+    // The text of the file is seen where the page makes the address of its download.
+    page.eval::<()>(
+        "void (window.makeUrl = URL.createObjectURL.bind(URL), \
+         URL.createObjectURL = (file) => (file.text().then((text) => (window.saved = text)), makeUrl(file)))",
+    )
+    .await;
+    page.click(&button("Download the report")).await;
+    page.until("the file is saved", "/number[^]*7[^]*wax/.test(window.saved ?? '')").await;
     page.assert_calm();
     drop(page);
     tickr.stop().await;
@@ -818,7 +873,7 @@ async fn a_limit_is_set_shows_its_keys_with_jobs_and_is_changed_and_removed() {
     // A parked job names its limit, and leads to it and to the jobs with its key.
     page.follow(&format!("/jobs/{parked}")).await;
     page.reads("The limit per-tenant has no room for the key tenant 7").await;
-    page.reads("Has been due, and waits for its limit").await;
+    page.reads("Became due, and waits for its limit").await;
     page.click(&link(key)).await;
     page.until("the jobs of the key are shown", "document.querySelectorAll('tbody tr').length === 3").await;
     page.follow(&format!("/jobs/{parked}")).await;

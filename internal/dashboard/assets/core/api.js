@@ -226,6 +226,12 @@ export async function readText(path, signal) {
   return response.ok ? textOf(response, 'GET', signal) : read(response, 'GET', signal);
 }
 
+/** The body as a file. It has no longest time: a report may be large. Throws as `call` does. */
+export async function readFile(path) {
+  const response = await send('GET', path, { stream: true });
+  return response.ok ? response.blob() : read(response, 'GET');
+}
+
 export const get = (path, query, signal) => call('GET', url(path, query), { signal });
 
 export const post = (path, body) => call('POST', path, { body });

@@ -56,6 +56,18 @@ function coarse(ms) {
   return '1 s';
 }
 
+const two = (n) => String(n).padStart(2, '0');
+const months = ['Jan', 'Feb', 'Mar', 'Apr', 'May', 'Jun', 'Jul', 'Aug', 'Sep', 'Oct', 'Nov', 'Dec'];
+
+/** A moment in local time to the second: `07:56:02`, or `28 Nov 07:56:02` of another day. */
+export function clock(ms, now) {
+  const [at, today] = [new Date(ms), new Date(now)];
+  const time = [at.getHours(), at.getMinutes(), at.getSeconds()].map(two).join(':');
+  const day = `${at.getDate()} ${months[at.getMonth()]}`;
+  if (at.getFullYear() !== today.getFullYear()) return `${day} ${at.getFullYear()} ${time}`;
+  return at.toDateString() === today.toDateString() ? time : `${day} ${time}`;
+}
+
 /** A moment in UTC to the millisecond. */
 export const utc = (at) => new Date(at).toISOString().replace('T', ' ').replace('Z', ' UTC');
 
@@ -96,3 +108,6 @@ export const plural = (n, one, many = `${one}s`) => `${count(n)} ${n === 1 ? one
 
 /** The end of a UUIDv7, which differs where the beginning does not. */
 export const shortId = (id) => (id ? `…${id.slice(-8)}` : '');
+
+/** Who did something, in a sentence: the name that a caller gave, where the API is open and knows no other. */
+export const whoOf = (by) => /^anyone \((.+)\)$/.exec(by)?.[1] ?? by;

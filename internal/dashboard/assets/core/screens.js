@@ -11,7 +11,8 @@ export async function load({ page }, again = 0) {
 
 /**
  * `item` is the name, address, icon and shortcut in the menu. A screen without one is shown under another (`under`),
- * and has a `name` unless its title is the last part of its address.
+ * and has a `name` unless its title is the last part of its address. With one that `begins` there begins a part of the
+ * menu: jobs, what they wait in, what executes them, and what is made by hand.
  */
 export const screens = [
   { at: /^\/$/, page: 'overview', item: ['Overview', '/', 'overview', 'o'] },
@@ -26,7 +27,7 @@ export const screens = [
     item: ['Dead letters', '/dead-letters', 'dead-letters', 'd'],
   },
   { at: /^\/dead-letters\/([^/]+)$/, page: 'dead-letter-group', under: '/dead-letters' },
-  { at: /^\/queues$/, page: 'queues', item: ['Queues', '/queues', 'queues', 'q'] },
+  { at: /^\/queues$/, page: 'queues', begins: true, item: ['Queues', '/queues', 'queues', 'q'] },
   { at: /^\/queues\/([^/]+)$/, page: 'queue', under: '/queues' },
   { at: /^\/limits$/, page: 'limits', item: ['Limits', '/limits', 'limits', 'l'] },
   { at: /^\/limits\/([^/]+)$/, page: 'limit', under: '/limits' },
@@ -42,7 +43,7 @@ export const screens = [
     item: ['Schedules', '/schedules', 'schedules', 's'],
   },
   { at: /^\/schedules\/([^/]+)$/, page: 'schedule', under: '/schedules' },
-  { at: /^\/runners$/, page: 'runners', item: ['Runners', '/runners', 'runners', 'r'] },
+  { at: /^\/runners$/, page: 'runners', begins: true, item: ['Runners', '/runners', 'runners', 'r'] },
   { at: /^\/index$/, page: 'redis-index', item: ['Index health', '/index', 'index', 'i'] },
   {
     at: /^\/operations$/,
@@ -55,6 +56,7 @@ export const screens = [
   {
     at: /^\/enqueue$/,
     page: 'enqueue',
+    begins: true,
     item: ['Enqueue', '/enqueue', 'enqueue', 'e'],
     need: 'enqueue',
   },

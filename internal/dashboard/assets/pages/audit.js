@@ -5,7 +5,8 @@ import { html, useEffect, useState } from '../core/dom.js';
 import { plural } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { useWords } from '../core/route.js';
-import { Empty, Head, JobLink, Skeleton, Time, Trouble } from '../ui/base.js';
+import { actionWords, told } from '../ui/acts.js';
+import { Clock, Empty, Head, JobLink, Skeleton, Trouble } from '../ui/base.js';
 import { Json } from '../ui/json.js';
 import { Pages } from '../ui/paging.js';
 
@@ -48,17 +49,17 @@ export default function Audit() {
     change({ target: text.trim(), cursor: null }, { replace: false });
   };
   return html`
-    <${Head} title="Audit" sub="What operators did, newest first. It is kept as long as its retention says." />
+    <${Head} title="Audit" sub="What operators did, newest first, in local time. It is kept as long as its retention says." />
     <form class="row" role="search" aria-label="Audit" onSubmit=${find}>
       <label for="target">Filter by target</label>
       <input
         id="target"
-        class="grow mono"
+        class="grow"
         maxlength="255"
         autocomplete="off"
         spellcheck=${false}
         value=${text}
-        placeholder="The id of a job, batch or operation, the name of a queue, limit, schedule or key"
+        placeholder="Id of a job, batch or operation, or name of a queue, limit, schedule or key"
         onInput=${(event) => setText(event.target.value)}
       />
       <button type="submit">Find</button>
@@ -104,9 +105,14 @@ function Row({ row: { acts, operation } }) {
   const act = acts[0];
   const many = acts.length > 1;
   return html`<tr data-row>
-    <td data-label="When"><${Time} at=${act.at} /></td>
+    <td data-label="When"><${Clock} at=${act.at} /></td>
     <td data-label="Who" class="who"><span class="lines" title=${act.actor}>${act.actor}</span></td>
-    <td data-label="Action"><span class="bold nowrap">${act.action}</span></td>
+    <td data-label="Action">
+      <span>
+        <span class="bold nowrap">${actionWords(act.action)}</span>${' '}
+        ${actionWords(act.action) !== act.action && html`<span class="faint mono">${act.action}</span>`}
+      </span>
+    </td>
     <td data-label="Target">
       ${
         many
@@ -153,10 +159,8 @@ export function Detail({ detail, operation }) {
 
 /** The beginning of the details, for a glance. */
 const said = (detail) => {
-  const text = Object.entries(detail)
-    .map(([name, value]) => (value === null || typeof value === 'object' ? name : `${name}: ${value}`))
-    .join(', ');
-  return text.length > 60 ? `${text.slice(0, 60)}…` : text;
+  const text = told(detail);
+  return text.length > 100 ? `${text.slice(0, 100)}…` : text;
 };
 
 function None({ target }) {

@@ -23,7 +23,7 @@ import {
 } from '../ui/base.js';
 import { bulk } from '../ui/bulk.js';
 import { releaseAsCanary } from '../ui/canary.js';
-import { Chart } from '../ui/chart.js';
+import { Chart, ChartToCome } from '../ui/chart.js';
 import { DeadLetters, failed, statuses, useSettled } from '../ui/dead-letters.js';
 import { ask, confirm, InputField } from '../ui/dialog.js';
 import { DifferencesPanel } from '../ui/differences.js';
@@ -125,6 +125,16 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
         html`<${Allowed}>
           <button
             type="button"
+            onClick=${() =>
+              tryOne(it, (id) => {
+                change({ trial: id });
+                group.reload();
+              })}
+          >
+            Try one
+          </button>
+          <button
+            type="button"
             class="primary"
             disabled=${releasing}
             title=${releasing ? 'A release of this group is running' : undefined}
@@ -139,16 +149,6 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
             onClick=${() => start(releaseAsCanary)}
           >
             Release as a canary
-          </button>
-          <button
-            type="button"
-            onClick=${() =>
-              tryOne(it, (id) => {
-                change({ trial: id });
-                group.reload();
-              })}
-          >
-            Try one
           </button>
           <button type="button" class="danger" onClick=${() => start(discard)}>Discard</button>
         </${Allowed}>`
@@ -198,6 +198,20 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
         </${Panel}>
       </div>
     </div>
+    ${
+      past.length > 0 &&
+      html`<${Panel} title="What was done to them">
+        <ul class="plain-list">
+          ${past.map(
+            (operation) => html`<li key=${operation.id} class="row wrap">
+              <a href=${`/operations/${operation.id}`}>${nameOf(operation.action)}</a>${' '}
+              <${Badge} is=${operation.state} /><span>${outcome(operation)}</span>
+              <span class="soft">by <bdi>${operation.asked_by}</bdi>, <${Time} at=${operation.created_at} /></span>
+            </li>`,
+          )}
+        </ul>
+      </${Panel}>`
+    }
     <section class="panel" aria-label="Jobs of the group">
       <header>
         <h2>Jobs</h2>
@@ -246,20 +260,6 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
         busy=${busy}
       />
     </section>
-    ${
-      past.length > 0 &&
-      html`<${Panel} title="What was done to them">
-        <ul class="plain-list">
-          ${past.map(
-            (operation) => html`<li key=${operation.id} class="row wrap">
-              <a href=${`/operations/${operation.id}`}>${nameOf(operation.action)}</a>${' '}
-              <${Badge} is=${operation.state} /><span>${outcome(operation)}</span>
-              <span class="soft">by <bdi>${operation.asked_by}</bdi>, <${Time} at=${operation.created_at} /></span>
-            </li>`,
-          )}
-        </ul>
-      </${Panel}>`
-    }
   `;
 }
 
@@ -276,7 +276,10 @@ function Recent({ group }) {
   });
   const hours = recentOf(page.data?.data.find((one) => one.fingerprint === group.fingerprint));
   const x = useMemo(() => hours?.map((_, i) => now() - (hours.length - i - 0.5) * 3600e3), [hours]);
-  if (!hours) return null;
+  if (!hours)
+    return group.open > 0 && !page.data && !page.error
+      ? html`<${Panel} title="When they failed"><${ChartToCome} /></${Panel}>`
+      : null;
   return html`
     <${Panel}
       title="When they failed"

@@ -268,7 +268,9 @@ function Groups({ page, groups: latest, listing, kind, operations, after }) {
           return html`<tr key=${group.fingerprint} data-row data-fingerprint=${group.fingerprint}>
             <td data-label="Cause" class="cause">
               <div class="stack tighter">
-                <a class="lines bold" href=${`/dead-letters/${group.fingerprint}`} title=${error}>${error}</a>
+                <a class="lines bold" href=${`/dead-letters/${group.fingerprint}`} title=${group.sample_error}>
+                  ${group.sample_error}
+                </a>
                 <span class="row">
                   <a class="tag" href=${url('/dead-letters', { kind: group.kind })} title="Only this kind">
                     ${group.kind}
@@ -284,7 +286,9 @@ function Groups({ page, groups: latest, listing, kind, operations, after }) {
                     )}
                   ${
                     error !== group.sample_error &&
-                    html`<span class="lines one faint grow" title=${group.sample_error}>${group.sample_error}</span>`
+                    html`<span class="lines one faint grow" title=${`What the errors of the group have in common: ${error}`}>
+                      ${error}
+                    </span>`
                   }
                 </span>
               </div>
@@ -320,7 +324,7 @@ function Groups({ page, groups: latest, listing, kind, operations, after }) {
                   >
                     Release
                   </button>
-                  <button type="button" class="small danger" onClick=${() => act(discard)}>Discard</button>
+                  <button type="button" class="small quiet" onClick=${() => act(discard)}>Discard</button>
                 </div>
               </td>
             </${Allowed}>

@@ -327,7 +327,7 @@ function Form({ kinds, source, wanted, change }) {
         <button type="button" class="small" onClick=${again}>treat this as another job</button>
       </p>`
     }
-    <div class="row">
+    <div class="row end">
       <button type="submit" class="primary" disabled=${busy}>${busy ? 'Enqueueing…' : 'Enqueue'}</button>
     </div>
     <${Curl} body=${body} schema=${kind.schema} token=${who?.actor !== 'anyone'} />

@@ -80,7 +80,7 @@ export default function Explorer() {
       ${!wordOf(q, 'created') && html`<a class="button" href=${incidentOf(q, query)}>Incident page</a>`}
       <${Views} here=${`/jobs?${query}`} />
       <${Export} q=${whole} sort=${sort} />
-      <${Allowed} to="enqueue"><a class="button" href="/enqueue">Enqueue a job</a></${Allowed}>
+      <${Allowed} to="enqueue"><a class="button spare" href="/enqueue">Enqueue a job</a></${Allowed}>
     </${Head}>
     <div class="row">
       <${FilterBar} value=${q} on=${search} wrong=${page.error?.status === 422} />
@@ -443,7 +443,7 @@ function Export({ q, sort }) {
   };
   if (progress !== null)
     return html`<button type="button" onClick=${stop.current}>Stop the export: ${count(progress)} jobs</button>`;
-  return html`<label>
+  return html`<label class="spare">
     <span class="hidden-visually">Export</span>
     <select
       value=""

@@ -4,10 +4,11 @@
 import { now, seg, url } from '../core/api.js';
 import { errorOf } from '../core/dead-letter-group.js';
 import { html, useEffect, useMemo } from '../core/dom.js';
-import { brief, count, plural, rate, span, utc } from '../core/format.js';
+import { brief, count, plural, rate, span, utc, whoOf } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { rangeOf, spans, toRange } from '../core/range.js';
 import { useWords } from '../core/route.js';
+import { actionWords } from '../ui/acts.js';
 import { Badge, Empty, Figure, Head, JobLink, Panel, Skeleton, Trouble, tell } from '../ui/base.js';
 import { Chart } from '../ui/chart.js';
 import { linesOf } from '../ui/history.js';
@@ -332,7 +333,7 @@ function Queues({ story: { range, queues, queuesMore }, narrow, short }) {
                 <div class="stack tighter">
                   ${row.pauses.map(
                     (pause) => html`<span key=${pause.from} class="wrap">
-                      <${Badge} is="paused" /> ${whenOf(pause, range)}${pause.by && ` by ${pause.by}`}
+                      <${Badge} is="paused" /> ${whenOf(pause, range)}${pause.by && ` by ${whoOf(pause.by)}`}
                       ${pause.reason && html`<span class="soft">: ${pause.reason}</span>`}
                     </span>`,
                   )}
@@ -393,7 +394,7 @@ function Actions({ story: { range, acts, actsMore } }) {
             (act) => html`<tr key=${act.id} data-row>
               <td data-label="When"><${At} ms=${act.at} range=${range} /></td>
               <td data-label="Who" class="who"><span class="lines" title=${act.actor}>${act.actor}</span></td>
-              <td data-label="Action"><span class="bold nowrap">${act.action}</span></td>
+              <td data-label="Action"><span class="bold nowrap" title=${act.action}>${actionWords(act.action)}</span></td>
               <td data-label="Target">${act.jobs > 1 ? plural(act.jobs, 'job') : html`<${Target} act=${act} />`}</td>
               <td data-label="Details" class="cause"><${Detail} detail=${act.detail} operation=${act.operation} /></td>
             </tr>`,

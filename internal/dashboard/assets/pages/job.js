@@ -1,13 +1,15 @@
 // One job: why it is where it is, what happened to it, and what can be done.
 
-import { call, callTagged, post, readText, seg, url } from '../core/api.js';
+import { call, callTagged, post, readFile, readText, seg, url } from '../core/api.js';
 import { html, useEffect, useState } from '../core/dom.js';
 import { backoff, count, plural, span, utc } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { go, goOn } from '../core/route.js';
+import { actionWords } from '../ui/acts.js';
 import {
   Allowed,
   Badge,
+  Clock,
   Copy,
   Empty,
   Head,
@@ -17,6 +19,7 @@ import {
   Time,
   Trouble,
   tell,
+  tellProblem,
   useMay,
   useNow,
   WithJobs,
@@ -85,7 +88,7 @@ export function JobView({ id, aside, gone }) {
     </${Title}>
     <${Trouble} error=${job.error} retry=${job.reload} />
     <${Explained} why=${why} job=${it} />
-    <${Waterfall} path=${path} open=${Boolean(open)} mine=${mine} />
+    <${Waterfall} path=${path} open=${Boolean(open)} mine=${mine} attempts=${it.attempts?.length ?? 0} />
     ${
       it.progress &&
       it.state === 'executing' &&
@@ -114,7 +117,7 @@ export function JobView({ id, aside, gone }) {
         }
         ${
           it.state === 'completed' &&
-          html`<${Panel} title="Result">
+          html`<${Panel} title="Result" side=${html`<${Report} of=${it.result} />`}>
             ${
               it.result === null
                 ? html`<p class="faint">The handler returned nothing.</p>`
@@ -134,10 +137,36 @@ export function JobView({ id, aside, gone }) {
   `;
 }
 
+/** The file that a report made. A plain link would ask for it without the API key. */
+function Report({ of }) {
+  const [busy, set] = useState(false);
+  if (typeof of?.file !== 'string' || of.url !== `/v1/reports/${of.file}`) return null;
+  const save = async () => {
+    set(true);
+    try {
+      const link = document.createElement('a');
+      link.href = URL.createObjectURL(await readFile(of.url));
+      link.download = of.file;
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+    } catch (problem) {
+      tellProblem(problem);
+    }
+    set(false);
+  };
+  return html`<button type="button" class="small" disabled=${busy} onClick=${save}>
+    ${busy ? 'Downloading…' : 'Download the report'}
+  </button>`;
+}
+
 const has = (explanation, ...codes) => explanation?.reasons.some((reason) => codes.includes(reason.code));
 
 function Explained({ why, job }) {
-  if (!why.data) return why.error ? html`<${Trouble} error=${why.error} />` : null;
+  const title = over(job) ? 'Outcome' : job.state === 'executing' ? 'Now' : 'Why it does not run';
+  if (!why.data)
+    return why.error
+      ? html`<${Trouble} error=${why.error} />`
+      : html`<div class="note" aria-busy="true"><b>${title}</b><p>${'\u00a0'}</p></div>`;
   const bad = ['queue_paused', 'no_runner', 'queue_not_served', 'kind_unknown', 'overdue', 'lease_over'];
   const worst = has(why.data, ...bad, 'limit_reached', 'breaker_open')
     ? 'warn'
@@ -146,7 +175,6 @@ function Explained({ why, job }) {
       : job.state === 'completed'
         ? 'good'
         : '';
-  const title = over(job) ? 'Outcome' : job.state === 'executing' ? 'Now' : 'Why it does not run';
   return html`<div class=${`note ${worst}`} id="explain">
     <b>${title}</b>
     ${
@@ -155,6 +183,10 @@ function Explained({ why, job }) {
         : html`<ol class="wrap">
           ${why.data.reasons.map((reason) => html`<li key=${reason.code}><${Reason} of=${reason} /></li>`)}
         </ol>`
+    }
+    ${
+      job.dead_letter?.replayed_as &&
+      html`<p>Replayed: the job <${JobLink} id=${job.dead_letter.replayed_as} /> does its work now.</p>`
     }
     ${
       has(why.data, 'limit_reached', 'breaker_open') &&
@@ -214,6 +246,7 @@ function Actions({ job, path, reload, gone }) {
       }
       ${
         (job.state === 'failed' || job.state === 'cancelled') &&
+        job.dead_letter?.status !== 'replayed' &&
         html`
           <button
             type="button"
@@ -507,10 +540,10 @@ function Timeline({ job, behind }) {
     steps.push({
       at: job.dead_letter.since,
       is: 'waiting',
-      text: `${job.dead_letter.status} by ${job.dead_letter.by ?? 'an operator'}`,
+      text: sentence(`${job.dead_letter.status} by ${job.dead_letter.by ?? 'an operator'}`),
     });
   if (waits(job)) {
-    const due = Date.parse(job.execute_at) > now ? 'Due' : 'Has been due';
+    const due = Date.parse(job.execute_at) > now ? 'Due' : 'Became due';
     steps.push({ at: job.execute_at, is: 'waiting', text: `${due}${behind ? waitsFor[behind] : ''}` });
   }
   return html`<ol class="timeline">
@@ -519,7 +552,7 @@ function Timeline({ job, behind }) {
       return html`<li key=${i} class=${step.is}>
         <div class="row apart">
           <span>${step.text}</span>
-          <span class="soft"><${Time} at=${step.at} /></span>
+          <span class="soft"><${Clock} at=${step.at} /></span>
         </div>
         ${next && html`<div class="gap num">${span(Date.parse(next.at) - Date.parse(step.at))}</div>`}
       </li>`;
@@ -612,7 +645,7 @@ function Done({ id, acted }) {
     <ul class="plain-list">
       ${all.map(
         (act) => html`<li key=${act.id}>
-          <b>${act.action.replace(/^job\./, '')}</b> by ${act.actor} <span class="soft"><${Time} at=${act.at} /></span>
+          <b title=${act.action}>${actionWords(act.action)}</b> by ${act.actor} <span class="soft"><${Time} at=${act.at} /></span>
         </li>`,
       )}
     </ul>

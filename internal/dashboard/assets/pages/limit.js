@@ -162,7 +162,7 @@ function BreakerOf({ of, host, path, done }) {
         return true;
       },
     );
-  return html`<div class="stack">
+  return html`<div class="stack tighter">
     <span>
       <b class="bad">${of.state === 'half_open' ? 'half-open' : 'open'}</b> since <${Time} at=${of.since} />${' '}
       <span class="soft">after ${plural(of.failures, 'failure')}</span>
@@ -219,7 +219,7 @@ function Keys({ limit, path }) {
           <tbody>
             ${rows.map(
               (row) => html`<tr key=${row.key} data-row>
-                <td data-label=${word}>
+                <td data-label=${word} class="key">
                   ${
                     row.key === ''
                       ? html`<a href=${jobsOf(limit, '', null)}>all jobs</a>`

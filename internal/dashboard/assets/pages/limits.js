@@ -50,7 +50,7 @@ function List({ admin }) {
           <span class="hidden-visually">Find a limit</span>
           <input
             type="search"
-            placeholder="Name, kind, queue"
+            placeholder="Find a limit" title="By name, kind or queue"
             value=${word}
             onInput=${(e) => setWord(e.target.value)}
           />

@@ -12,20 +12,24 @@ import {
   again,
   FilterLink,
   isRunning,
+  Made,
   nameOf,
   outcome,
   PauseButton,
   Paused,
   Progress,
   paceOf,
-  Released,
+  stateOf,
   stop,
+  toneOf,
+  useMade,
   useOperation,
 } from '../ui/operation.js';
 
 export default function Operation({ params: [id] }) {
   const found = useOperation(id);
   const now = useNow();
+  const made = useMade(found.data);
   if (found.error?.status === 404 || found.error?.status === 422) {
     return html`
       <${Head} title="Operation" />
@@ -47,7 +51,7 @@ export default function Operation({ params: [id] }) {
   const text = filterText(it.filter);
   return html`
     <${Head}
-      title=${html`${nameOf(it.action)} <${Badge} is=${it.state} />`}
+      title=${html`${nameOf(it.action)} <${Badge} is=${stateOf(it)} />`}
       sub=${html`<span class="row">
           <span class="mono wrap">${it.id}</span>
           <${Copy} text=${it.id} label="Copy the id" />
@@ -68,10 +72,7 @@ export default function Operation({ params: [id] }) {
     ${
       !on &&
       html`
-        <div
-          class=${`note ${it.state === 'done' && !it.failed ? 'good' : it.state === 'failed' ? 'bad' : 'warn'}`}
-          id="outcome"
-        >
+        <div class=${`note ${toneOf(it, made.data)}`} id="outcome">
           <b>
             ${
               it.canary?.stopped
@@ -81,6 +82,13 @@ export default function Operation({ params: [id] }) {
           </b>
           <p>
             ${outcome(it)}${took !== null && `, in ${span(took)}`}.${' '}
+            ${
+              made.data?.failed > 0 &&
+              html`<b class="bad">
+                ${count(made.data.failed, made.data.failed_capped)} of the released jobs failed again.
+              </b>`
+            }
+            ${made.data?.failed > 0 && ' '}
             ${it.state !== 'done' && 'What was not reached was left as it is.'}
           </p>
         </div>
@@ -105,26 +113,28 @@ export default function Operation({ params: [id] }) {
         <${Progress} operation=${it} />
         <${Paused} operation=${it} />
         <${CanaryProgress} operation=${it} />
-        <${Released} operation=${it} />
+        <${Made} operation=${it} made=${made} />
       </div>
     </${Panel}>
     <div class="figures">
       <${Figure} name="Done" note=${actions[it.action]?.name.toLowerCase()} value=${brief(it.done)} />
-      <${Figure} name="Skipped" note="not applicable" value=${brief(it.skipped)} />
+      <${Figure} name="Skipped" note="in a state that it is not for" value=${brief(it.skipped)} />
       <${Figure}
         name="Errors"
         value=${brief(it.failed)}
         note=${it.failed > 0 ? 'the last error is below' : 'no errors'}
         bad=${it.failed > 0}
       />
-      <${Figure} name="Measured rate" note=${paceOf(it)} value=${`${rate(it.measured_rate)}/s`} />
+      <${Figure} name="Measured rate" note=${paceOf(it)} value=${it.paused_at ? '–' : `${rate(it.measured_rate)}/s`} />
       ${
         on
           ? html`
             <${Figure}
               name="Time left"
-              note=${it.estimate_capped ? 'not known: more jobs than were counted' : 'at this rate'}
-              value=${it.eta_s === null ? '–' : span(it.eta_s * 1000)}
+              note=${
+                it.paused_at ? 'paused' : it.estimate_capped ? 'not known: more jobs than were counted' : 'at this rate'
+              }
+              value=${it.eta_s === null || it.paused_at ? '–' : span(it.eta_s * 1000)}
             />
           `
           : html`<${Figure} name="Took" note="from start to end" value=${span(took)} />`
@@ -133,7 +143,7 @@ export default function Operation({ params: [id] }) {
     ${
       it.last_error &&
       html`<${Panel}
-        title=${it.canary?.stopped ? 'Reason of the stop' : 'Last error'}
+        title=${it.canary?.stopped ? 'Why it stopped' : 'Last error'}
         side=${html`<${Copy} text=${it.last_error} label="Copy the error" />`}
       >
         <div class="error">${it.last_error}</div>
@@ -163,7 +173,7 @@ export default function Operation({ params: [id] }) {
         ${it.priority !== null && html`<dt>Priority</dt><dd>${it.priority}</dd>`}
         ${it.execute_at && html`<dt>Due</dt><dd><${Time} at=${it.execute_at} /></dd>`}
         ${it.reason && html`<dt>Reason</dt><dd>${it.reason}</dd>`}
-        <dt>Asked by</dt>
+        <dt>Requested by</dt>
         <dd><bdi>${it.asked_by}</bdi>, <${Time} at=${it.created_at} /></dd>
         ${it.started_at && html`<dt>Started</dt><dd><${Time} at=${it.started_at} /></dd>`}
         ${it.ended_at && html`<dt>Ended</dt><dd><${Time} at=${it.ended_at} /></dd>`}

@@ -6,7 +6,18 @@ import { rate, span } from '../core/format.js';
 import { useWords } from '../core/route.js';
 import { Allowed, Badge, Empty, Head, Skeleton, Time, Trouble } from '../ui/base.js';
 import { filterWords } from '../ui/filter-text.js';
-import { isRunning, meant, nameOf, outcome, Progress, paceOf, Released, stop, useOperations } from '../ui/operation.js';
+import {
+  isRunning,
+  meant,
+  nameOf,
+  outcome,
+  Progress,
+  paceOf,
+  Released,
+  stateOf,
+  stop,
+  useOperations,
+} from '../ui/operation.js';
 import { Pages } from '../ui/paging.js';
 import { Still, useStill } from '../ui/still.js';
 
@@ -64,7 +75,7 @@ export default function Operations() {
                     <th>Progress</th>
                     <th>Rate</th>
                     <th>Left</th>
-                    <th class="optional">Asked by</th>
+                    <th class="optional">Requested by</th>
                     <th>When</th>
                     <${Allowed}>
                       <th><span class="hidden-visually">Actions</span></th>
@@ -74,7 +85,12 @@ export default function Operations() {
                 <tbody>
                   ${rows.map(
                     (operation) => html`<tr key=${operation.id} data-row>
-                      <td data-label="State"><${Badge} is=${operation.state} /></td>
+                      <td data-label="State">
+                        <${Badge}
+                          is=${stateOf(operation)}
+                          title=${operation.paused_at ? `by ${operation.paused_by}` : undefined}
+                        />
+                      </td>
                       <td data-label="Action">
                         <a class="bold nowrap" href=${`/operations/${operation.id}`}>${nameOf(operation.action)}</a>
                       </td>
@@ -94,12 +110,12 @@ export default function Operations() {
                         }
                       </td>
                       <td data-label="Rate" class="num nowrap" title=${paceOf(operation)}>
-                        ${rate(operation.measured_rate)}/s
+                        ${stateOf(operation) === 'paused' ? '–' : `${rate(operation.measured_rate)}/s`}
                       </td>
                       <td data-label="Left" class="num nowrap">
-                        ${isRunning(operation) && operation.eta_s !== null ? span(operation.eta_s * 1000) : '–'}
+                        ${leftOf(operation)}
                       </td>
-                      <td data-label="Asked by" class="who optional">
+                      <td data-label="Requested by" class="who optional">
                         <span class="lines" title=${operation.asked_by}>${operation.asked_by}</span>
                       </td>
                       <td data-label="When"><${Time} at=${operation.created_at} /></td>
@@ -123,6 +139,10 @@ export default function Operations() {
     </section>
   `;
 }
+
+/** The time that is left. One that is paused makes no progress, so nothing is known of its time. */
+const leftOf = (operation) =>
+  stateOf(operation) === 'running' && operation.eta_s !== null ? span(operation.eta_s * 1000) : '–';
 
 function None({ state }) {
   if (state)

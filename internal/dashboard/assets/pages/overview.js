@@ -3,12 +3,12 @@
 import { seg } from '../core/api.js';
 import { errorOf } from '../core/dead-letter-group.js';
 import { html, useMemo } from '../core/dom.js';
-import { brief, count, plural, rate, span } from '../core/format.js';
+import { brief, count, plural, rate, span, whoOf } from '../core/format.js';
 import { known } from '../core/known.js';
 import { useObservable } from '../core/observable.js';
 import { readAll, useQuery } from '../core/query.js';
-import { Badge, Empty, Figure, Head, JobLink, Panel, Skeleton, Time, Trouble } from '../ui/base.js';
-import { Chart } from '../ui/chart.js';
+import { Badge, Empty, Figure, Head, JobLink, Panel, Skeleton, Time, Trouble, useNow } from '../ui/base.js';
+import { Chart, ChartToCome } from '../ui/chart.js';
 import { HistoryCharts } from '../ui/history.js';
 import { behindOf, Verdict } from '../ui/verdict.js';
 
@@ -71,7 +71,8 @@ export default function Overview() {
       />
       <${Figure}
         name="Lateness p50 · p99"
-        value=${html`${span(late.p50)} · ${span(late.p99)}`}
+        broad
+        value=${html`<span class="nowrap">${span(late.p50)}</span> · <span class="nowrap">${span(late.p99)}</span>`}
         note=${all ? 'start after due, worst 5 s of the last minute' : 'start after due here, last minute'}
       />
       <${Figure}
@@ -83,8 +84,8 @@ export default function Overview() {
       />
       <${Figure}
         name="Next due"
-        value=${lateness.next_due_at ? html`<${Time} at=${lateness.next_due_at} />` : '–'}
-        note="of those that wait"
+        value=${html`<${NextDue} at=${lateness.next_due_at} />`}
+        note="the first of the waiting jobs"
         to="/jobs?q=state:waiting"
       />
     </div>
@@ -98,9 +99,11 @@ export default function Overview() {
       </section>`
     }
     <${HistoryCharts} first="5m" />
-    <div class="grid">
+    <div class="grid"><${Problems} queues=${queues} /><${Newest} groups=${groups} /></div>
+    <div class="grid wide">
+      <${Ahead} />
       <${Panel}
-        title="Backlog by state"
+        title="Jobs by state"
         flush
         side=${
           !stats.data.exact &&
@@ -134,10 +137,15 @@ export default function Overview() {
           </tbody>
         </table>
       </${Panel}>
-      <${Problems} queues=${queues} />
     </div>
-    <div class="grid"><${Ahead} /><${Newest} groups=${groups} /></div>
   `;
+}
+
+/** When the next job is due. The figures of a moment ago may name one that is due by now. */
+function NextDue({ at }) {
+  const now = useNow();
+  if (!at) return '–';
+  return Date.parse(at) <= now ? 'now' : html`<${Time} at=${at} />`;
 }
 
 /** What all runners did in the twelve steps before the one that is open: means, and the worst lateness of a step. */
@@ -203,12 +211,14 @@ function standing(queue) {
   if (queue.paused)
     return html`
       <${Badge} is="paused" title=${queue.paused.reason ?? ''}>paused</${Badge}>${' '}
-      <span class="faint">by ${queue.paused.by}, <${Time} at=${queue.paused.at} /></span>
+      <span class="faint">by ${whoOf(queue.paused.by)}, <${Time} at=${queue.paused.at} /></span>
     `;
   if (queue.concurrency !== null && queue.permits >= queue.concurrency)
     return html`<${Badge} is="warn">limit of ${queue.concurrency} reached</${Badge}>`;
   return queue.runners === 0 ? html`<${Badge}>idle, no runner</${Badge}>` : html`<span class="soft">running</span>`;
 }
+
+const sumOf = (hours, what) => hours.reduce((sum, hour) => sum + (hour[what] ?? 0), 0);
 
 /** What becomes due in the next 24 hours. */
 function Ahead() {
@@ -218,12 +228,7 @@ function Ahead() {
     () =>
       hours && {
         x: hours.map((hour) => Date.parse(hour.from)),
-        series: [
-          { name: 'jobs due', values: hours.map((hour) => hour.jobs), colour: 1, bars: true },
-          ...(hours.some((hour) => hour.ticks)
-            ? [{ name: 'ticks of schedules', values: hours.map((hour) => hour.ticks ?? 0), colour: 3 }]
-            : []),
-        ],
+        series: [{ name: 'jobs due', values: hours.map((hour) => hour.jobs), colour: 1, bars: true }],
       },
     [hours],
   );
@@ -232,16 +237,18 @@ function Ahead() {
       ${
         shown
           ? html`<${Chart} label="Jobs due by hour" x=${shown.x} series=${shown.series} format=${brief} />`
-          : html`<${Trouble} error=${forecast.error} retry=${forecast.reload} />`
+          : forecast.error
+            ? html`<${Trouble} error=${forecast.error} retry=${forecast.reload} />`
+            : html`<${ChartToCome} />`
       }
       ${
         hours &&
         html`<p class="faint">
-          ${plural(
-            hours.reduce((n, hour) => n + hour.jobs, 0),
-            'job',
-          )}
-          ${hours.some((hour) => hour.more) ? ' or more' : ''} within 24 hours.
+          ${plural(sumOf(hours, 'jobs'), 'job')}
+          ${hours.some((hour) => hour.more) ? ' or more' : ''}${
+            /* Schedules make their jobs when they tick. There are far more ticks than jobs, so no axis shows both. */
+            sumOf(hours, 'ticks') > 0 && html` and ${plural(sumOf(hours, 'ticks'), 'tick')} of schedules`
+          } within 24 hours.
         </p>`
       }
     </${Panel}>
@@ -269,9 +276,9 @@ function Newest({ groups }) {
         <tbody>
           ${rows.map(
             (group) => html`<tr key=${group.fingerprint} data-row>
-              <td data-label="Error" class="cause">
+              <td data-label="Error" class="cause most">
                 <a class="lines" href=${`/dead-letters/${group.fingerprint}`} title=${errorOf(group)}>
-                  ${group.kind}: ${errorOf(group)}
+                  ${group.kind}: ${group.sample_error}
                 </a>
               </td>
               <td data-label="Open" class="right num bold">${brief(group.open, group.capped)}</td>

@@ -1,8 +1,8 @@
 // One queue: what stands in its way, how it does, and what may be changed.
 
 import { seg, url } from '../core/api.js';
-import { html } from '../core/dom.js';
-import { brief, count, plural, span } from '../core/format.js';
+import { cls, html } from '../core/dom.js';
+import { brief, count, plural, span, whoOf } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { Acts } from '../ui/acts.js';
 import { Allowed, Badge, Empty, Figure, Head, JobLink, Panel, Skeleton, Time, Trouble } from '../ui/base.js';
@@ -172,7 +172,7 @@ function Why({ queue }) {
     ${
       paused &&
       html`<div class="note warn">
-        <b>Paused</b> <${Time} at=${paused.at} /> by <span class="wrap">${paused.by}</span>. Nothing of it starts.
+        <b>Paused</b> <${Time} at=${paused.at} /> by <span class="wrap">${whoOf(paused.by)}</span>. None of its jobs starts.
         ${paused.reason && html`<p class="wrap">${paused.reason}</p>`}
       </div>`
     }
@@ -209,10 +209,10 @@ function Some({ title, q, on, error, none }) {
               (job) => html`<tr key=${job.id} data-row>
                 <td data-label="Kind">${job.kind}</td>
                 <td data-label="Job"><${JobLink} id=${job.id} /></td>
-                <td data-label=${error ? 'Error' : 'Due'}>
+                <td data-label=${error ? 'Error' : 'Due'} class=${cls(error && 'half')}>
                   ${
                     error
-                      ? html`<span class="clip narrow" title=${job.last_error}>${job.last_error ?? '–'}</span>`
+                      ? html`<span class="clip fill" title=${job.last_error}>${job.last_error ?? '–'}</span>`
                       : html`<${Time} at=${job.execute_at} />`
                   }
                 </td>

@@ -2,7 +2,7 @@
 
 import { get, seg, url } from '../core/api.js';
 import { html, useMemo, useRef, useState } from '../core/dom.js';
-import { brief, count, plural, rate, span } from '../core/format.js';
+import { brief, count, plural, rate, span, whoOf } from '../core/format.js';
 import { inLine, useQuery } from '../core/query.js';
 import { Allowed, Empty, Head, Skeleton, Time, Trouble } from '../ui/base.js';
 import { Chart, Spark } from '../ui/chart.js';
@@ -89,7 +89,7 @@ export default function Queues() {
       }
     </${Head}>
     <${Trouble} error=${queues.error} retry=${queues.reload} />
-    ${all.length > 0 && html`<${HeatMap} five=${five} />`}
+    ${all.length > 0 && html`<${HeatMap} five=${five} rows=${all.length} />`}
     ${!queues.data && !queues.error && html`<${Skeleton} />`}
     ${
       queues.data &&
@@ -108,7 +108,7 @@ export default function Queues() {
                     <th class="right">Running</th>
                     <th class="right roomy">Completed</th>
                     <th class="right">Runners</th>
-                    ${histories && html`<th class="roomy">Out, 5 min</th><th class="roomy">Lateness, 5 min</th>`}
+                    ${histories && html`<th class="roomy">Finished, 5 min</th><th class="roomy">Lateness, 5 min</th>`}
                     <${Allowed}>
                       <th><span class="hidden-visually">Actions</span></th>
                     </${Allowed}>
@@ -142,7 +142,7 @@ export default function Queues() {
                                 </span>`
                               }
                               <span class="clip thin" title=${queue.paused.by}>
-                                <${Time} at=${queue.paused.at} /> by ${queue.paused.by}
+                                <${Time} at=${queue.paused.at} /> by ${whoOf(queue.paused.by)}
                               </span>
                             </div>`
                           }
@@ -246,13 +246,13 @@ export default function Queues() {
   `;
 }
 
-/** What went out of a queue, and how late, as lines in cells. */
+/** How many jobs of a queue ended, and how late, as lines in cells. */
 function Recent({ points, name }) {
   const late = useMemo(() => points && linesOf(points).late, [points]);
   const none = html`<span class="faint">–</span>`;
   const [p50, p99] = late?.map(({ values }) => values.findLast((value) => value !== null)) ?? [];
   return html`
-    <td data-label="Out, 5 min" class="roomy">
+    <td data-label="Finished, 5 min" class="roomy spare">
       ${
         points
           ? html`<div>
@@ -262,7 +262,7 @@ function Recent({ points, name }) {
           : none
       }
     </td>
-    <td data-label="Lateness, 5 min" class="roomy">
+    <td data-label="Lateness, 5 min" class="roomy spare">
       ${
         p99 !== undefined
           ? html`<div>

@@ -154,7 +154,7 @@ function Runner({ runner, open, toggle, reload }) {
   const act = async (what) => (await what(runner)) && reload();
   return html`
     <tr data-row>
-      <td data-label="Runner">
+      <td data-label="Runner" class="half">
         <div>
           <button
             type="button"
@@ -164,7 +164,7 @@ function Runner({ runner, open, toggle, reload }) {
           >
             ${open ? '▾' : '▸'} ${runner.id}
           </button>
-          <span class="faint clip slim" title=${runner.host ?? ''}>
+          <span class="faint clip fill" title=${runner.host ?? ''}>
             ${runner.via === 'http' && 'remote worker, '}
             version ${runner.version || '–'}${runner.host && ` on ${runner.host}`}
           </span>

@@ -2,7 +2,7 @@
 
 import { may, me, now } from '../core/api.js';
 import { cls, html, legible, useEffect, useState } from '../core/dom.js';
-import { ago, utc } from '../core/format.js';
+import { ago, clock, utc } from '../core/format.js';
 import { outage } from '../core/known.js';
 import { observable, useObservable } from '../core/observable.js';
 
@@ -19,6 +19,15 @@ export function Time({ at }) {
   const ms = typeof at === 'number' ? at : Date.parse(at);
   return html`<time class="nowrap num" datetime=${new Date(ms).toISOString()} title=${utc(ms)}>
     ${ago(ms, now())}
+  </time>`;
+}
+
+/** A moment by the clock, in local time, with the day unless it is today; how long ago on hover. */
+export function Clock({ at }) {
+  useObservable(beat);
+  const ms = Date.parse(at);
+  return html`<time class="nowrap num" datetime=${new Date(ms).toISOString()} title=${`${utc(ms)}, ${ago(ms, now())}`}>
+    ${clock(ms, now())}
   </time>`;
 }
 
@@ -164,9 +173,12 @@ export const Panel = ({ title, side, flush, children, id }) => html`<section cla
   <div class=${cls('body', flush && 'flush')}>${children}</div>
 </section>`;
 
-/** One figure in a row of figures: its name above, a note below, and a link if it leads somewhere. */
-export const Figure = ({ name, value, title, note, to, bad }) =>
-  html`<${to ? 'a' : 'div'} class="figure" href=${to}>
+/**
+ * One figure in a row of figures: its name above, a note below, and a link if it leads somewhere. One of two values is
+ * `broad`.
+ */
+export const Figure = ({ name, value, title, note, to, bad, broad }) =>
+  html`<${to ? 'a' : 'div'} class=${cls('figure', broad && 'broad')} href=${to}>
     <div class="name">${name}</div>
     <div class=${bad ? 'value bad' : 'value'} title=${title}>${value}</div>
     <div class="sub">${note}</div>

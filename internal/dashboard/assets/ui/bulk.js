@@ -2,7 +2,7 @@
 
 import { get, post } from '../core/api.js';
 import { html, useEffect, useState } from '../core/dom.js';
-import { count, span } from '../core/format.js';
+import { count, plural, span } from '../core/format.js';
 import { announce } from '../core/live.js';
 import { Badge, JobLink, Skeleton, Trouble, tell } from './base.js';
 import { ask, InputField } from './dialog.js';
@@ -101,17 +101,17 @@ export function Preview({ action, filter, values }) {
     ${
       found.sample.length > 0 &&
       html`<div class="scroll panel">
-        <table>
+        <table class="cards">
           <thead>
             <tr><th>Job</th><th>Kind</th><th>Is</th><th>Would be</th></tr>
           </thead>
           <tbody>
             ${found.sample.map(
               (job) => html`<tr key=${job.id}>
-                <td><${JobLink} id=${job.id} /></td>
-                <td>${job.kind}</td>
-                <td><${Badge} is=${job.state} /></td>
-                <td>
+                <td data-label="Job"><${JobLink} id=${job.id} /></td>
+                <td data-label="Kind">${job.kind}</td>
+                <td data-label="Is"><${Badge} is=${job.state} /></td>
+                <td data-label="Would be">
                   ${
                     job.would_be
                       ? html`<${Badge} is=${job.would_be} />`
@@ -152,6 +152,10 @@ export async function follow(id) {
   }
 }
 
+/** The jobs that the filter of a request means, for the title of its dialog. */
+const subjectOf = (filter) =>
+  filter === null ? 'all jobs' : filter.ids ? plural(filter.ids.length, 'selected job') : 'all jobs that match';
+
 /** A moment as a field of the browser has it, in local time. */
 const local = (ms) => new Date(ms - new Date(ms).getTimezoneOffset() * 60000).toISOString().slice(0, 16);
 
@@ -162,7 +166,7 @@ const local = (ms) => new Date(ms - new Date(ms).getTimezoneOffset() * 60000).to
 export async function bulk(
   action,
   filter,
-  { rate = '', name = actions[action].name, title = `${name}: many jobs at once`, about, priority = 5, due } = {},
+  { rate = '', name = actions[action].name, title = `${name}: ${subjectOf(filter)}`, about, priority = 5, due } = {},
 ) {
   const { what, danger, reason } = actions[action];
   const operation = await ask({

@@ -56,7 +56,13 @@ export function Chart({ x, series, format = String, axes = true, label, marks = 
       },
       axes: axes
         ? [
-            { ...axis, size: Math.round(rem * 1.8), values: (_, all) => all.map(clock) },
+            {
+              ...axis,
+              size: Math.round(rem * 1.8),
+              // Room for a time with its seconds, where there is some.
+              space: (_, _axis, _from, _to, wide) => Math.max(rem * 3.6, Math.min(rem * 5.5, wide / 5)),
+              values: (_, all) => all.map(clock),
+            },
             {
               ...axis,
               size: Math.round(rem * 4),
@@ -97,7 +103,12 @@ export function Chart({ x, series, format = String, axes = true, label, marks = 
   }, [x, series]);
 
   const shown = at !== null && at < x.length ? at : x.length - 1;
-  const said = series.map((s) => `${s.name} ${text(s.values[shown], format)}`).join(', ');
+  // Of counts the last one says little. Their sum is shown until one is pointed at.
+  const figureOf = (s) =>
+    s.bars && axes && at === null
+      ? `${format(s.values.reduce((sum, value) => sum + (value ?? 0), 0))} in all`
+      : text(s.values[shown], format);
+  const said = series.map((s) => `${s.name} ${figureOf(s)}`).join(', ');
   return html`<figure class="chart-box">
     <div ref=${box} class=${cls('chart', !axes && 'spark')} role="img" aria-label=${`${label}: ${said}`}></div>
     ${marks && html`<${MarkLines} marks=${marks} from=${x[0]} to=${x.at(-1)} />`}
@@ -106,7 +117,7 @@ export function Chart({ x, series, format = String, axes = true, label, marks = 
       html`<figcaption class="legend">
         ${series.map(
           (s) => html`<span key=${s.name}>
-            <i class=${`swatch-${s.colour}`}></i>${s.name} <b>${text(s.values[shown], format)}</b>
+            <i class=${`swatch-${s.colour}`}></i>${s.name} <b>${figureOf(s)}</b>
           </span>`,
         )}
         ${
@@ -137,6 +148,13 @@ const aside = ({ data: [x] }, low, high) => {
 };
 const data = (x, series) => [x.map((ms) => ms / 1000), ...series.map((s) => s.values)];
 const text = (value, format) => (value === null || value === undefined ? '–' : format(value));
+
+/** The place of a chart whose values have not come, so that nothing below it moves when they do. */
+export const ChartToCome = () =>
+  html`<div class="chart-box" aria-busy="true" aria-label="Loading">
+    <div class="chart"></div>
+    <div class="legend">${'\u00a0'}</div>
+  </div>`;
 
 /** A line in a cell. */
 export const Spark = ({ values, colour: number = 1, label, bars = false }) => {

@@ -151,7 +151,7 @@ export function FilterBar({ value, on, wrong, label = 'Filter', id = 'filter', w
       aria-invalid=${wrong ? 'true' : undefined}
       autocomplete="off"
       spellcheck=${false}
-      placeholder=${example ?? 'state:failed kind:email payload.user.id:42'}
+      placeholder=${`Filter, for example ${example ?? 'state:failed kind:email payload.user.id:42'}, or any words`}
       onInput=${(event) => {
         setText(event.target.value);
         moved(event);

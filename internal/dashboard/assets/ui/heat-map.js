@@ -8,7 +8,7 @@ import { useWords } from '../core/route.js';
 import { Panel, Segment, Skeleton, Trouble } from './base.js';
 import { spans, useQueueHistory, useSpan } from './history.js';
 import { MarkList, useMarks } from './marks.js';
-import { Sheet } from './sheet.js';
+import { Sheet, sheetHeight } from './sheet.js';
 
 const percentiles = [
   ['p99', 'p99'],
@@ -66,8 +66,8 @@ function sheetOf({ queues, at_ms: columns, step_ms: step }, percentile) {
   return { columns, step, rows };
 }
 
-/** `five` is the history of the last five minutes, which the screen reads anyway. */
-export function HeatMap({ five, first = '1h' }) {
+/** `five` is the history of the last five minutes, which the screen reads anyway; `rows` is how many queues there are. */
+export function HeatMap({ five, rows, first = '1h' }) {
   const [query, change] = useWords();
   const [over, choose] = useSpan(first);
   const own = useQueueHistory(over === '5m' ? null : over);
@@ -88,7 +88,7 @@ export function HeatMap({ five, first = '1h' }) {
   const silent = sheet ? data.queues.length - sheet.rows.length : 0;
   return html`<${Panel} title="Lateness by queue" side=${side}>
     <${Trouble} error=${error} retry=${reload} />
-    ${!data && !error && html`<${Skeleton} />`}
+    ${!data && !error && html`<div style=${{ minHeight: sheetHeight(rows) }}><${Skeleton} /></div>`}
     ${sheet?.rows.length === 0 && html`<p class="faint">No job started in this time.</p>`}
     ${
       sheet?.rows.length > 0 &&

@@ -146,8 +146,8 @@ export function Histogram({ survey, open, stale, on }) {
       </svg>
       <div class="ticks faint num" aria-hidden="true">
         ${ticksOf(bars, 6).map(
-          ({ bar, i }) =>
-            html`<span key=${i} style=${{ left: `${(100 * i) / bars.length}%` }}>
+          ({ bar, i }, n) =>
+            html`<span key=${i} class=${cls(n % 2 === 1 && 'second')} style=${{ left: `${(100 * i) / bars.length}%` }}>
               ${step >= DAY / 4 ? dayOf(new Date(bar.from)) : clockOf(new Date(bar.from), step < 60000)}
             </span>`,
         )}

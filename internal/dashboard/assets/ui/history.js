@@ -1,12 +1,12 @@
 // What happened in slots of time, where the server keeps it.
 
 import { url } from '../core/api.js';
-import { html, useMemo, useState } from '../core/dom.js';
+import { cls, html, useMemo, useState } from '../core/dom.js';
 import { rate, span } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { useWords } from '../core/route.js';
 import { Panel, Segment, Trouble } from './base.js';
-import { Chart } from './chart.js';
+import { Chart, ChartToCome } from './chart.js';
 import { MarkList, useMarks } from './marks.js';
 
 export const spans = [
@@ -75,8 +75,12 @@ export function HistoryCharts({ queue, first = '1h' }) {
   const chart = (label, series, format) =>
     lines
       ? html`<${Chart} label=${label} x=${points.at_ms} series=${series} format=${format} marks=${marks} />`
-      : html`<${Trouble} error=${history.error} retry=${history.reload} />`;
-  return html`<div class="grid">
+      : history.error
+        ? html`<${Trouble} error=${history.error} retry=${history.reload} />`
+        : html`<${ChartToCome} />`;
+  // Workers of other programs measure their own run time and do not tell it.
+  const runs = queue && lines?.run?.some(({ values }) => values.some((value) => value !== null));
+  return html`<div class=${cls('grid', runs && 'three')}>
     <${Panel}
       title="Jobs per second"
       side=${html`<div class="row tight">
@@ -90,8 +94,7 @@ export function HistoryCharts({ queue, first = '1h' }) {
       ${chart('Lateness', lines?.late, span)}
     </${Panel}>
     ${
-      queue &&
-      lines?.run &&
+      runs &&
       html`<${Panel} title="Run time" side=${html`<span class="faint">of handlers</span>`}>
         ${chart('Run time', lines.run, span)}
       </${Panel}>`

@@ -38,7 +38,7 @@ const cells = {
     >
       <${Badge} is=${job.state} />
     </a>`,
-  kind: (job) => html`<span class="bold">${job.kind}</span>`,
+  kind: (job) => html`<span class="clip bold" title=${job.kind}>${job.kind}</span>`,
   job: (job, _, to) =>
     html`<a class="mono nowrap" data-open href=${to(job.id)} title=${job.id}>…${job.id.slice(-8)}</a>`,
   queue: (job) => html`
@@ -54,10 +54,11 @@ const cells = {
   keys: (job) => html`<${Tags} of=${[job.unique_key, job.order_key, job.limit_key].filter(Boolean)} />`,
 };
 
+/** Keys and tags of a job. A tenant is often both, and is shown once. */
 const Tags = ({ of }) =>
   of.length
-    ? html`<span class="clip">
-      ${of.slice(0, 4).map((word) => html`<span class="tag" key=${word}>${word}</span> `)}
+    ? html`<span class="clip" title=${[...new Set(of)].join(' ')}>
+      ${[...new Set(of)].slice(0, 4).map((word) => html`<span class="tag" key=${word}>${word}</span> `)}
     </span>`
     : html`<span class="faint">–</span>`;
 

@@ -3,7 +3,7 @@
 
 import { seg, url } from '../core/api.js';
 import { cls, html, useMemo } from '../core/dom.js';
-import { plural, utc } from '../core/format.js';
+import { plural, utc, whoOf } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { Time } from './base.js';
 
@@ -36,7 +36,8 @@ const lost = {
 
 /** A mark in a word or two, in a sentence, with a link, and whether it is about a trouble. */
 function told(mark) {
-  const { type, by, runners, version } = mark;
+  const { type, runners, version } = mark;
+  const by = mark.by && whoOf(mark.by);
   if (type === 'runners_started') {
     const before = mark.previous_version ? ` Before that, version ${mark.previous_version} ran.` : '';
     const started = `${plural(runners, 'runner')} of version ${version} started.`;

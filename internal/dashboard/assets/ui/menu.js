@@ -8,6 +8,7 @@ import { usePlace } from '../core/route.js';
 import { screens } from '../core/screens.js';
 import { Icon } from './base.js';
 import { help } from './keyboard.js';
+import { openPalette } from './palette.js';
 
 /** Whether the menu is open, on a narrow page. */
 export const menuOpen = observable(false);
@@ -27,7 +28,8 @@ export function Menu({ stats, deadLetters }) {
     <nav class=${cls('side', open && 'open')} aria-label="Screens" id="menu">
       <a class="brand" href="/"><img src="/ui/icon.svg" alt="" />tickr</a>
       ${items.map(
-        ({ item: [name, to, icon] }) => html`
+        ({ item: [name, to, icon], begins }) => html`
+          ${begins && html`<hr key=${`before ${to}`} />`}
           <a key=${to} class="item" href=${to} aria-current=${to === current ? 'page' : undefined}>
             <${Icon} of=${icon} />
             ${name}
@@ -42,6 +44,7 @@ export function Menu({ stats, deadLetters }) {
       )}
       <div class="foot">
         <${ThemeChoice} />
+        <button type="button" class="quiet small" onClick=${openPalette}>Go to <kbd>Ctrl K</kbd></button>
         <button type="button" class="quiet small" onClick=${help}>Keyboard <kbd>?</kbd></button>
         <a class="soft" href="/docs">API reference</a>
         <span class="faint wrap">${who?.actor}${who?.scope && html` · ${who.scope}`}</span>

@@ -23,6 +23,8 @@ const past = {
 
 export const nameOf = (action) => actions[action]?.name ?? String(action).replaceAll('_', ' ');
 export const isRunning = (operation) => operation?.state === 'running';
+/** Its state in one word. To the server a paused operation is a running one. */
+export const stateOf = (operation) => (isRunning(operation) && operation.paused_at ? 'paused' : operation.state);
 
 /** One operation, followed closely while it runs. */
 export function useOperation(id) {
@@ -125,19 +127,38 @@ const ends = [
   ['cancelled', 'cancelled'],
 ];
 
-/**
- * The jobs that a replay made by their states: those alone, whatever else fails for the same cause. Among others of its
- * kind it is `quiet` for readers of screens.
- */
-export function Released({ operation, quiet = false }) {
+/** How many jobs a replay has made, by the states that they have now. */
+export function useMade(operation) {
   const [every, set] = useState(3000);
-  const made = useQuery(operation.action === 'replay' ? `/v1/operations/${seg(operation.id)}/made` : null, { every });
+  const replays = operation?.action === 'replay';
+  const made = useQuery(replays ? `/v1/operations/${seg(operation.id)}/made` : null, { every });
   const it = made.data;
   useEffect(() => {
     const open = isRunning(operation) || !it || it.waiting + it.executing + it.retrying > 0;
     // A count of so many takes the server longer.
     set(open ? (it?.capped ? 10000 : 3000) : 30000);
-  }, [operation.state, it]);
+  }, [operation?.state, it]);
+  return made;
+}
+
+/** The colour of an operation that is over. A release whose jobs fail again is no success, however well it went. */
+export const toneOf = (operation, made) =>
+  operation.state === 'failed'
+    ? 'bad'
+    : operation.state !== 'done' || operation.failed || made?.failed
+      ? 'warn'
+      : 'good';
+
+/**
+ * The jobs that a replay made by their states: those alone, whatever else fails for the same cause. Among others of its
+ * kind it is `quiet` for readers of screens.
+ */
+export const Released = ({ operation, quiet }) =>
+  html`<${Made} operation=${operation} quiet=${quiet} made=${useMade(operation)} />`;
+
+/** The same, for a page that needs the numbers as well. */
+export function Made({ operation, made, quiet = false }) {
+  const it = made.data;
   const trouble = html`<${Trouble} error=${made.error} retry=${made.reload} />`;
   if (!it || (it.count === 0 && !isRunning(operation))) return trouble;
   const link = (state) => url('/jobs', { q: `operation:${operation.id}${state ? ` state:${state}` : ''}` });
@@ -221,15 +242,16 @@ export function again(operation) {
 /** An operation where its jobs are shown: how far it is, and a way to stop it. */
 export function Watched({ operation, reload }) {
   const on = isRunning(operation);
+  const made = useMade(operation);
   return html`
     <div
-      class=${cls('note', on ? '' : operation.state === 'done' && !operation.failed ? 'good' : 'warn', 'stack tight')}
+      class=${cls('note', !on && toneOf(operation, made.data), 'stack tight')}
       data-operation=${operation.id}
     >
       <div class="row apart">
         <span class="row grow">
           <b>${nameOf(operation.action)}</b>
-          <${Badge} is=${operation.state} />
+          <${Badge} is=${stateOf(operation)} />
           ${!operation.filter.fingerprint && html`<span class="lines">${filterWords(meant(operation))}</span>`}
           <span class="soft lines">by <bdi>${operation.asked_by}</bdi>, <${Time} at=${operation.created_at} /></span>
         </span>
@@ -254,18 +276,20 @@ export function Watched({ operation, reload }) {
             ? html`
               ${' '}· ${rate(operation.measured_rate)}/s, ${paceOf(operation)} ·${' '}
               ${
-                operation.eta_s !== null
-                  ? `about ${span(operation.eta_s * 1000)} left`
-                  : operation.estimate_capped
-                    ? 'time left not known: more jobs than were counted'
-                    : 'time left not known yet'
+                operation.paused_at
+                  ? 'paused'
+                  : operation.eta_s !== null
+                    ? `about ${span(operation.eta_s * 1000)} left`
+                    : operation.estimate_capped
+                      ? 'time left not known: more jobs than were counted'
+                      : 'time left not known yet'
               }
               ${!operation.runner && !operation.paused_at && ' · waits for a runner'}
             `
             : ''
         }
       </span>
-      <${Released} operation=${operation} />
+      <${Made} operation=${operation} made=${made} />
       ${
         operation.last_error &&
         html`<div class="row top">

@@ -8,6 +8,8 @@ import { MarkLines } from './marks.js';
 
 /** Rows that are shown at first. */
 const ROWS = 10;
+/** About how high a sheet of so many rows is, with its head, its caption and its legend. */
+export const sheetHeight = (rows) => `${Math.min(ROWS, rows) * 1.55 + 7.5}rem`;
 /** Most labels of the time axis. */
 const LABELS = 8;
 

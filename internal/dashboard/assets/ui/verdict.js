@@ -2,7 +2,7 @@
 
 import { now, seg, url } from '../core/api.js';
 import { cls, html } from '../core/dom.js';
-import { count, plural, span } from '../core/format.js';
+import { count, plural, span, whoOf } from '../core/format.js';
 import { Time } from './base.js';
 import { waiting } from './queues.js';
 import { standing } from './runners.js';
@@ -88,10 +88,7 @@ function sourcesOf({ outbox, blocked, schedules }) {
   return parts;
 }
 
-/**
- * The parts of the verdict, the worst first: `{key, bad, to, text}`. The properties are answers of the API, as far as
- * they have come.
- */
+/** The parts of the verdict: `{key, bad, to, text}`. The properties are answers of the API, as far as they have come. */
 export function partsOf({ stats, queues, groups, runners, ready, ...sources }) {
   const parts = [];
   const late = stats?.lateness.oldest_due_ms_by_queue ?? {};
@@ -100,17 +97,22 @@ export function partsOf({ stats, queues, groups, runners, ready, ...sources }) {
   if (alive?.length === 0) parts.push({ key: 'runners', bad: true, to: '/runners', text: 'no runner is alive' });
   if (ready?.mysql && ready.index === 'degraded')
     parts.push({ key: 'redis', to: '/index', text: 'Redis does not answer: jobs start a little later' });
-  const silent = (alive ?? []).filter((runner) => standing(runner) === 'silent');
-  parts.push(
-    ...named(
-      silent.map((runner) => ({
-        key: `runner ${runner.id}`,
-        to: '/runners',
-        text: `the runner ${runner.id} has been silent for ${span(runner.heartbeat_age_ms)}`,
-      })),
-      (n) => ({ key: 'silent', to: '/runners', text: `${n} more runners are silent` }),
-    ),
-  );
+  const silent = (alive ?? [])
+    .filter((runner) => standing(runner) === 'silent')
+    .sort((one, other) => other.heartbeat_age_ms - one.heartbeat_age_ms);
+  if (silent.length === 1)
+    parts.push({
+      key: 'silent',
+      to: '/runners',
+      text: `the runner ${silent[0].id} has been silent for ${span(silent[0].heartbeat_age_ms)}`,
+    });
+  // When a host is lost, all of its runners fall silent at the same time.
+  else if (silent.length > 1)
+    parts.push({
+      key: 'silent',
+      to: '/runners',
+      text: `${count(silent.length)} runners are silent, one of them for ${span(silent[0].heartbeat_age_ms)}`,
+    });
   const all = queues?.data ?? [];
   const jobs = (queue) => `${count(waiting(queue), !queue.exact)} ${waiting(queue) === 1 ? 'job' : 'jobs'}`;
   const orphans = all
@@ -133,7 +135,7 @@ export function partsOf({ stats, queues, groups, runners, ready, ...sources }) {
       paused.map((queue) => ({
         key: `paused ${queue.name}`,
         to: `/queues/${seg(queue.name)}`,
-        text: `${queue.name} is paused by ${queue.paused.by}${waiting(queue) > 0 ? `: ${jobs(queue)}` : ''}`,
+        text: `${queue.name} is paused by ${whoOf(queue.paused.by)}${waiting(queue) > 0 ? `: ${jobs(queue)}` : ''}`,
       })),
       (n) => ({ key: 'pauses', to: '/queues', text: `${n} more queues are paused` }),
     ),
@@ -169,12 +171,15 @@ export function behindOf(stats, queues, least = BEHIND) {
   return ms > least ? { name, ms } : null;
 }
 
-/** Parts as one sentence of links; nothing without a part. */
+/**
+ * Parts as one sentence of links; nothing without a part. To the eye it is a list, because a sentence of ten parts is
+ * hard to read at night.
+ */
 export function Sentence({ parts, id }) {
   if (!parts.length) return null;
   return html`<p class=${cls('verdict', parts.some((part) => part.bad) && 'bad')} id=${id} role="status">
     ${parts.map(
-      ({ key, bad, to, text, at }, i) => html`${i > 0 && html`<span class="faint"> · </span>`}<a
+      ({ key, bad, to, text, at }, i) => html`${i > 0 && html`<span class="hidden-visually"> · </span>`}<a
           key=${key}
           class=${bad ? 'bad' : 'warn'}
           href=${to}
@@ -193,5 +198,7 @@ export function Verdict(answers) {
       to: url(`/queues/${seg(behind.name)}`),
       text: `${behind.name} is ${span(behind.ms)} behind`,
     });
+  // What needs an operator comes before what passes by itself or is meant.
+  parts.sort((one, other) => Number(other.bad ?? false) - Number(one.bad ?? false));
   return html`<${Sentence} parts=${parts} id="verdict" />`;
 }

@@ -23,19 +23,19 @@ const groups = {
 };
 
 const names = {
-  not_due: 'its due time',
-  parents: 'parents',
-  order_key: 'its order key',
-  limit: 'a limit',
-  queue_paused: 'a paused queue',
-  worker: 'a worker',
+  not_due: 'not due yet',
+  parents: 'waiting for parents',
+  order_key: 'behind its order key',
+  limit: 'waiting at a limit',
+  queue_paused: 'in a paused queue',
+  worker: 'waiting for a worker',
   running: 'running',
-  backoff: 'backoff',
+  backoff: 'backing off',
   snoozed: 'snoozed',
   ended: 'ended',
 };
 
-/** The causes by their sums, the greatest first: `backoff 2 m · running 3 s`. */
+/** The causes by their sums, the greatest first: `backing off 2 m · running 3 s`. */
 const totals = ({ total_ms: sums }) =>
   Object.entries(sums)
     .filter(([, ms]) => ms > 0)
@@ -57,13 +57,18 @@ function Row({ segment, start, whole, at }) {
   const length = segment.to ? segment.ms : Math.max(0, to - from);
   const text = segment.text.charAt(0).toUpperCase() + segment.text.slice(1);
   return html`<li class=${cls(!segment.to && 'open')} data-cause=${segment.cause}>
-    <span class="cause" title=${segment.derived ? 'Follows from other records of tickr' : 'Recorded with the job'}>
+    <span class="cause">
       ${
         segment.cause === 'running'
           ? html`<a href=${`#attempt-${segment.attempt}`}>${text}</a>`
           : html`<span class="wrap">${text}</span>`
       }
-      ${segment.derived && html`<span class="faint"> (derived)</span>`}
+      ${
+        segment.derived &&
+        html`<span class="faint" title="Follows from other records of tickr; the others were recorded with the job">
+          ${' '}≈<span class="hidden-visually"> derived</span>
+        </span>`
+      }
     </span>
     <${Bar} from=${from} to=${to} start=${start} whole=${whole} group=${groups[segment.cause]} />
     <span class="num right" title=${`${utc(from)}${segment.to ? ` to ${utc(to)}` : ''}`}>
@@ -72,8 +77,11 @@ function Row({ segment, start, whole, at }) {
   </li>`;
 }
 
-/** The timeline of a job. `open` says that it has not ended, `mine` which events tell of it. */
-export function Waterfall({ path, open, mine }) {
+/**
+ * The timeline of a job. `open` says that it has not ended, `mine` which events tell of it. Before it comes, the number
+ * of `attempts` tells about how much room it needs.
+ */
+export function Waterfall({ path, open, mine, attempts }) {
   useNow();
   const found = useQuery(`${path}/timeline`, { on: mine, every: open ? 5000 : 0, pace: 500 });
   const it = found.data;
@@ -81,7 +89,11 @@ export function Waterfall({ path, open, mine }) {
     return found.error?.status === 404
       ? null
       : html`<${Panel} title="Where its time went">
-          ${found.error ? html`<${Trouble} error=${found.error} retry=${found.reload} />` : html`<${Skeleton} />`}
+          ${
+            found.error
+              ? html`<${Trouble} error=${found.error} retry=${found.reload} />`
+              : html`<div style=${{ minHeight: `${Math.min(SHOWN, 1 + 2 * attempts) * 1.8 + 2}rem` }}><${Skeleton} /></div>`
+          }
         </${Panel}>`;
   if (it.segments.length === 0) return null;
   const start = Date.parse(it.from);
