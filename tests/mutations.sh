@@ -1371,9 +1371,6 @@ mutants() {
         'u32::try_from(times.saturating_mul(weight)).unwrap_or(u32::MAX)' \
         'u32::try_from(((self.workers + (self.workers / 4).max(2)) * weight / self.weights.max(weight)).max(weight.min(times))).unwrap_or(u32::MAX)' \
         key_limits::keys_of_a_fair_limit_share_the_workers_by_their_weights
-    mutant 'keys that are mixed when they are let go together' internal/store/rows/limits.rs \
-        'mix_keys(&mut jobs, &waiting, limits);' '' \
-        key_limits::keys_of_a_fair_limit_share_the_workers_by_their_weights
     mutant 'parts of workers that a key may not use' internal/store/rows/limits.rs \
         'if full.is_empty() || free.is_empty() {' 'if full.is_empty() || free.is_empty() || workers > 0 {' \
         key_limits::what_a_key_may_not_use_of_a_fair_limit_is_left_to_the_others
