@@ -157,7 +157,8 @@ export function CanaryProgress({ operation }) {
         })}
       </ol>
       <div class="num" role="status">
-        <b>Step ${canary.step}</b>${running ? '' : ' at its end'}: ${count(canary.released)} released → ${count(passed)} passed ·${' '}
+        <b>Step ${canary.step}</b>${running ? '' : ' at its end'}: ${count(canary.released)} released →${' '}
+        ${count(passed)} passed ·${' '}
         <span class=${cls(failed + retrying > 0 && 'bad bold')}>${count(failed + retrying)} failed again</span>
         ${retrying > 0 && ` (${count(retrying)} of them will be tried again)`} · ${count(waiting)} waiting
         ${cancelled > 0 && ` · ${count(cancelled)} cancelled`}

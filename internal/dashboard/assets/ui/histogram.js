@@ -49,7 +49,7 @@ function partsOf(bar, most) {
   return parts;
 }
 
-/** Positions of at most `many` labels of the time axis, at the beginnings of bars. The last bars have no room for one. */
+/** Positions of at most `many` labels of the time axis, at the beginnings of bars. At its end a label has no room. */
 function ticksOf(bars, many) {
   const every = Math.max(1, Math.ceil(bars.length / many));
   return bars.map((bar, i) => ({ bar, i })).filter(({ i }) => i % every === 0 && i < 0.94 * bars.length);
