@@ -1581,9 +1581,8 @@ async fn everything_is_reached_by_keyboard() {
     tickr.stop().await;
 }
 
-/// Take pictures of every screen in both themes, in a wide and a narrow window, for the README and for developers who
-/// change the screens: `cargo test --test suite -- --ignored dashboard::pictures_of_every_screen`. They are in
-/// `target/tmp/screens`.
+/// Take pictures of every screen in both themes, in a wide and a narrow window, for developers who change the screens:
+/// `cargo test --test suite -- --ignored dashboard::pictures_of_every_screen`. They are in `target/tmp/screens`.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "makes pictures and proves nothing"]
 async fn pictures_of_every_screen() {

@@ -109,5 +109,8 @@ export const plural = (n, one, many = `${one}s`) => `${count(n)} ${n === 1 ? one
 /** The end of a UUIDv7, which differs where the beginning does not. */
 export const shortId = (id) => (id ? `…${id.slice(-8)}` : '');
 
-/** Who did something, in a sentence: the name that a caller gave, where the API is open and knows no other. */
-export const whoOf = (by) => /^anyone \((.+)\)$/.exec(by)?.[1] ?? by;
+/**
+ * Who did something, in a sentence: the API key, with the person for whom it acts. Where the API is open there is only
+ * the person whom the caller names.
+ */
+export const whoOf = (by) => /^anyone \((.+)\)$/.exec(by)?.[1] ?? by.replace(/^key:/, '');

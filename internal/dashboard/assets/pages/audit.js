@@ -49,7 +49,10 @@ export default function Audit() {
     change({ target: text.trim(), cursor: null }, { replace: false });
   };
   return html`
-    <${Head} title="Audit" sub="What operators did, newest first, in local time. It is kept as long as its retention says." />
+    <${Head}
+      title="Audit"
+      sub="What operators did, newest first, in local time. It is kept as long as its retention says."
+    />
     <form class="row" role="search" aria-label="Audit" onSubmit=${find}>
       <label for="target">Filter by target</label>
       <input

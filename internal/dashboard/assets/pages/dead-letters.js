@@ -286,7 +286,7 @@ function Groups({ page, groups: latest, listing, kind, operations, after }) {
                     )}
                   ${
                     error !== group.sample_error &&
-                    html`<span class="lines one faint grow" title=${`What the errors of the group have in common: ${error}`}>
+                    html`<span class="lines one faint grow" title=${`Common to the errors of the group: ${error}`}>
                       ${error}
                     </span>`
                   }

@@ -394,7 +394,9 @@ function Actions({ story: { range, acts, actsMore } }) {
             (act) => html`<tr key=${act.id} data-row>
               <td data-label="When"><${At} ms=${act.at} range=${range} /></td>
               <td data-label="Who" class="who"><span class="lines" title=${act.actor}>${act.actor}</span></td>
-              <td data-label="Action"><span class="bold nowrap" title=${act.action}>${actionWords(act.action)}</span></td>
+              <td data-label="Action">
+                <span class="bold nowrap" title=${act.action}>${actionWords(act.action)}</span>
+              </td>
               <td data-label="Target">${act.jobs > 1 ? plural(act.jobs, 'job') : html`<${Target} act=${act} />`}</td>
               <td data-label="Details" class="cause"><${Detail} detail=${act.detail} operation=${act.operation} /></td>
             </tr>`,

@@ -645,7 +645,8 @@ function Done({ id, acted }) {
     <ul class="plain-list">
       ${all.map(
         (act) => html`<li key=${act.id}>
-          <b title=${act.action}>${actionWords(act.action)}</b> by ${act.actor} <span class="soft"><${Time} at=${act.at} /></span>
+          <b title=${act.action}>${actionWords(act.action)}</b> by ${act.actor}${' '}
+          <span class="soft"><${Time} at=${act.at} /></span>
         </li>`,
       )}
     </ul>

@@ -85,7 +85,7 @@ export default function Overview() {
       <${Figure}
         name="Next due"
         value=${html`<${NextDue} at=${lateness.next_due_at} />`}
-        note="the first of the waiting jobs"
+        note="soonest waiting job"
         to="/jobs?q=state:waiting"
       />
     </div>

@@ -172,7 +172,8 @@ function Why({ queue }) {
     ${
       paused &&
       html`<div class="note warn">
-        <b>Paused</b> <${Time} at=${paused.at} /> by <span class="wrap">${whoOf(paused.by)}</span>. None of its jobs starts.
+        <b>Paused</b> <${Time} at=${paused.at} /> by <span class="wrap">${whoOf(paused.by)}</span>. None of its
+        jobs starts.
         ${paused.reason && html`<p class="wrap">${paused.reason}</p>`}
       </div>`
     }

@@ -87,7 +87,13 @@ function List({ query, change }) {
         !none &&
         html`<label>
           <span class="hidden-visually">Find a schedule</span>
-          <input type="search" placeholder="Find a schedule" title="By name, kind, queue, or: paused" value=${word} onInput=${find} />
+          <input
+            type="search"
+            placeholder="Find a schedule"
+            title="By name, kind, queue, or: paused"
+            value=${word}
+            onInput=${find}
+          />
         </label>`
       }
       <${Allowed}><a class="button" href="/schedules?new=1">New schedule</a></${Allowed}>

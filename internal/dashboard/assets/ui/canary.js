@@ -121,14 +121,20 @@ async function askForCanary(title, filter, { rates, pct: most, about, before }) 
 /** The pace of a canary: `5 → 20 → 100/s`. */
 export const canaryPace = ({ steps }) => `${steps.map((step) => count(step.rate)).join(' → ')}/s`;
 
-/** The place of a step: done, under way, stopped, or still to come. */
-function placeOf(canary, running, position) {
+/** The place of a step: done, under way, stopped, still to come, or behind the last job. */
+function placeOf({ canary, state }, position) {
   if (position < canary.step) return 'over';
-  if (position > canary.step) return 'ahead';
-  return canary.stopped ? 'failed' : running ? 'now' : 'over';
+  if (position > canary.step) return state === 'done' ? 'spared' : 'ahead';
+  return canary.stopped ? 'failed' : state === 'running' ? 'now' : 'over';
 }
 
-const said = { over: 'done', now: 'under way', failed: 'stopped here', ahead: 'not begun' };
+const said = {
+  over: 'done',
+  now: 'under way',
+  failed: 'stopped here',
+  ahead: 'not begun',
+  spared: 'not needed: none was left',
+};
 
 /** The steps of a canary, and how the jobs of the present one ended. */
 export function CanaryProgress({ operation }) {
@@ -142,7 +148,7 @@ export function CanaryProgress({ operation }) {
     <div class="stack tight" data-canary>
       <ol class="steps" aria-label="Steps of the canary">
         ${canary.steps.map((step, i) => {
-          const place = placeOf(canary, running, i + 1);
+          const place = placeOf(operation, i + 1);
           return html`<li key=${i} class=${place} aria-current=${place === 'now' ? 'step' : undefined}>
             <b class="num">${count(step.rate)}/s</b>
             <span class="num">${step.jobs === null ? 'the rest' : plural(step.jobs, 'job')}</span>
@@ -151,7 +157,8 @@ export function CanaryProgress({ operation }) {
         })}
       </ol>
       <div class="num" role="status">
-        <b>Step ${canary.step}</b>${running ? '' : ' at its end'}: ${count(canary.released)} released → ${count(passed)} passed ·${' '}
+        <b>Step ${canary.step}</b>${running ? '' : ' at its end'}: ${count(canary.released)} released →${' '}
+        ${count(passed)} passed ·${' '}
         <span class=${cls(failed + retrying > 0 && 'bad bold')}>${count(failed + retrying)} failed again</span>
         ${retrying > 0 && ` (${count(retrying)} of them will be tried again)`} · ${count(waiting)} waiting
         ${cancelled > 0 && ` · ${count(cancelled)} cancelled`}

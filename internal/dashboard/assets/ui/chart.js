@@ -47,7 +47,8 @@ export function Chart({ x, series, format = String, axes = true, label, marks = 
     const options = {
       width: element.clientWidth || 100,
       height: element.clientHeight || 30,
-      padding: axes ? [8, 8, 0, 0] : [2, 2, 2, 2],
+      // The last time of the axis stands half behind the end of the plot.
+      padding: axes ? [8, Math.round(rem * 1.6), 0, 0] : [2, 2, 2, 2],
       legend: { show: false },
       cursor: axes ? { y: false, drag: { x: false, y: false }, points: { size: 6 } } : { show: false },
       scales: {

@@ -66,7 +66,9 @@ function sheetOf({ queues, at_ms: columns, step_ms: step }, percentile) {
   return { columns, step, rows };
 }
 
-/** `five` is the history of the last five minutes, which the screen reads anyway; `rows` is how many queues there are. */
+/**
+ * `five` is the history of the last five minutes, which the screen reads anyway. `rows` is the number of queues.
+ */
 export function HeatMap({ five, rows, first = '1h' }) {
   const [query, change] = useWords();
   const [over, choose] = useSpan(first);

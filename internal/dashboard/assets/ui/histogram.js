@@ -49,10 +49,10 @@ function partsOf(bar, most) {
   return parts;
 }
 
-/** Positions of at most `many` labels of the time axis, at the beginnings of bars. */
+/** Positions of at most `many` labels of the time axis, at the beginnings of bars. At its end a label has no room. */
 function ticksOf(bars, many) {
   const every = Math.max(1, Math.ceil(bars.length / many));
-  return bars.map((bar, i) => ({ bar, i })).filter(({ i }) => i % every === 0);
+  return bars.map((bar, i) => ({ bar, i })).filter(({ i }) => i % every === 0 && i < 0.94 * bars.length);
 }
 
 /** `on` is called with `{from, to}` in ms; `to` is null for a range that ends now. */

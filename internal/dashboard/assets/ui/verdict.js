@@ -88,7 +88,7 @@ function sourcesOf({ outbox, blocked, schedules }) {
   return parts;
 }
 
-/** The parts of the verdict: `{key, bad, to, text}`. The properties are answers of the API, as far as they have come. */
+/** The parts of the verdict: `{key, bad, to, text}`. It takes answers of the API, as far as they have come. */
 export function partsOf({ stats, queues, groups, runners, ready, ...sources }) {
   const parts = [];
   const late = stats?.lateness.oldest_due_ms_by_queue ?? {};

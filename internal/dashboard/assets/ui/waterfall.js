@@ -77,6 +77,9 @@ function Row({ segment, start, whole, at }) {
   </li>`;
 }
 
+/** About how high the timeline of a job with so many attempts is. */
+const heightOf = (attempts) => `${Math.min(SHOWN, 1 + 2 * attempts) * 1.8 + 2}rem`;
+
 /**
  * The timeline of a job. `open` says that it has not ended, `mine` which events tell of it. Before it comes, the number
  * of `attempts` tells about how much room it needs.
@@ -92,7 +95,7 @@ export function Waterfall({ path, open, mine, attempts }) {
           ${
             found.error
               ? html`<${Trouble} error=${found.error} retry=${found.reload} />`
-              : html`<div style=${{ minHeight: `${Math.min(SHOWN, 1 + 2 * attempts) * 1.8 + 2}rem` }}><${Skeleton} /></div>`
+              : html`<div style=${{ minHeight: heightOf(attempts) }}><${Skeleton} /></div>`
           }
         </${Panel}>`;
   if (it.segments.length === 0) return null;
