@@ -221,6 +221,10 @@ async fn runners_on_both_sides_of_a_split_brain_run_each_job_once_and_in_time() 
     // The brain heals: the sentinels make a replica of the old master, which loses what only it has.
     let mut healed = open(&url_of(&group.data[0])).await;
     let _: () = send(&mut healed, "ACL SETUSER sentinel on").await;
+    // A sentinel authenticates when it connects, and keeps a connection that answers its PING with an error.
+    for links in ["normal", "pubsub"] {
+        let _: i64 = send(&mut healed, &format!("CLIENT KILL TYPE {links} SKIPME yes")).await;
+    }
     until_role(&group.data[0], "slave").await;
     let more = load(&tickr, Duration::from_millis(25), Duration::from_secs(2)).await;
     tickr.until_idle().await;
