@@ -273,7 +273,7 @@ pub async fn run(settings: &BenchSettings, ground: &BenchServers) -> Result<Repo
             Scenario::Lateness => Box::pin(lateness::run(&bench)).await?,
             Scenario::Delayed => delayed::run(&bench).await?,
             Scenario::Callback => Box::pin(callback::run(&bench)).await?,
-            Scenario::Rebuild => rebuild::run(&bench).await?,
+            Scenario::Rebuild => Box::pin(rebuild::run(&bench)).await?,
             Scenario::Idle => Box::pin(idle::run(&bench)).await?,
             Scenario::Keys => Box::pin(keys::run(&bench)).await?,
             Scenario::Limits => Box::pin(limits::run(&bench)).await?,

@@ -383,10 +383,10 @@ impl Store {
                 claimed.unstarted.push((left.token, left.ids));
             }
         }
-        if let Some(queue) = is_limited {
-            if won.len() < claimed.claims.len() {
-                self.recount_permits(&queue, &worker.id).await?;
-            }
+        if let Some(queue) = is_limited
+            && won.len() < claimed.claims.len()
+        {
+            self.recount_permits(&queue, &worker.id).await?;
         }
         Ok(claimed)
     }
