@@ -65,7 +65,7 @@ prepare() {
 mutants() {
     mutant 'a statement that ran before is no error' internal/store/migrate/mod.rs \
         '[1050, 1060, 1061, 1826, 3822]' '[1, 2, 3, 4, 5]' \
-        migrations::a_migration_killed_two_hundred_times_is_completed_by_the_next_run
+        migrations::a_migration_killed_again_and_again_is_completed_by_the_next_run
     mutant 'finite wait of a migration for a table' internal/store/migrate/mod.rs \
         'let turn = (1 + u64::from(turns) / 4).min(3);' 'let turn = (60 + u64::from(turns) / 4).max(3);' \
         migrations::a_migration_that_waits_for_a_snapshot_lets_settles_pass_and_says_who_is_in_the_way

@@ -186,11 +186,11 @@ async fn migrations_at_once_come_to_the_same_tables_where_a_server_gives_no_lock
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_migration_killed_two_hundred_times_is_completed_by_the_next_run() {
+async fn a_migration_killed_again_and_again_is_completed_by_the_next_run() {
     const LINES: usize = 3;
-    const KILLS: usize = 200;
     /// Number of kills of one database, before it is migrated to the end.
     const KILLS_OF_ONE: usize = 5;
+    let wanted_kills: usize = if is_full() { 200 } else { 60 };
     let wanted = undisturbed().await;
     let tables = wanted.iter().filter(|part| part.starts_with("CREATE TABLE")).count();
     let line = async || {
@@ -198,7 +198,7 @@ async fn a_migration_killed_two_hundred_times_is_completed_by_the_next_run() {
         // The time that a whole run takes. It is measured again whenever a run comes to its end, because the load of
         // the machine changes.
         let mut usual = Duration::from_millis(300);
-        while kills < KILLS.div_ceil(LINES) {
+        while kills < wanted_kills.div_ceil(LINES) {
             let database = Empty::new().await;
             for nth in 0..KILLS_OF_ONE {
                 let began = Instant::now();
@@ -222,9 +222,9 @@ async fn a_migration_killed_two_hundred_times_is_completed_by_the_next_run() {
     };
     let lines = futures_util::future::join_all((0..LINES).map(|_| line())).await;
     let (kills, half_done) = lines.into_iter().fold((0, 0), |sum, line| (sum.0 + line.0, sum.1 + line.1));
-    assert!(kills >= KILLS, "{kills}");
+    assert!(kills >= wanted_kills, "{kills}");
     // If there are fewer, the kills came before the first change or after the last one.
-    assert!(half_done >= 20, "only {half_done} of {kills} left a database half done");
+    assert!(half_done >= wanted_kills / 10, "only {half_done} of {kills} left a database half done");
 }
 
 /// An older binary was killed or refused in the middle of a version. It left some of the statements of that version,
