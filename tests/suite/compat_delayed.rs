@@ -85,18 +85,10 @@ async fn each_message_arrives_once_on_two_runners_and_never_before_its_time() {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes a machine for itself"]
 async fn whole_1000_messages_arrive_within_50_milliseconds() {
-    // The disk of a shared machine stalls for longer than this bound now and then. It holds in one of three runs.
-    let mut latest = Vec::new();
-    for _ in 0..3 {
-        let late = arrivals(1_000, Duration::from_millis(20)).await;
-        let (median, p99, last) = (late[late.len() / 2], late[late.len() * 99 / 100], late[late.len() - 1]);
-        println!("1,000 messages: {median} late in the median, p99 {p99}, the latest {last}");
-        if last <= TimeDelta::milliseconds(50) {
-            return;
-        }
-        latest.push(last);
-    }
-    panic!("{latest:?}");
+    let late = arrivals(1_000, Duration::from_millis(20)).await;
+    let (median, p99, last) = (late[late.len() / 2], late[late.len() * 99 / 100], late[late.len() - 1]);
+    println!("1,000 messages: {median} late in the median, p99 {p99}, the latest {last}");
+    assert!(last <= TimeDelta::milliseconds(50), "{last}");
 }
 
 /// Schedule messages, one after each pause, with delays of up to two seconds. Return how late they were, shortest first.
