@@ -684,16 +684,19 @@ async fn after_an_outage_each_policy_does_what_it_says_and_writes_little() {
     }
     put(&tickr, "long", &with(missed("skip"), json!({"cron": "* * * * * *", "misfire": "skip"}))).await;
     put(&tickr, "many", &with(missed("all"), json!({"cron": "* * * * * *"}))).await;
-    // The pause keeps the tickers away. Each UPDATE below resumes a schedule and moves it into the past in one step, so
-    // that one pass finds all its missed ticks.
+    // The pause keeps jobs away. Each transaction below resumes a schedule and moves it into the past, so that one pass
+    // finds all its missed ticks. It also deletes the ticks that were recorded as paused until then: the ledger refuses
+    // a second line for the same tick.
     let names = ["skip", "one", "all", "long", "many"];
     join_all(names.iter().map(|name| tickr.post_pause(name))).await;
-    tickr.sql("DELETE FROM ticks").await;
     for (name, seconds) in [("skip", 60), ("one", 60), ("all", 60), ("long", 30 * 86_400), ("many", 86_400)] {
         tickr
             .sql(format!(
-                "UPDATE schedules SET paused_at = NULL, paused_by = NULL, pause_reason = NULL, last_at = NULL, next_at = \
-                 TIMESTAMP(DATE_FORMAT(UTC_TIMESTAMP() - INTERVAL {seconds} SECOND, '%Y-%m-%d %H:%i:00')) WHERE name = '{name}'"
+                "START TRANSACTION; \
+                 UPDATE schedules SET paused_at = NULL, paused_by = NULL, pause_reason = NULL, last_at = NULL, next_at = \
+                 TIMESTAMP(DATE_FORMAT(UTC_TIMESTAMP() - INTERVAL {seconds} SECOND, '%Y-%m-%d %H:%i:00')) WHERE name = '{name}'; \
+                 DELETE FROM ticks WHERE schedule = '{name}'; \
+                 COMMIT"
             ))
             .await;
     }
