@@ -200,7 +200,7 @@ async fn a_dead_runner_is_not_forgotten_while_a_lease_of_its_own_runs_on() {
              INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at) \
              VALUES ('gone/1-abcdef', '0', '[]', '[]', 1, 3000, @now - INTERVAL 60 SECOND, @now - INTERVAL 3 SECOND); \
              UPDATE owed SET state = 'executing', attempt = 1, token = UNHEX(REPLACE(UUID(), '-', '')), \
-             runner = 'gone/1-abcdef', execute_at = UTC_TIMESTAMP(3), started_at = @now, \
+             runner = 'gone/1-abcdef', execute_at = @now - INTERVAL 1 SECOND, started_at = @now, \
              lease_until = @now + INTERVAL 2500000 MICROSECOND; COMMIT",
         )
         .await;
