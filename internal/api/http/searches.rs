@@ -5,6 +5,7 @@
 //! runners.
 
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,11 +33,15 @@ where
             "this runner is at its limit of concurrent searches, counts and other heavy reads; try again later";
         return Err(Problem::new(Code::Overloaded, detail));
     };
-    let read = tokio::spawn(async move {
+    let (answer, answered) = tokio::sync::oneshot::channel();
+    // Without the type of the read, so that the compiler makes one task for all of them.
+    let task: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
         let found = read.await;
         drop(seat);
-        found
+        // The client may have hung up.
+        let _ = answer.send(found);
     });
+    tokio::spawn(task);
     let defect = |_| Problem::new(Code::Internal, "the read failed; the log of this runner has the details");
-    Ok(read.await.map_err(defect)??)
+    Ok(answered.await.map_err(defect)??)
 }

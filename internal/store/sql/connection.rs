@@ -14,7 +14,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use rand::Rng;
@@ -503,8 +503,7 @@ where
     T: Send + 'static,
     F: for<'c> Fn(&'c mut Session<'_>, PriorRun) -> DbFuture<'c, T> + Send + Sync + 'static,
 {
-    let step = Arc::new(step);
-    on_pool(pool, attempted, move |conn, earlier| Box::pin(in_transaction(conn, earlier, Arc::clone(&step)))).await
+    run_of(pool, attempted, Frame::Transaction, step).await.and_then(|done| done.ok_or_else(|| no_value(attempted)))
 }
 
 /// Do what [`transact`] does, but return nothing as soon as a lock wait of `step` has timed out, after seconds instead of
@@ -518,29 +517,7 @@ where
     T: Send + 'static,
     F: for<'c> Fn(&'c mut Session<'_>, PriorRun) -> DbFuture<'c, T> + Send + Sync + 'static,
 {
-    let step = Arc::new(step);
-    on_pool(pool, attempted, move |conn, earlier| Box::pin(unless_locked(conn, earlier, Arc::clone(&step)))).await
-}
-
-async fn unless_locked<T, F>(conn: &mut Session<'_>, earlier: PriorRun, step: Arc<F>) -> Result<Option<T>, sqlx::Error>
-where
-    F: for<'c> Fn(&'c mut Session<'_>, PriorRun) -> DbFuture<'c, T>,
-{
-    match in_transaction(conn, earlier, step).await {
-        // The locks that it has are not kept until the next statement.
-        Err(error) if waited_for_lock(&error) && rolled_back(conn.driver()).await => Ok(None),
-        done => done.map(Some),
-    }
-}
-
-async fn in_transaction<T, F>(conn: &mut Session<'_>, earlier: PriorRun, step: Arc<F>) -> Result<T, sqlx::Error>
-where
-    F: for<'c> Fn(&'c mut Session<'_>, PriorRun) -> DbFuture<'c, T>,
-{
-    let mut tx = conn.begin().await?;
-    let value = step(&mut tx, earlier).await?;
-    tx.commit().await?;
-    Ok(value)
+    run_of(pool, attempted, Frame::TransactionUnlessLocked, step).await
 }
 
 /// Run `step` on a connection of the pool without a transaction around it, for reads and for single statements.
@@ -549,8 +526,58 @@ where
     T: Send + 'static,
     F: for<'c> Fn(&'c mut Session<'_>, PriorRun) -> DbFuture<'c, T> + Send + Sync + 'static,
 {
+    run_of(pool, attempted, Frame::Nothing, step).await.and_then(|done| done.ok_or_else(|| no_value(attempted)))
+}
+
+fn no_value(attempted: &'static str) -> StoreError {
+    StoreError::refused(attempted, "the step returned no value".to_owned())
+}
+
+/// The statements around a step.
+#[derive(Clone, Copy)]
+enum Frame {
+    Nothing,
+    Transaction,
+    TransactionUnlessLocked,
+}
+
+/// A step without its types. It keeps its value.
+type UntypedStep = Box<dyn for<'c> Fn(&'c mut Session<'_>, PriorRun) -> DbFuture<'c, ()> + Send + Sync>;
+
+/// Run `step` within a frame. Nothing if the frame gave up.
+///
+/// The loop that runs a step, and the task around it, do not depend on the types of the step. So the compiler makes them
+/// once, in this crate. It would otherwise make them for each of the two hundred steps, and again in each crate that
+/// calls one.
+async fn run_of<T, F>(pool: &Pool, attempted: &'static str, frame: Frame, step: F) -> Result<Option<T>, StoreError>
+where
+    T: Send + 'static,
+    F: for<'c> Fn(&'c mut Session<'_>, PriorRun) -> DbFuture<'c, T> + Send + Sync + 'static,
+{
+    let value: Arc<Mutex<Option<T>>> = Arc::default();
+    let kept = Arc::clone(&value);
+    let untyped: UntypedStep = Box::new(move |conn, earlier| {
+        let (work, kept) = (step(conn, earlier), Arc::clone(&kept));
+        Box::pin(async move {
+            let done = work.await?;
+            *kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(done);
+            Ok(())
+        })
+    });
+    let is_done = run_untyped(pool, attempted, frame, untyped).await?;
+    let done = value.lock().unwrap_or_else(PoisonError::into_inner).take();
+    Ok(done.filter(|_| is_done))
+}
+
+/// Run a step within a frame, in a task of its own. False if the frame gave up.
+fn run_untyped(
+    pool: &Pool,
+    attempted: &'static str,
+    frame: Frame,
+    step: UntypedStep,
+) -> Pin<Box<dyn Future<Output = Result<bool, StoreError>> + Send>> {
     let pool = pool.clone();
-    let task = tokio::spawn(async move {
+    let work = async move {
         let mut pace = Repetition::new(attempted);
         loop {
             let outcome = match pool.acquire().await {
@@ -558,7 +585,8 @@ where
                 Ok((turn, conn)) => {
                     let mut guard = PoolGuard::new(conn);
                     let mut session = Session::on(guard.connection(), pool.target.prefix.clone());
-                    let work = LIMITS.scope(pool.target.server.limits(), step(&mut session, pace.earlier));
+                    let work = framed(frame, &mut session, pace.earlier, &step);
+                    let work = LIMITS.scope(pool.target.server.limits(), work);
                     let outcome = within(RUN_LIMIT, work).await;
                     drop(session);
                     // A step that succeeded has ended its transaction. After some errors the next answer on the
@@ -581,15 +609,40 @@ where
                 }
             };
             match outcome {
-                Ok(value) => return Ok(value),
+                Ok(is_done) => return Ok(is_done),
                 Err(e) => pace.after(&e).await?,
             }
         }
-    });
-    match task.await {
-        Ok(outcome) => outcome,
-        Err(e) => Err(StoreError::refused(attempted, e.to_string())),
+    };
+    Box::pin(async move {
+        match tokio::spawn(work).await {
+            Ok(outcome) => outcome,
+            Err(e) => Err(StoreError::refused(attempted, e.to_string())),
+        }
+    })
+}
+
+async fn framed(
+    frame: Frame,
+    conn: &mut Session<'_>,
+    earlier: PriorRun,
+    step: &UntypedStep,
+) -> Result<bool, sqlx::Error> {
+    match frame {
+        Frame::Nothing => step(conn, earlier).await.map(|()| true),
+        Frame::Transaction => in_transaction(conn, earlier, step).await.map(|()| true),
+        Frame::TransactionUnlessLocked => match in_transaction(conn, earlier, step).await {
+            // The locks that it has are not kept until the next statement.
+            Err(error) if waited_for_lock(&error) && rolled_back(conn.driver()).await => Ok(false),
+            done => done.map(|()| true),
+        },
     }
+}
+
+async fn in_transaction(conn: &mut Session<'_>, earlier: PriorRun, step: &UntypedStep) -> Result<(), sqlx::Error> {
+    let mut tx = conn.begin().await?;
+    step(&mut tx, earlier).await?;
+    tx.commit().await
 }
 
 /// Roll back the transaction that a failed step may have left open. The driver would do so only with the next
