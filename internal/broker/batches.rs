@@ -1,5 +1,6 @@
 //! Batches: jobs that belong together, with callbacks that follow from their ends.
 
+use async_recursion::async_recursion as boxed;
 use tokio_util::sync::CancellationToken;
 
 use crate::Broker;
@@ -16,6 +17,7 @@ impl Broker {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn create_batch(
         &self,
         new: NewBatch,
@@ -34,6 +36,7 @@ impl Broker {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn close_batch(&self, id: BatchId, by: &Actor) -> Result<Option<Batch>, StoreError> {
         let Some((batch, counted)) = self.store.close_batch(id, by).await? else { return Ok(None) };
         self.announce(&counted.callbacks);
@@ -45,6 +48,7 @@ impl Broker {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn count_batch(&self, id: BatchId) -> Result<Option<BatchCounted>, StoreError> {
         let counted = self.store.count_batch(id).await?;
         if let Some(counted) = &counted {
@@ -59,6 +63,7 @@ impl Broker {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn cancel_batch_jobs(
         &self,
         batches: &[BatchId],

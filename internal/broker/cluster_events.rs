@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_recursion::async_recursion as boxed;
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::error::TryRecvError;
 use tokio::sync::broadcast::{self, Receiver};
@@ -241,6 +242,7 @@ impl Listener {
     ///
     /// # Errors
     /// When the listener fell so far behind that messages were dropped.
+    #[boxed]
     pub async fn next(&mut self) -> Result<Delivery, broadcast::error::RecvError> {
         self.deliveries.recv().await
     }
@@ -280,6 +282,7 @@ impl ClusterEvents {
 
     /// Listen from now on. From then on no event of this process is missed; other runners notice the listener within
     /// about a second.
+    #[boxed]
     pub async fn listen(&self) -> Listener {
         let shared = Arc::clone(&self.shared);
         let listener = Listener { deliveries: shared.deliveries.subscribe(), shared: Arc::clone(&shared) };
@@ -294,6 +297,7 @@ impl ClusterEvents {
     ///
     /// # Errors
     /// When Redis does not answer.
+    #[boxed]
     pub async fn since(
         &self,
         place: StreamPosition,

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use async_recursion::async_recursion as boxed;
+
 use crate::Broker;
 use crate::remote_workers::parts_of;
 use tickr_event::Event;
@@ -31,6 +33,7 @@ impl Broker {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn report_on(
         &self,
         key: FinishKeyDigest,
@@ -46,6 +49,7 @@ impl Broker {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn finish(
         &self,
         key: FinishKeyDigest,

@@ -7,6 +7,7 @@
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use async_recursion::async_recursion as boxed;
 use chrono::TimeDelta;
 use tokio::sync::{Notify, mpsc};
 use tokio_util::task::TaskTracker;
@@ -58,6 +59,7 @@ impl Wake {
     }
 
     /// Wait until a job is due earlier than the scheduler knew.
+    #[boxed]
     pub async fn scheduler(&self) {
         self.inner.scheduler.notified().await;
     }
@@ -70,6 +72,7 @@ impl Wake {
     }
 
     /// Wait until work arrives, in a fetcher that works without the index.
+    #[boxed]
     pub async fn fetcher(&self) {
         self.inner.fetcher.notified().await;
     }
@@ -80,6 +83,7 @@ impl Wake {
     }
 
     /// Wait until a schedule is changed through this process.
+    #[boxed]
     pub async fn ticker(&self) {
         self.inner.ticker.notified().await;
     }

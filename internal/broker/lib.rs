@@ -51,6 +51,7 @@ pub use watches::{Watch, Watches};
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
+use async_recursion::async_recursion as boxed;
 use metrics::Counter;
 use serde_json::value::RawValue;
 use tokio::sync::{Notify, watch};
@@ -170,6 +171,7 @@ impl Broker {
     ///
     /// # Errors
     /// When MySQL cannot be reached, is overloaded or refuses.
+    #[boxed]
     pub async fn enqueue(&self, job: NewJob) -> Result<Enqueued, StoreError> {
         let first = match self.enqueue_unique(&Producer::tickr(), vec![job]).await? {
             EnqueueOutcome::Accepted(mut receipts) => receipts.jobs.pop().map(|placed| match placed {
@@ -191,6 +193,7 @@ impl Broker {
     ///
     /// # Errors
     /// When MySQL cannot be reached, is overloaded or refuses.
+    #[boxed]
     pub async fn enqueue_all(&self, jobs: Vec<NewJob>) -> Result<Vec<Accepted>, StoreError> {
         debug_assert!(!jobs.iter().any(is_keyed), "jobs with unique keys, parents or batches go to enqueue_unique");
         let accepted = self.store.insert(jobs).await?;
@@ -204,6 +207,7 @@ impl Broker {
     ///
     /// # Errors
     /// When MySQL cannot be reached, is overloaded or refuses.
+    #[boxed]
     pub async fn enqueue_unique(&self, producer: &Producer, jobs: Vec<NewJob>) -> Result<EnqueueOutcome, StoreError> {
         let keyed = if jobs.iter().any(is_keyed) {
             self.store.insert_unique(producer.clone(), jobs).await?
@@ -222,6 +226,7 @@ impl Broker {
     ///
     /// # Errors
     /// When MySQL cannot be reached, is overloaded or refuses.
+    #[boxed]
     pub async fn enqueue_request(
         &self,
         producer: &Producer,
@@ -250,6 +255,7 @@ impl Broker {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn act(
         &self,
         id: JobId,
@@ -269,6 +275,7 @@ impl Broker {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn cancel(&self, id: JobId, by: &Actor) -> Result<ActionOutcome, StoreError> {
         let outcome = self.store.cancel(id, by).await?;
         self.announce_action(id, &outcome).await;
@@ -279,6 +286,7 @@ impl Broker {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn retry(&self, id: JobId, by: &Actor) -> Result<ActionOutcome, StoreError> {
         let outcome = self.store.retry(id, by).await?;
         self.announce_action(id, &outcome).await;
@@ -289,6 +297,7 @@ impl Broker {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn run_now(&self, id: JobId, by: &Actor) -> Result<ActionOutcome, StoreError> {
         let outcome = self.store.run_now(id, by).await?;
         self.announce_action(id, &outcome).await;
@@ -309,6 +318,7 @@ impl Broker {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn replay(
         &self,
         id: JobId,
@@ -329,6 +339,7 @@ impl Broker {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn change(
         &self,
         id: JobId,
@@ -370,6 +381,7 @@ impl Broker {
     }
 
     /// Publish the results of one batch of a bulk operation to the listeners of events and to the index.
+    #[boxed]
     pub async fn announce_batch(&self, batched: BatchOutcome) {
         self.announce(&batched.accepted);
         for accepted in batched.waits.iter().filter(|accepted| !accepted.held) {
@@ -387,6 +399,7 @@ impl Broker {
 
     /// Hint the jobs that may run now because these have ended, or do not block their order keys any more. It is no
     /// error if they cannot be read: the reconciler finds them within seconds.
+    #[boxed]
     pub async fn hint_heads(&self, ended: &[JobId]) {
         if ended.is_empty() {
             return;
@@ -438,6 +451,7 @@ impl Broker {
 
     /// Put due jobs at the front of their ready lists, in this order. It is no error if Redis does not answer: in MySQL
     /// the jobs are first in the due order, and the reconciler puts them back into the index.
+    #[boxed]
     pub async fn put_first(&self, index: &Index, entries: &[Entry]) {
         if !entries.is_empty() && index.health().now() != Health::Degraded && index.put_first(entries).await.is_err() {
             metrics::counter!("tickr_hints_lost_total").increment(entries.len() as u64);

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use async_recursion::async_recursion as boxed;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -89,6 +90,7 @@ impl OperatorSettingsCopy {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn start(
         store: Store,
         runner: RunnerId,
@@ -194,6 +196,7 @@ impl OperatorSettingsCopy {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses. The old copy stays valid then.
+    #[boxed]
     pub async fn refresh(&self) -> Result<(), StoreError> {
         let asked = Instant::now();
         let summary = self.summarize().await;

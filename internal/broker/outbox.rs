@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use async_recursion::async_recursion as boxed;
 use chrono::TimeDelta;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
@@ -293,6 +294,7 @@ impl Broker {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn move_outbox(&self, after: Option<Uuid>) -> Result<OutboxPass, StoreError> {
         let registry = Arc::clone(&self.registry);
         let readers = self.store.readers().await?;
@@ -456,6 +458,7 @@ impl Broker {
     }
 
     /// Wait for the next nudge of the outbox.
+    #[boxed]
     pub async fn outbox_nudged(&self) {
         self.outbox_nudge.notified().await;
     }

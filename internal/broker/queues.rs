@@ -1,6 +1,8 @@
 //! Changes of queues by operators. MySQL stores the settings of a queue, each process keeps a copy, and every change is
 //! an event.
 
+use async_recursion::async_recursion as boxed;
+
 use super::Broker;
 use tickr_event::{Event, SettingChanged};
 use tickr_job::{Actor, Name};
@@ -11,6 +13,7 @@ impl Broker {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn change_queue(
         &self,
         name: &Name,

@@ -9,6 +9,7 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use async_recursion::async_recursion as boxed;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use serde_json::value::RawValue;
@@ -304,6 +305,7 @@ impl Broker {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn begin_fetch(
         &self,
         worker: RunnerId,
@@ -450,6 +452,7 @@ impl Broker {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn beat_of_worker(
         &self,
         worker: RunnerId,
@@ -523,6 +526,7 @@ impl Broker {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn unregister_worker(&self, worker: RunnerId) -> Result<bool, StoreError> {
         let Some(attempts) = self.store.unregister_worker(worker.clone()).await? else { return Ok(false) };
         let why = "its worker ended and gave it back";

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use async_recursion::async_recursion as boxed;
 use chrono::TimeDelta;
 use metrics::Counter;
 
@@ -85,6 +86,7 @@ impl Broker {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn put_schedule(
         &self,
         name: Name,
@@ -105,6 +107,7 @@ impl Broker {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn delete_schedule(
         &self,
         name: Name,
@@ -123,6 +126,7 @@ impl Broker {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn pause_schedule(
         &self,
         name: Name,
@@ -143,6 +147,7 @@ impl Broker {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn resume_schedule(&self, name: Name, by: &Actor) -> Result<Option<Scheduled>, StoreError> {
         let resumed = self.store.resume_schedule(name, by).await?;
         self.wake().schedules_changed();
@@ -196,6 +201,7 @@ impl Broker {
     /// # Errors
     /// When MySQL cannot be reached or refuses. Then no tick was processed, or all of them were and only the answer was
     /// lost.
+    #[boxed]
     pub async fn tick(
         &self,
         rows: Vec<Scheduled>,

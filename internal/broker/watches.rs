@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use async_recursion::async_recursion as boxed;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::{Notify, watch};
@@ -76,6 +77,7 @@ impl Watches {
 
 impl Watch {
     /// Wait until the job may have changed since the last call.
+    #[boxed]
     pub async fn changed(&mut self) {
         if self.changes.changed().await.is_err() {
             // The sender lives as long as this watch.

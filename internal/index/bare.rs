@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use async_recursion::async_recursion as boxed;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, AsyncTypedCommands, RedisResult};
 
@@ -29,6 +30,7 @@ impl Index {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis does not answer.
+    #[boxed]
     pub async fn bare(&self) -> Result<BareIndex, IndexError> {
         // No limit on the response time: it is what the benchmark measures.
         let config = AsyncConnectionConfig::new().set_response_timeout(None);
@@ -45,6 +47,7 @@ impl BareIndex {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
+    #[boxed]
     pub async fn add_all(&mut self, entries: &[Entry]) -> Result<usize, IndexError> {
         for page in entries.chunks(PIPELINE) {
             let mut pipe = redis::pipe();
@@ -62,6 +65,7 @@ impl BareIndex {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis does not answer.
+    #[boxed]
     pub async fn commands(&mut self) -> Result<u64, IndexError> {
         let text: RedisResult<String> = redis::cmd("INFO").arg("commandstats").query_async(&mut self.conn).await;
         Ok(count_commands(&text.map_err(IndexError::driver("read the server's counters"))?))
@@ -71,6 +75,7 @@ impl BareIndex {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis does not answer.
+    #[boxed]
     pub async fn processor_time(&mut self) -> Result<Duration, IndexError> {
         let text: RedisResult<String> = redis::cmd("INFO").arg("cpu").query_async(&mut self.conn).await;
         Ok(used_time(&text.map_err(IndexError::driver("read the server's processor time"))?))
@@ -80,6 +85,7 @@ impl BareIndex {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis does not answer.
+    #[boxed]
     pub async fn version(&mut self) -> Result<String, IndexError> {
         let text: RedisResult<String> = redis::cmd("INFO").arg("server").query_async(&mut self.conn).await;
         let text = text.map_err(IndexError::driver("read the server's version"))?;

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_recursion::async_recursion as boxed;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, RedisResult};
 use tokio::sync::{Mutex, watch};
@@ -96,6 +97,7 @@ impl EventStream {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
+    #[boxed]
     pub async fn mark_listener(&self) -> Result<(), IndexError> {
         let mut call = redis::cmd("SET");
         call.arg(&self.shared.listeners).arg(1).arg("PX").arg(LISTENS_FOR.as_millis() as u64);
@@ -106,6 +108,7 @@ impl EventStream {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails. The texts may be in the stream then.
+    #[boxed]
     pub async fn append(&self, texts: &[String]) -> Result<(), IndexError> {
         let key = &self.shared.events;
         let mut pipe = redis::pipe();
@@ -120,6 +123,7 @@ impl EventStream {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
+    #[boxed]
     pub async fn read_after(&self, place: StreamPosition, most: usize) -> Result<Vec<StreamEntry>, IndexError> {
         let mut call = redis::cmd("XRANGE");
         call.arg(&self.shared.events).arg(format!("({place}")).arg("+").arg("COUNT").arg(most);
@@ -130,6 +134,7 @@ impl EventStream {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
+    #[boxed]
     pub async fn contains(&self, place: StreamPosition) -> Result<bool, IndexError> {
         let mut call = redis::cmd("XRANGE");
         call.arg(&self.shared.events).arg(place.to_string()).arg(place.to_string());
@@ -140,6 +145,7 @@ impl EventStream {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
+    #[boxed]
     pub async fn last(&self) -> Result<StreamPosition, IndexError> {
         let mut call = redis::cmd("XREVRANGE");
         call.arg(&self.shared.events).arg("+").arg("-").arg("COUNT").arg(1);

@@ -10,6 +10,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_recursion::async_recursion as boxed;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use redis::aio::MultiplexedConnection;
@@ -103,6 +104,7 @@ impl Fetch {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`]. The connection is dropped.
+    #[boxed]
     pub async fn take(&mut self, most: usize, order: &FetchOrder) -> Result<TakenIds, IndexError> {
         match &mut self.connections[..] {
             [only] => only.take(most, order).await,
@@ -114,6 +116,7 @@ impl Fetch {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`]. The connection is dropped.
+    #[boxed]
     pub async fn wait(&mut self, order: &FetchOrder) -> Result<Popped, IndexError> {
         match &mut self.connections[..] {
             [only] => only.wait(order).await,
@@ -125,6 +128,7 @@ impl Fetch {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`]. The connection is dropped, and the reconciler puts the id back.
+    #[boxed]
     pub async fn put_back(&mut self, place: usize, id: JobId) -> Result<(), IndexError> {
         let (number, place) = self.places[place];
         self.connections[number].put_back(place, id).await
@@ -134,6 +138,7 @@ impl Fetch {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`]. The connection is dropped, and the reconciler puts the ids back.
+    #[boxed]
     pub async fn put_all_back(&mut self, place: usize, ids: &[JobId]) -> Result<(), IndexError> {
         let (number, place) = self.places[place];
         self.connections[number].put_all_back(place, ids).await

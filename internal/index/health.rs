@@ -3,6 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use async_recursion::async_recursion as boxed;
 use tokio::sync::watch;
 
 use super::IndexError;
@@ -189,12 +190,14 @@ impl IndexHealth {
     }
 
     /// Wait for an outage that comes after their number was `seen`. Returns also if the outage is already over.
+    #[boxed]
     pub async fn out_since(&self, seen: u64) {
         // The sender lives as long as `self`, so there is always a value.
         let _ = self.condition.subscribe().wait_for(|condition| condition.outages > seen).await;
     }
 
     /// Wait until the condition is another one than `seen`, and return it.
+    #[boxed]
     pub async fn other_than(&self, seen: Health) -> Health {
         let mut condition = self.condition.subscribe();
         // The sender lives as long as `self`, so there is always a value.

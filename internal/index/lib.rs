@@ -55,6 +55,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use async_recursion::async_recursion as boxed;
 use chrono::DateTime;
 
 use keys::Keys;
@@ -260,6 +261,7 @@ impl Index {
 
     /// Look whether another server holds the index by now, and leave the present one then. It does nothing for a URL of
     /// one server. A master that was replaced, and that was cut off before it learned that, ends no connection.
+    #[boxed]
     pub async fn follow_master(&self) {
         // A server that hangs costs a second, and the partitions may all have the same servers.
         futures_util::future::join_all(self.shared.partitions.iter().map(Partition::follow_master)).await;
@@ -293,6 +295,7 @@ impl Index {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails. The pop then ends by itself within a second.
+    #[boxed]
     pub async fn nudge(&self, runner: &RunnerId) -> Result<(), IndexError> {
         self.first().nudge(runner).await
     }
@@ -350,6 +353,7 @@ impl Index {
     ///
     /// # Errors
     /// [`IndexError::Lost`] when the index must be rebuilt, [`IndexError::Unavailable`] when Redis fails.
+    #[boxed]
     pub async fn hint(&self, entries: &[Entry]) -> Result<HintResult, IndexError> {
         if let [only] = &self.shared.partitions[..] {
             return only.hint(entries).await;
@@ -372,6 +376,7 @@ impl Index {
     ///
     /// # Errors
     /// The errors of [`hint`](Self::hint).
+    #[boxed]
     pub async fn put_first(&self, entries: &[Entry]) -> Result<(), IndexError> {
         if let [only] = &self.shared.partitions[..] {
             return only.put_first(entries).await;
@@ -427,6 +432,7 @@ impl Index {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
+    #[boxed]
     pub async fn is_quiet(&self) -> Result<bool, IndexError> {
         for partition in &self.shared.partitions {
             if !partition.is_quiet().await? {
@@ -441,6 +447,7 @@ impl Index {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
+    #[boxed]
     pub async fn begin_epoch(&self) -> Result<bool, IndexError> {
         let mut was_missing = false;
         for partition in &self.shared.partitions {
@@ -453,6 +460,7 @@ impl Index {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
+    #[boxed]
     pub async fn forget(&self) -> Result<usize, IndexError> {
         let mut gone = 0;
         for partition in &self.shared.partitions {
@@ -465,6 +473,7 @@ impl Index {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
+    #[boxed]
     pub async fn ready_ids(&self, line: &Lane) -> Result<HashSet<JobId>, IndexError> {
         self.of(line).ready_ids(line).await
     }
@@ -474,6 +483,7 @@ impl Index {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
+    #[boxed]
     pub async fn ready_lists(&self, lines: &[Lane]) -> Result<Vec<HashSet<JobId>>, IndexError> {
         if let [only] = &self.shared.partitions[..] {
             return only.ready_lists(lines).await;
@@ -493,6 +503,7 @@ impl Index {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
+    #[boxed]
     pub async fn ready_fronts(&self, lines: &[Lane], most: usize) -> Result<Vec<HashSet<JobId>>, IndexError> {
         if let [only] = &self.shared.partitions[..] {
             return only.ready_fronts(lines, most).await;
@@ -512,6 +523,7 @@ impl Index {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
+    #[boxed]
     pub async fn scores(&self, entries: &[Entry]) -> Result<Vec<Option<i64>>, IndexError> {
         if let [only] = &self.shared.partitions[..] {
             return only.scores(entries).await;
@@ -531,6 +543,7 @@ impl Index {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
+    #[boxed]
     pub async fn scheduled_page(&self, from: usize, most: usize) -> Result<Vec<Entry>, IndexError> {
         let mut from = from;
         for partition in &self.shared.partitions {
@@ -549,6 +562,7 @@ impl Index {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
+    #[boxed]
     pub async fn unschedule(&self, entries: &[Entry]) -> Result<usize, IndexError> {
         let run = |partition: Partition, own: Vec<Entry>| async move { partition.unschedule(&own).await };
         let gone = self.each_with(entries, run).await?;
@@ -559,6 +573,7 @@ impl Index {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
+    #[boxed]
     pub async fn is_whole(&self) -> Result<bool, IndexError> {
         for partition in &self.shared.partitions {
             if !partition.is_whole().await? {
@@ -573,6 +588,7 @@ impl Index {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
+    #[boxed]
     pub async fn epoch(&self) -> Result<Option<String>, IndexError> {
         let mut epochs = Vec::new();
         for partition in &self.shared.partitions {
@@ -586,6 +602,7 @@ impl Index {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
+    #[boxed]
     pub async fn has_run_low(&self, line: &Lane) -> Result<bool, IndexError> {
         self.of(line).has_run_low(line).await
     }
@@ -594,6 +611,7 @@ impl Index {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
+    #[boxed]
     pub async fn left_out(&self) -> Result<HashMap<Lane, RefillPosition>, IndexError> {
         let mut noted = HashMap::new();
         for partition in &self.shared.partitions {
@@ -607,6 +625,7 @@ impl Index {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
+    #[boxed]
     pub async fn begin_refill(&self, line: &Lane) -> Result<Option<Refill>, IndexError> {
         self.of(line).begin_refill(line).await
     }
@@ -615,6 +634,7 @@ impl Index {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails. The lock then expires by itself.
+    #[boxed]
     pub async fn end_refill(
         &self,
         line: &Lane,
@@ -625,6 +645,7 @@ impl Index {
     }
 
     /// Read whether the server may evict keys, and log a change of that. Best effort: many servers do not tell.
+    #[boxed]
     pub async fn look_for_weakness(&self) {
         for partition in &self.shared.partitions {
             partition.look_for_weakness().await;
@@ -641,6 +662,7 @@ impl Index {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
+    #[boxed]
     pub async fn depth(&self, lines: &[Lane]) -> Result<(usize, Vec<usize>), IndexError> {
         if let [only] = &self.shared.partitions[..] {
             return only.depth(lines).await;

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
@@ -116,6 +117,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn api_keys(&self) -> Result<Vec<ApiKey>, StoreError> {
         keys_through(&self.shared.pools.controls).await
     }
@@ -124,6 +126,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn listed_keys(&self) -> Result<Vec<ApiKey>, StoreError> {
         keys_through(&self.shared.pools.reads).await
     }
@@ -132,6 +135,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn make_api_key(
         &self,
         name: &Name,
@@ -146,6 +150,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn make_limited_api_key(
         &self,
         key: NewApiKey,
@@ -210,6 +215,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn revoke_api_key(&self, name: &Name, by: &Actor) -> Result<RevokedApiKey, StoreError> {
         let act = AuditEntry::new(by, "api_key.revoke", name.as_str());
         let (shared, name) = (self.shared.clone(), name.clone());
@@ -239,6 +245,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn used_api_keys(&self, ids: Vec<Uuid>) -> Result<(), StoreError> {
         if ids.is_empty() {
             return Ok(());

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use async_recursion::async_recursion as boxed;
 use chrono::TimeDelta;
 use serde_json::Value;
 use sqlx::Row;
@@ -196,6 +197,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn audit(
         &self,
         filter: AuditFilter,
@@ -221,6 +223,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn folded_audit(&self, filter: AuditFilter, limit: u32) -> Result<FoldedActs, StoreError> {
         on_pool(&self.shared.pools.reads, "read the folded audit", move |conn, _| {
             let filter = filter.clone();
@@ -252,6 +255,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn note(&self, act: AuditEntry) -> Result<(), StoreError> {
         let shared = self.shared.clone();
         transact(&self.shared.pools.steering, "record an audit entry", move |conn, _| {
@@ -269,6 +273,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn purge_audit(&self, after: Option<Uuid>, keep: Duration) -> Result<(usize, Option<Uuid>), StoreError> {
         let shared = self.shared.clone();
         transact(&self.shared.pools.loops, "purge the audit", move |conn, _| {

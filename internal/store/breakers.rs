@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 
@@ -31,6 +32,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn close_breaker(&self, key: LimitKey, by: &Actor) -> Result<Option<Vec<DueJob>>, StoreError> {
         let act =
             AuditEntry::new(by, "limit.close_breaker", key.limit.as_str()).with(serde_json::json!({ "host": key.key }));
@@ -69,6 +71,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn open_breakers(&self) -> Result<i64, StoreError> {
         if !self.has_breakers() {
             return Ok(0);
@@ -91,6 +94,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn first_open_breakers(&self) -> Result<Vec<OpenBreaker>, StoreError> {
         if !self.has_breakers() {
             return Ok(Vec::new());

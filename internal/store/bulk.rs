@@ -13,6 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use async_recursion::async_recursion as boxed;
 use chrono::TimeDelta;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -205,6 +206,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn count_for(&self, action: Action, filter: Filter) -> Result<Counted, StoreError> {
         on_pool(&self.shared.pools.reads, "count jobs of an operation", move |conn, _| {
             let filter = filter.clone();
@@ -221,6 +223,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn break_down_for(
         &self,
         action: Action,
@@ -243,6 +246,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn jobs_of_operation(&self, id: Uuid) -> Result<MadeJobs, StoreError> {
         on_pool(&self.shared.pools.reads, "count the jobs of an operation", move |conn, _| {
             let all = Filter { operation: Some(id), ..Filter::default() };
@@ -268,6 +272,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Overloaded`] when too many operations run, otherwise when MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn start_operation(
         &self,
         mut new: NewOperation,
@@ -337,6 +342,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn operation(&self, id: Uuid) -> Result<Option<Operation>, StoreError> {
         on_pool(&self.shared.pools.reads, "read an operation", move |conn, _| Box::pin(read(conn, id))).await
     }
@@ -345,6 +351,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn operations(
         &self,
         state: Option<OperationState>,
@@ -370,6 +377,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn cancel_operation(
         &self,
         id: Uuid,
@@ -410,6 +418,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn lease_operations(&self, runner: RunnerId, lease: Duration) -> Result<Vec<OperationLease>, StoreError> {
         let attempted = "lease operations";
         let free = on_pool(&self.shared.pools.loops, attempted, |conn, _| {
@@ -438,6 +447,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn release_operation(&self, held: OperationLease) -> Result<(), StoreError> {
         transact(&self.shared.pools.loops, "give an operation back", move |conn, _| {
             Box::pin(async move {
@@ -455,6 +465,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn keep_operation(&self, held: OperationLease, lease: Duration) -> Result<(), StoreError> {
         transact(&self.shared.pools.loops, "renew the lease of an operation", move |conn, earlier| {
             Box::pin(async move {
@@ -475,6 +486,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn advance_operation(
         &self,
         held: OperationLease,
@@ -510,6 +522,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn fail_operation(&self, held: OperationLease, why: String) -> Result<bool, StoreError> {
         transact(&self.shared.pools.loops, "end an operation", move |conn, _| {
             let why: String = why.chars().take(500).collect();
@@ -539,6 +552,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn purge_operations(
         &self,
         after: Option<Uuid>,

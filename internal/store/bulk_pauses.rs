@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 
+use async_recursion::async_recursion as boxed;
 use uuid::Uuid;
 
 use crate::audit::AuditEntry;
@@ -46,6 +47,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn pause_operation(
         &self,
         id: Uuid,

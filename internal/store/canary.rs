@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use async_recursion::async_recursion as boxed;
 use chrono::TimeDelta;
 use serde_json::json;
 use sqlx::Row;
@@ -43,6 +44,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn turn_canary(&self, held: OperationLease, lease: Duration) -> Result<CanaryTurn, StoreError> {
         let shared = self.shared.clone();
         let act = AuditEntry::new(&Actor::tickr(), "operation.stop", held.id.to_string());

@@ -6,6 +6,7 @@
 
 use std::time::Instant;
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 
 use crate::sql::connection::on_pool;
@@ -74,6 +75,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn change_summary(&self, runner: &RunnerId, kinds: &[Name]) -> Result<ChangeSummary, StoreError> {
         let (shared, runner, kinds) = (self.shared.clone(), runner.clone(), kinds.to_vec());
         on_pool(&self.shared.pools.loops, "look for changes", move |conn, _| {

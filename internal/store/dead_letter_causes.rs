@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
@@ -72,6 +73,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn dead_letter_causes(&self, filter: CauseFilter, limit: usize) -> Result<Causes, StoreError> {
         on_pool(&self.shared.pools.reads, "read the causes of dead letters", move |conn, _| {
             let filter = filter.clone();

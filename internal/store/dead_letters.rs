@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use async_recursion::async_recursion as boxed;
 use serde_json::json;
 use serde_json::value::RawValue;
 use sqlx::Row;
@@ -352,6 +353,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn replay(
         &self,
         id: JobId,
@@ -391,6 +393,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn discard(
         &self,
         id: JobId,
@@ -430,6 +433,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn backfill_dead_letters(&self, before: Option<JobId>) -> Result<(usize, Option<JobId>), StoreError> {
         transact(&self.shared.pools.loops, "look for missing dead letters", move |conn, _| {
             Box::pin(async move { backfill_dead_letters(conn, before).await })
@@ -546,6 +550,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn dead_letter_groups(
         &self,
         kind: Option<Name>,
@@ -563,6 +568,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn dead_letter_group(
         &self,
         fingerprint: Fingerprint,
@@ -577,6 +583,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn latest_dead_letters(&self, status: DeadLetterStatus, limit: u32) -> Result<Vec<JobId>, StoreError> {
         on_pool(&self.shared.pools.reads, "read the latest dead letters", move |conn, _| {
             Box::pin(async move {
@@ -595,6 +602,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn dead_letter_counts(&self, most: u32) -> Result<Vec<DeadLetterCount>, StoreError> {
         on_pool(&self.shared.pools.loops, "count dead letters", move |conn, _| {
             Box::pin(async move {

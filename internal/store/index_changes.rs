@@ -1,5 +1,6 @@
 //! When runners lost Redis and had it again, for the marks on charts.
 
+use async_recursion::async_recursion as boxed;
 use chrono::TimeDelta;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
@@ -22,6 +23,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement. A repeated call changes nothing.
+    #[boxed]
     pub async fn record_index_change(
         &self,
         runner: &RunnerId,

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 
@@ -55,6 +56,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn declared_kinds(&self) -> Result<Vec<KindSetting>, StoreError> {
         kinds_through(&self.shared.pools.controls).await
     }
@@ -63,6 +65,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn listed_kinds(&self) -> Result<Vec<KindSetting>, StoreError> {
         kinds_through(&self.shared.pools.reads).await
     }
@@ -72,6 +75,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn declare_kind(
         &self,
         kind: DeclaredKind,
@@ -131,6 +135,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn remove_kind(
         &self,
         name: &Name,

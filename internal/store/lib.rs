@@ -76,6 +76,7 @@ pub use sqlx::MySqlConnection;
 
 pub use alerts::Message;
 pub use api_keys::{ApiKey, MAX_API_KEYS, MadeApiKey, NewApiKey, RevokedApiKey};
+use async_recursion::async_recursion as boxed;
 pub use attempts::checkpoints::NewCheckpoint;
 pub use attempts::claim::{Claim, Claimed, Opened, Unreadable};
 pub use attempts::claim_batches::{BatchPage, LapseRule, Lapsed};
@@ -328,6 +329,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::Refused`] when the URL or the server's settings cannot be used, [`StoreError::Unavailable`] when
     /// MySQL does not answer within `patience`.
+    #[boxed]
     pub async fn connect(settings: &StoreSettings, patience: Duration) -> Result<Self, StoreError> {
         let attempted = "connect to mysql";
         let refused = |cause: String| StoreError::refused(attempted, cause);
@@ -420,6 +422,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::Refused`] when the URL names no database, otherwise [`StoreError`] when MySQL cannot be reached or
     /// refuses the statement.
+    #[boxed]
     pub async fn create_database(url: &str) -> Result<(), StoreError> {
         let attempted = "create the database";
         let (mut conn, name) = Self::outside_of(url, attempted).await?;
@@ -463,6 +466,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::Overloaded`] when too many callers wait, otherwise [`StoreError`] when MySQL cannot be reached or
     /// refuses the statement.
+    #[boxed]
     pub async fn insert(&self, jobs: Vec<NewJob>) -> Result<Vec<Accepted>, StoreError> {
         if jobs.is_empty() {
             return Ok(Vec::new());
@@ -522,6 +526,7 @@ impl Store {
     ///
     /// # Errors
     /// The errors of [`settle`](Self::settle).
+    #[boxed]
     pub async fn settle_and_free(&self, settlement: Settlement, slots: Arc<[LimitKey]>) -> Result<Settled, StoreError> {
         let request = SettleRequest { settlement: Arc::new(settlement), successor_for: None };
         Ok(self.settle_request(request, Some(slots)).await?.settled)
@@ -586,16 +591,19 @@ impl Store {
     }
 
     /// Wait until this process has ended jobs for which other jobs wait.
+    #[boxed]
     pub async fn parents_ended(&self) {
         self.shared.parents_ended.notified().await;
     }
 
     /// Wait until this process has changed the counts of batches.
+    #[boxed]
     pub async fn batches_changed(&self) {
         self.shared.batches_changed.notified().await;
     }
 
     /// Return true if MySQL answers and accepts writes within `limit`.
+    #[boxed]
     pub async fn takes_writes(&self, limit: Duration) -> bool {
         matches!(tokio::time::timeout(limit, self.writable()).await, Ok(Ok(_)))
     }
@@ -625,6 +633,7 @@ impl Store {
 
     /// Close the store: finish the writes that were handed in, then close the connections. Call this after all users of
     /// the store have ended.
+    #[boxed]
     pub async fn close(self) {
         let Self { shared, inserts, ordered, idempotent_inserts, settles, freed, freed_later } = self;
         drop((inserts, ordered, idempotent_inserts, settles, freed, freed_later));
@@ -674,6 +683,7 @@ impl Claimant {
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement. If the attempt was committed nevertheless,
     /// it ends with its lease.
+    #[boxed]
     pub async fn claim(&self, id: JobId, queue: &Name) -> Result<Claim, StoreError> {
         self.submit(self.of_queue(queue), ClaimRequest { id, queue: Some(queue.clone()), ahead: false }).await
     }
@@ -683,6 +693,7 @@ impl Claimant {
     ///
     /// # Errors
     /// The errors of [`claim`](Self::claim).
+    #[boxed]
     pub async fn claim_ahead(&self, id: JobId, queue: &Name) -> Result<Claim, StoreError> {
         self.submit(self.of_queue(queue), ClaimRequest { id, queue: Some(queue.clone()), ahead: true }).await
     }
@@ -692,6 +703,7 @@ impl Claimant {
     ///
     /// # Errors
     /// The errors of [`claim`](Self::claim).
+    #[boxed]
     pub async fn claim_suspect(&self, id: JobId) -> Result<Claim, StoreError> {
         self.submit(&self.suspects, ClaimRequest { id, queue: None, ahead: false }).await
     }

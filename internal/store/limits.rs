@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use async_recursion::async_recursion as boxed;
+
 use crate::audit::{AuditEntry, record, was_recorded};
 use crate::jobs::condition::Condition;
 use crate::rows::limits::{COLUMNS, LimitSetting, read_limits, setting};
@@ -37,6 +39,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn limits(&self) -> Result<Vec<LimitSetting>, StoreError> {
         limits_through(&self.shared.pools.controls).await
     }
@@ -45,6 +48,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn listed_limits(&self) -> Result<Vec<LimitSetting>, StoreError> {
         limits_through(&self.shared.pools.reads).await
     }
@@ -58,6 +62,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn set_limit(
         &self,
         limit: Limit,
@@ -129,6 +134,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn remove_limit(
         &self,
         name: &Name,
@@ -160,6 +166,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn parked_jobs(&self) -> Result<i64, StoreError> {
         on_pool(&self.shared.pools.reads, "count parked jobs", |conn, _| {
             let sql = "SELECT COUNT(*) FROM (SELECT 1 FROM limit_waits LIMIT 100000) w";

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
@@ -55,6 +56,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn marks(&self, extent: Extent, queue: Option<Name>) -> Result<Marks, StoreError> {
         let shared = self.shared.clone();
         on_pool(&self.shared.pools.reads, "read the marks of charts", move |conn, _| {

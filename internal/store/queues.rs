@@ -1,5 +1,6 @@
 //! Settings of queues, made by operators.
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 
@@ -86,6 +87,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn queues(&self) -> Result<Vec<QueueSetting>, StoreError> {
         queues_through(&self.shared.pools.controls).await
     }
@@ -94,6 +96,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn listed_queues(&self) -> Result<Vec<QueueSetting>, StoreError> {
         queues_through(&self.shared.pools.reads).await
     }
@@ -102,6 +105,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn change_queue(
         &self,
         name: &Name,

@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
@@ -163,6 +164,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn write_kinds_of_runner(&self, runner: &RunnerId, kinds: &[Name]) -> Result<bool, StoreError> {
         let (runner, kinds) = (runner.clone(), serde_json::to_string(kinds).unwrap_or_default());
         on_pool(&self.shared.pools.loops, "write the kinds of the runner", move |conn, _| {
@@ -182,6 +184,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn runners(&self, limit: u32) -> Result<Vec<RunnerSeen>, StoreError> {
         on_pool(&self.shared.pools.reads, "list runners", move |conn, _| {
             Box::pin(async move {
@@ -210,6 +213,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn runner_counts(&self) -> Result<RunnerCounts, StoreError> {
         on_pool(&self.shared.pools.reads, "count runners", |conn, _| {
             Box::pin(async move {
@@ -250,6 +254,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn runner(&self, id: RunnerId) -> Result<Option<RunnerSeen>, StoreError> {
         on_pool(&self.shared.pools.reads, "read a runner", move |conn, _| {
             let id = id.clone();
@@ -268,6 +273,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn worker_jobs(
         &self,
         runners: &[RunnerSeen],
@@ -326,6 +332,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn is_drained(&self, id: &RunnerId) -> Result<bool, StoreError> {
         let id = id.clone();
         on_pool(&self.shared.pools.controls, "read whether a runner is drained", move |conn, _| {
@@ -343,6 +350,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn drain_runner(
         &self,
         id: RunnerId,

@@ -7,6 +7,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 
@@ -96,6 +97,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses. Samples that are written again later do not count twice.
+    #[boxed]
     pub async fn write_samples(&self, runner: &RunnerId, samples: Vec<Sample>) -> Result<(), StoreError> {
         let runner = runner.clone();
         on_pool(&self.shared.pools.loops, "write samples", move |conn, _| {
@@ -109,6 +111,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn purge_samples(&self) -> Result<bool, StoreError> {
         on_pool(&self.shared.pools.loops, "purge samples", |conn, _| {
             Box::pin(async move {
@@ -137,6 +140,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn history(&self, extent: Extent, series: Series) -> Result<History, StoreError> {
         let shared = self.shared.clone();
         on_pool(&self.shared.pools.reads, "read the history", move |conn, _| {
@@ -166,6 +170,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn history_by_queue(&self, extent: Extent) -> Result<History, StoreError> {
         let shared = self.shared.clone();
         on_pool(&self.shared.pools.reads, "read the history of queues", move |conn, _| {

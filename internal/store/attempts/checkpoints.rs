@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use async_recursion::async_recursion as boxed;
 use uuid::Uuid;
 
 use crate::rows::checkpoints::{HAS_CHECKPOINT, mark_checkpoints, read_checkpoint, sorted, write_checkpoints};
@@ -40,6 +41,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn save_checkpoints(&self, page: Vec<NewCheckpoint>) -> Result<Vec<NewCheckpoint>, StoreError> {
         let (shared, page) = (self.shared.clone(), Arc::new(page));
         transact(&self.shared.pools.loops, "save checkpoints", move |conn, _| {
@@ -68,6 +70,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn checkpoint(&self, id: JobId) -> Result<Option<Checkpoint>, StoreError> {
         on_pool(&self.shared.pools.workers, "read a checkpoint", move |conn, _| {
             Box::pin(async move { read_checkpoint(conn, id.uuid()).await })

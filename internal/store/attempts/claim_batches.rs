@@ -12,6 +12,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use async_recursion::async_recursion as boxed;
 use chrono::TimeDelta;
 use sqlx::Row;
 use uuid::Uuid;
@@ -231,6 +232,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn runners_with_batches(&self) -> Result<Vec<RunnerId>, StoreError> {
         on_pool(&self.shared.pools.loops, "list runners with open claims", move |conn, _| {
             Box::pin(async move {
@@ -256,6 +258,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn lapsed_of(
         &self,
         runner: &RunnerId,
@@ -278,6 +281,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement. A later call deletes the rows.
+    #[boxed]
     pub async fn delete_closed_batches(&self, runner: &RunnerId) -> Result<(), StoreError> {
         let open_claims = Arc::clone(&self.shared.open_claims);
         let closed: Arc<[Uuid]> = {

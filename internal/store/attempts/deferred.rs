@@ -13,6 +13,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_recursion::async_recursion as boxed;
 use chrono::TimeDelta;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
@@ -120,6 +121,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn store_finish_key(
         &self,
         (id, token, number): (JobId, AttemptToken, u32),
@@ -156,6 +158,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses. The lease then still holds, and the caller may try again.
+    #[boxed]
     pub async fn defer(
         &self,
         (id, token, number): (JobId, AttemptToken, u32),
@@ -217,6 +220,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn deferred_attempt(&self, key: FinishKeyDigest) -> Result<Option<DeferredAttempt>, StoreError> {
         on_pool(&self.shared.pools.steering, "read an attempt by its finish key", move |conn, _| {
             Box::pin(async move {
@@ -247,6 +251,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn report_on(
         &self,
         attempt: &DeferredAttempt,
@@ -290,6 +295,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn deferred_attempts(&self) -> Result<i64, StoreError> {
         on_pool(&self.shared.pools.reads, "count deferred attempts", |conn, _| {
             Box::pin(async move {
@@ -306,6 +312,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn end_overdue_attempts(
         &self,
         policies: Arc<HashMap<Name, RetryPolicy>>,

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use uuid::Uuid;
 
@@ -137,6 +138,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn unstopped_runners(&self) -> Result<UnstoppedRunners, StoreError> {
         let clock = Arc::clone(&self.shared.clock);
         on_pool(&self.shared.pools.loops, "read the heartbeats of runners", move |conn, _| {
@@ -186,6 +188,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn walk_owed(&self, after: Option<JobId>, rule: LapseRule, rows: u32) -> Result<OwedPage, StoreError> {
         let after = after.map_or(Uuid::nil(), JobId::uuid);
         on_pool(&self.shared.pools.loops, "walk through the owed rows", move |conn, _| {
@@ -220,6 +223,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn mark_runner_gone(&self, runner: &RunnerBeat) -> Result<(), StoreError> {
         let runner = runner.clone();
         transact(&self.shared.pools.loops, "mark a silent runner as gone", move |conn, _| {
@@ -255,6 +259,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached.
+    #[boxed]
     pub async fn reap(
         &self,
         lapsed: Vec<Lapsed>,
@@ -337,6 +342,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn give_back(
         &self,
         token: AttemptToken,
@@ -350,6 +356,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn give_back_free(
         &self,
         token: AttemptToken,
@@ -364,6 +371,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn give_back_unreached(
         &self,
         worker: &RunnerId,
@@ -418,6 +426,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached. The next call tries the remaining attempts again.
+    #[boxed]
     pub async fn give_back_unanswered(&self) -> Result<Vec<Reaped>, StoreError> {
         let mut given = Vec::new();
         let mut unanswered = self.take_unanswered().into_iter();
@@ -533,6 +542,7 @@ impl HeartbeatConnection {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn register(&mut self, runner: &RunnerRow) -> Result<(), StoreError> {
         let names = |names: &[Name]| serde_json::to_string(names).unwrap_or_default();
         let (kinds, queues) = (names(&runner.kinds), names(&runner.queues));
@@ -576,6 +586,7 @@ impl HeartbeatConnection {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn beat(
         &mut self,
         runner: &RunnerId,
@@ -630,6 +641,7 @@ impl HeartbeatConnection {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn look(&mut self, live: &[LiveAttempt]) -> Result<HeartbeatAnswer, StoreError> {
         let mut beat = HeartbeatAnswer::default();
         for page in live.chunks(MAX_ROWS) {
@@ -646,6 +658,7 @@ impl HeartbeatConnection {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn write_progress(&mut self, live: &[LiveAttempt]) -> Result<Vec<LiveAttempt>, StoreError> {
         let said: Vec<(Uuid, Uuid, String)> = live
             .iter()
@@ -678,6 +691,7 @@ impl HeartbeatConnection {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn unregister(&mut self, runner: &RunnerId) -> Result<(), StoreError> {
         let runner = runner.clone();
         self.link

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
@@ -1153,6 +1154,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn behind_locked_keys(&self, ids: &[JobId]) -> Result<HashSet<JobId>, StoreError> {
         let ids: Arc<[Uuid]> = ids.iter().map(|id| id.uuid()).collect();
         let known = Arc::clone(&self.shared.limits);

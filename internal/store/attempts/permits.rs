@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use uuid::Uuid;
 
@@ -107,6 +108,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses. The runner then keeps the permits that it had.
+    #[boxed]
     pub async fn take_permits(
         &self,
         queue: &Name,
@@ -126,6 +128,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn permits_of(&self, runner: &RunnerId, queues: Vec<Name>) -> Result<BTreeMap<String, u32>, StoreError> {
         let runner = runner.clone();
         on_pool(&self.shared.pools.loops, "read the permits of a runner", move |conn, _| {
@@ -153,6 +156,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses. The permits then become free when the runner's heartbeat is old enough.
+    #[boxed]
     pub async fn return_permits(&self, queues: Vec<Name>, runner: &RunnerId) -> Result<(), StoreError> {
         let runner = runner.clone();
         on_pool(&self.shared.pools.loops, "give permits back", move |conn, _| {
@@ -171,6 +175,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn wanting_permits(&self) -> Result<BTreeSet<(Name, String)>, StoreError> {
         on_pool(&self.shared.pools.controls, "read which runners want permits", |conn, _| {
             Box::pin(async move {
@@ -191,6 +196,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn permits(&self) -> Result<BTreeMap<String, u32>, StoreError> {
         on_pool(&self.shared.pools.reads, "read the permits", |conn, _| {
             Box::pin(async move {

@@ -4,6 +4,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use uuid::Uuid;
 
@@ -36,6 +37,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn readers(&self) -> Result<Vec<Reader>, StoreError> {
         on_pool(&self.shared.pools.loops, "read what living runners can read", move |conn, _| {
             Box::pin(async move { readers(conn).await })
@@ -47,6 +49,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn given_back_unread(&self, id: JobId) -> Result<Vec<String>, StoreError> {
         on_pool(&self.shared.pools.loops, "read which runners could not read a job", move |conn, _| {
             Box::pin(async move {
@@ -67,6 +70,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn editions_that_refused(
         &self,
         ids: Vec<JobId>,
@@ -99,6 +103,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn runners_that_refused(&self, id: JobId, kind: &Name) -> Result<BTreeSet<RunnerId>, StoreError> {
         let refused = self.editions_that_refused(vec![id]).await?.remove(&id).unwrap_or_default();
         if refused.is_empty() {

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
@@ -254,6 +255,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn register_worker(&self, worker: NewWorker) -> Result<(), StoreError> {
         on_pool(&self.shared.pools.workers, "register a worker", move |conn, _| {
             let worker = worker.clone();
@@ -286,6 +288,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn begin_fetch(
         &self,
         worker: RunnerId,
@@ -308,6 +311,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses. What was claimed nevertheless is found by the next request of the worker.
+    #[boxed]
     pub async fn claim_remotely(
         &self,
         fetch: &RemoteFetch,
@@ -396,6 +400,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn recount_permits(&self, queue: &Name, worker: &RunnerId) -> Result<(), StoreError> {
         let (queue, worker) = (queue.clone(), worker.clone());
         on_pool(&self.shared.pools.workers, "count the permits of a worker", move |conn, _| {
@@ -420,6 +425,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn registered_workers(&self, ids: Vec<String>) -> Result<HashMap<String, Option<Uuid>>, StoreError> {
         on_pool(&self.shared.pools.beats, "look at waiting workers", move |conn, _| {
             let ids = ids.clone();
@@ -449,6 +455,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn kinds_and_queues_of_worker(
         &self,
         worker: &RunnerId,
@@ -471,6 +478,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn open_attempts_of_worker(&self, worker: &RunnerId) -> Result<usize, StoreError> {
         let worker = worker.clone();
         transact(&self.shared.pools.workers, "count the attempts of a worker", move |conn, _| {
@@ -486,6 +494,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn beat_of_worker(
         &self,
         worker: RunnerId,
@@ -507,6 +516,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn unregister_worker(
         &self,
         worker: RunnerId,
@@ -533,6 +543,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn remote_attempts(&self, ids: Vec<JobId>) -> Result<HashMap<JobId, RemoteAttempt>, StoreError> {
         let limits = Arc::clone(&self.shared.limits);
         on_pool(&self.shared.pools.workers, "read the attempts of a worker", move |conn, _| {

@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use async_recursion::async_recursion as boxed;
+
 use crate::attempts::claim_batches::deferred_among;
 use crate::attempts::lease::{Reaped, after_loss, own_policies};
 use crate::attempts::settle::{decide, write_moves};
@@ -33,6 +35,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn end_of_child(&self, job: JobId, child: RunnerId, death: Death) -> Result<Option<Reaped>, StoreError> {
         let shared = self.shared.clone();
         transact(&self.shared.pools.loops, "end the attempt of a dead process", move |conn, _| {

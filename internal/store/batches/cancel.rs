@@ -8,6 +8,7 @@
 
 use std::collections::BTreeSet;
 
+use async_recursion::async_recursion as boxed;
 use rand::seq::SliceRandom;
 use sqlx::Row;
 use uuid::Uuid;
@@ -68,6 +69,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn cancel_batch(&self, id: BatchId, by: &Actor) -> Result<Vec<BatchId>, StoreError> {
         let mut marked = BTreeSet::new();
         let mut to_mark = vec![id];
@@ -152,6 +154,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn cancel_batch_jobs(&self, id: BatchId, after: Option<JobId>) -> Result<BatchCancelled, StoreError> {
         let page = on_pool(&self.shared.pools.steering, "read jobs of a batch", move |conn, _| {
             Box::pin(async move { unfinished_jobs(conn, id, after).await })
@@ -167,6 +170,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn cancel_left_jobs(&self, id: BatchId, left: &[JobId]) -> Result<BatchCancelled, StoreError> {
         let ids: Vec<Uuid> = left.iter().map(|job| job.uuid()).collect();
         match self.cancel_jobs_of(&ids, OnLock::Wait).await {
@@ -257,6 +261,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn cancelled_batches(&self) -> Result<Vec<BatchId>, StoreError> {
         on_pool(&self.shared.pools.loops, "look for cancelled batches", |conn, _| {
             Box::pin(async move {
@@ -276,6 +281,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn unmarked_nested(&self, id: BatchId) -> Result<Vec<BatchId>, StoreError> {
         on_pool(&self.shared.pools.loops, "look for nested batches that are not cancelled", move |conn, _| {
             Box::pin(async move {
@@ -297,6 +303,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn finish_batch_cancel(&self, id: BatchId) -> Result<bool, StoreError> {
         let gone = transact_unless_locked(&self.shared.pools.loops, "finish the cancel of a batch", move |conn, _| {
             Box::pin(async move {

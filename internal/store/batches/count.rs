@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use sqlx::query::Query;
 use uuid::Uuid;
@@ -45,6 +46,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn changed_batches(&self, set_aside: Vec<BatchId>) -> Result<Vec<BatchId>, StoreError> {
         on_pool(&self.shared.pools.loops, "look for changed batches", move |conn, _| {
             let set_aside = set_aside.clone();
@@ -69,6 +71,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn count_batch(&self, id: BatchId) -> Result<Option<BatchCounted>, StoreError> {
         let shared = self.shared.clone();
         transact_unless_locked(&self.shared.pools.loops, "count the jobs of a batch", move |conn, _| {

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use async_recursion::async_recursion as boxed;
+
 use crate::audit::{AuditEntry, record};
 use crate::batches::callbacks::{Callback, to_text};
 use crate::batches::count::{BatchCounted, lock_callback_keys, progress};
@@ -58,6 +60,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn create_batch(
         &self,
         new: NewBatch,
@@ -94,6 +97,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn close_batch(&self, id: BatchId, by: &Actor) -> Result<Option<(Batch, BatchCounted)>, StoreError> {
         let shared = self.shared.clone();
         let act = AuditEntry::new(by, "batch.close", id.to_string());

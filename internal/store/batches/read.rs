@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use async_recursion::async_recursion as boxed;
 use chrono::TimeDelta;
 use sqlx::Row;
 use uuid::Uuid;
@@ -34,6 +35,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn batch(&self, id: BatchId) -> Result<Option<Batch>, StoreError> {
         on_pool(&self.shared.pools.reads, "read a batch", move |conn, _| {
             Box::pin(async move {
@@ -49,6 +51,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn batches(
         &self,
         parent: Option<BatchId>,
@@ -84,6 +87,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn existing_jobs(&self, ids: &[JobId]) -> Result<Vec<JobId>, StoreError> {
         let ids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect();
         if ids.is_empty() {
@@ -106,6 +110,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn purge_batches(
         &self,
         after: Option<BatchId>,

@@ -5,6 +5,7 @@
 //! statements of the product change. It leaves out what only a runner needs: the locks before a settle, the state
 //! machine, and batches of which a part cannot be claimed.
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use uuid::Uuid;
 
@@ -53,6 +54,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached.
+    #[boxed]
     pub async fn bare_lane(&self, number: u8) -> Result<BareLane, StoreError> {
         let conn = connection::open(&self.shared.options).await;
         let conn = conn.map_err(|e| StoreError::from_driver("open a connection for bare batches", &e))?;
@@ -68,6 +70,7 @@ impl BareLane {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement. Nothing is retried.
+    #[boxed]
     pub async fn insert(&mut self, jobs: &[NewJob]) -> Result<(), StoreError> {
         self.try_insert(jobs).await.map_err(|e| StoreError::from_driver("insert a bare batch", &e))
     }
@@ -76,6 +79,7 @@ impl BareLane {
     ///
     /// # Errors
     /// The errors of [`insert`](Self::insert), and an error when not all of these jobs could be claimed.
+    #[boxed]
     pub async fn claim(&mut self, ids: &[JobId]) -> Result<BareClaims, StoreError> {
         self.try_claim(ids).await.map_err(|e| StoreError::from_driver("claim a bare batch", &e))
     }
@@ -84,6 +88,7 @@ impl BareLane {
     ///
     /// # Errors
     /// The errors of [`claim`](Self::claim).
+    #[boxed]
     pub async fn settle(&mut self, claims: &BareClaims) -> Result<(), StoreError> {
         self.try_settle(claims).await.map_err(|e| StoreError::from_driver("settle a bare batch", &e))
     }

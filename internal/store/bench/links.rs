@@ -1,6 +1,7 @@
 //! For the scenarios `batches`, `graphs` and `outbox`: rows of the outbox as an application writes them, and the times of
 //! batches and of graphs.
 
+use async_recursion::async_recursion as boxed;
 use uuid::Uuid;
 
 use crate::bench::server_counters::CounterConnection;
@@ -27,6 +28,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached.
+    #[boxed]
     pub async fn outbox_writer(&self) -> Result<OutboxWriter, StoreError> {
         let conn = connection::open(&self.shared.options).await;
         conn.map(|conn| OutboxWriter { conn, place: OutboxPlace { database: None, ..self.outbox_place() } })
@@ -39,6 +41,7 @@ impl OutboxWriter {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn write(&mut self, rows: &[NewOutboxRow]) -> Result<Timestamp, StoreError> {
         let failed = |e: sqlx::Error| StoreError::from_driver("write rows of the outbox", &e);
         let mut tx = self.conn.begin().await.map_err(failed)?;
@@ -55,6 +58,7 @@ impl CounterConnection {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn starts(&mut self, first: JobId) -> Result<Vec<(JobId, Timestamp)>, StoreError> {
         let sql = "SELECT job_id, MIN(started_at) FROM attempts WHERE job_id >= ? GROUP BY job_id";
         let found: Vec<(Uuid, Timestamp)> = sqlx::query_as(sql)
@@ -69,6 +73,7 @@ impl CounterConnection {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn spans(&mut self, first: JobId) -> Result<Vec<(JobId, Timestamp, Timestamp)>, StoreError> {
         let sql = "SELECT job_id, MIN(started_at), MAX(finished_at) FROM attempts WHERE job_id >= ? GROUP BY job_id";
         let found: Vec<(Uuid, Timestamp, Timestamp)> = sqlx::query_as(sql)
@@ -83,6 +88,7 @@ impl CounterConnection {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn last_end_of(&mut self, batch: BatchId) -> Result<Option<Timestamp>, StoreError> {
         let sql =
             "SELECT MAX(a.finished_at) FROM batch_jobs m JOIN attempts a ON a.job_id = m.job_id WHERE m.batch_id = ?";
@@ -94,6 +100,7 @@ impl CounterConnection {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn last_start_of(&mut self, batch: BatchId) -> Result<Option<Timestamp>, StoreError> {
         let sql = "SELECT MAX(a.started_at) FROM batch_jobs m JOIN attempts a ON a.job_id = m.job_id \
                    WHERE m.batch_id = ? AND a.runner <> ''";
@@ -105,6 +112,7 @@ impl CounterConnection {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn now(&mut self) -> Result<Timestamp, StoreError> {
         let read = sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut self.conn).await;
         read.map_err(|e| StoreError::from_driver("read the clock", &e))

@@ -2,6 +2,7 @@
 //! that MySQL stored. They use a connection of their own, so that they neither wait for the product's pool nor take a
 //! connection from it.
 
+use async_recursion::async_recursion as boxed;
 use sqlx::{AssertSqlSafe, Row};
 
 use crate::sql::connection;
@@ -70,6 +71,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached.
+    #[boxed]
     pub async fn counter_connection(&self) -> Result<CounterConnection, StoreError> {
         let conn = connection::open(&self.shared.options).await;
         conn.map(|conn| CounterConnection { conn })
@@ -81,6 +83,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::Refused`] when the URL names no database, otherwise [`StoreError`] when MySQL cannot be reached or
     /// refuses the statement.
+    #[boxed]
     pub async fn drop_database(url: &str) -> Result<(), StoreError> {
         let attempted = "drop the database";
         let (mut conn, name) = Self::outside_of(url, attempted).await?;
@@ -95,6 +98,7 @@ impl CounterConnection {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement. The same holds for the methods below.
+    #[boxed]
     pub async fn ended(&mut self) -> Result<(u64, Timestamp), StoreError> {
         let sql = "SELECT CAST(COALESCE(SUM(n), 0) AS SIGNED), UTC_TIMESTAMP(6) FROM tallies";
         let read = sqlx::query_as(sql).fetch_one(&mut self.conn).await;
@@ -104,6 +108,7 @@ impl CounterConnection {
 
     /// Read the time when the first job was accepted and the time when the first job was started, of the jobs from id
     /// `first` on.
+    #[boxed]
     pub async fn beginnings(&mut self, first: JobId) -> Result<(Option<Timestamp>, Option<Timestamp>), StoreError> {
         let sql = "SELECT (SELECT MIN(created_at) FROM jobs WHERE id >= ?), \
                    (SELECT MIN(started_at) FROM attempts WHERE job_id >= ?)";
@@ -112,6 +117,7 @@ impl CounterConnection {
     }
 
     /// Read the lateness of each attempt of the jobs from id `first` on, in microseconds after the due time.
+    #[boxed]
     pub async fn lateness_us(&mut self, first: JobId) -> Result<Vec<i64>, StoreError> {
         let sql = "SELECT TIMESTAMPDIFF(MICROSECOND, execute_at, started_at) FROM attempts WHERE job_id >= ?";
         let found = sqlx::query_scalar(sql).bind(first.uuid()).fetch_all(&mut self.conn).await;
@@ -119,6 +125,7 @@ impl CounterConnection {
     }
 
     /// Count the rows of the jobs from id `first` on.
+    #[boxed]
     pub async fn job_counts(&mut self, first: JobId) -> Result<JobCounts, StoreError> {
         let sql = "SELECT (SELECT COUNT(*) FROM jobs WHERE id >= ?) AS jobs, \
                    (SELECT COUNT(*) FROM owed WHERE id >= ?) AS owed, \
@@ -141,6 +148,7 @@ impl CounterConnection {
 
     /// Switch on the general log, in which the server writes every statement. For servers without other users only,
     /// because it slows all of them.
+    #[boxed]
     pub async fn overhear(&mut self) -> Result<(), StoreError> {
         for sql in
             ["SET GLOBAL log_output = 'TABLE'", "TRUNCATE TABLE mysql.general_log", "SET GLOBAL general_log = ON"]
@@ -152,6 +160,7 @@ impl CounterConnection {
     }
 
     /// Switch off the general log and count the statements since [`overhear`](Self::overhear).
+    #[boxed]
     pub async fn statement_counts(&mut self) -> Result<StatementCounts, StoreError> {
         let read = async {
             sqlx::raw_sql("SET GLOBAL general_log = OFF").execute(&mut self.conn).await?;
@@ -164,6 +173,7 @@ impl CounterConnection {
     }
 
     /// Read the server's counters.
+    #[boxed]
     pub async fn counters(&mut self) -> Result<ServerCounters, StoreError> {
         let sql =
             "SHOW GLOBAL STATUS WHERE Variable_name IN ('Innodb_deadlocks', 'Questions', 'Innodb_history_list_length')";

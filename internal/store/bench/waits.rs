@@ -1,6 +1,7 @@
 //! For the scenarios `keys` and `limits`: the times of jobs from their acceptance to their start, and the number of jobs
 //! that are parked at limits.
 
+use async_recursion::async_recursion as boxed;
 use uuid::Uuid;
 
 use crate::StoreError;
@@ -32,6 +33,7 @@ impl CounterConnection {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn started_jobs(&mut self, first: JobId) -> Result<Vec<StartedJob>, StoreError> {
         let sql = "SELECT a.job_id, j.created_at, a.started_at FROM attempts a JOIN jobs j ON j.id = a.job_id \
                    WHERE a.job_id >= ? AND a.number = 1 ORDER BY a.started_at, a.job_id";
@@ -48,6 +50,7 @@ impl CounterConnection {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn parked_jobs(&mut self) -> Result<ParkedJobs, StoreError> {
         let sql = "SELECT COUNT(*), COUNT(DISTINCT limit_name, limit_key) FROM limit_waits";
         let read = sqlx::query_as(sql).fetch_one(&mut self.conn).await;

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use uuid::Uuid;
 
@@ -72,6 +73,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn cancel(&self, id: JobId, by: &Actor) -> Result<ActionOutcome, StoreError> {
         self.act_without_answer(id, JobAction::Cancel, by).await
     }
@@ -80,6 +82,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn retry(&self, id: JobId, by: &Actor) -> Result<ActionOutcome, StoreError> {
         self.act_without_answer(id, JobAction::Retry, by).await
     }
@@ -88,6 +91,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn run_now(&self, id: JobId, by: &Actor) -> Result<ActionOutcome, StoreError> {
         self.act_without_answer(id, JobAction::RunNow, by).await
     }
@@ -119,6 +123,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn act(
         &self,
         id: JobId,

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
+use async_recursion::async_recursion as boxed;
 use serde_json::json;
 use serde_json::value::RawValue;
 use sqlx::Row;
@@ -89,6 +90,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn change_job(
         &self,
         id: JobId,

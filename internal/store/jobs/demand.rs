@@ -10,6 +10,7 @@
 //! while its handler still runs is one of these already. Any number of them may stand in front of the due jobs, so they
 //! do not use up the number of jobs that are counted.
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 
 use crate::jobs::lanes::lines_of;
@@ -43,6 +44,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn demand_of(&self, queue: Name) -> Result<QueueDemand, StoreError> {
         on_pool(&self.shared.pools.reads, "count the due jobs of a queue", move |conn, _| {
             let queue = queue.clone();

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use uuid::Uuid;
 
@@ -71,6 +72,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn last_ended_parent(&self) -> Result<Option<u64>, StoreError> {
         on_pool(&self.shared.pools.loops, "look for parents that ended", |conn, _| {
             Box::pin(async move { sqlx::query_scalar("SELECT MAX(id) FROM parent_ends").fetch_one(conn).await })
@@ -83,6 +85,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn tell_children(&self, up_to: u64) -> Result<ToldChildren, StoreError> {
         let shared = self.shared.clone();
         let told = transact(&self.shared.pools.loops, "tell jobs that their parents ended", move |conn, _| {
@@ -150,6 +153,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn recheck_blocked(&self, after: Option<JobId>) -> Result<(ToldChildren, Option<JobId>), StoreError> {
         let page: Vec<Uuid> = on_pool(&self.shared.pools.loops, "read blocked jobs", move |conn, _| {
             Box::pin(async move {
@@ -184,6 +188,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn blocked_and_unfinished(&self) -> Result<(i64, i64), StoreError> {
         on_pool(&self.shared.pools.reads, "count blocked jobs and unfinished batches", |conn, _| {
             Box::pin(async move {
@@ -203,6 +208,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn parent_progress(&self, id: JobId) -> Result<ParentProgress, StoreError> {
         on_pool(&self.shared.pools.reads, "read the parents of a job", move |conn, _| {
             Box::pin(async move {
@@ -242,6 +248,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn children_of(
         &self,
         id: JobId,

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_recursion::async_recursion as boxed;
 use chrono::TimeDelta;
 use serde_json::value::RawValue;
 use sqlx::Row;
@@ -69,6 +70,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn samples_of_failures(&self, filter: Filter, shown: ShownFields) -> Result<FailureSamples, StoreError> {
         on_pool(&self.shared.pools.reads, "compare failed jobs with others", move |conn, _| {
             let (filter, shown) = (filter.clone(), shown.clone());

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 
 use crate::jobs::lanes::{fed_queues, lines_of};
@@ -18,6 +19,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn still_waiting(&self, ids: Vec<JobId>) -> Result<HashSet<JobId>, StoreError> {
         let waiting = "AND state IN ('waiting', 'retrying')";
         let select = "SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE id IN";
@@ -79,6 +81,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn due_within(&self, ahead: Duration) -> Result<DueWithin, StoreError> {
         let micros = i64::try_from(ahead.as_micros()).unwrap_or(i64::MAX);
         on_pool(&self.shared.pools.reads, "count what is due", move |conn, _| {
@@ -123,6 +126,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn known(&self, ids: Vec<JobId>) -> Result<HashSet<JobId>, StoreError> {
         self.ids_found("look up jobs", "SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE id IN", ids, "").await
     }
@@ -131,6 +135,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn due_jobs(&self, ids: Vec<JobId>) -> Result<HashMap<JobId, DueJob>, StoreError> {
         let ids: Arc<[uuid::Uuid]> = ids.into_iter().map(JobId::uuid).collect();
         on_pool(&self.shared.pools.loops, "read due jobs again", move |conn, _| {

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use uuid::Uuid;
 
@@ -53,6 +54,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn end_expired(&self, runner: &RunnerId) -> Result<ExpiredJobs, StoreError> {
         let found: Vec<Uuid> = on_pool(&self.shared.pools.loops, "look for expired jobs", |conn, _| {
             Box::pin(async move {

@@ -1,5 +1,6 @@
 //! The position of an unfinished job: what stands between it and its start, according to the tables.
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 
 use crate::sql::connection::on_pool;
@@ -30,6 +31,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn queue_position(&self, id: JobId) -> Result<Option<QueuePosition>, StoreError> {
         on_pool(&self.shared.pools.reads, "read the position of a job", move |conn, _| {
             Box::pin(async move {

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 
 use crate::jobs::lanes::{DueLane, MAX_BRANCHES, lines_of, queues_to_show};
@@ -76,6 +77,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn held_jobs(&self) -> Result<Vec<HeldCount>, StoreError> {
         let has_breakers = self.shared.limits.now().iter().any(|set| set.breaker_rule().is_some());
         on_pool(&self.shared.pools.reads, "count held jobs", move |conn, _| {

@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use async_recursion::async_recursion as boxed;
+
 use crate::idempotency::{
     Answer, Digest, IdempotentOutcome, IdempotentRequest, ResponseBuilder, StoredResponse, find_all, store_responses,
 };
@@ -173,6 +175,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Overloaded`] when too many callers wait, otherwise when MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn insert_idempotent(
         &self,
         producer: Producer,

@@ -9,6 +9,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 
@@ -141,6 +142,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn lines_of(&self, queues: Vec<Name>) -> Result<Vec<DueLane>, StoreError> {
         on_pool(&self.shared.pools.loops, "look for lanes of unfinished jobs", move |conn, _| {
             let queues = queues.clone();
@@ -153,6 +155,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn due_rows(
         &self,
         ranges: Vec<DueRange>,
@@ -182,6 +185,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn remote_queues(&self) -> Result<BTreeSet<Name>, StoreError> {
         on_pool(&self.shared.pools.loops, "read the queues of remote workers", |conn, _| Box::pin(remote_queues(conn)))
             .await
@@ -192,6 +196,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn fed_queues(&self) -> Result<BTreeSet<Name>, StoreError> {
         on_pool(&self.shared.pools.loops, "read the queues of living runners", |conn, _| Box::pin(fed_queues(conn)))
             .await
@@ -212,6 +217,7 @@ impl DueWalk {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn next(&mut self) -> Result<Option<Vec<LinePage>>, StoreError> {
         if self.ranges.is_empty() {
             return Ok(None);

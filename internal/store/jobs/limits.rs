@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 
@@ -98,6 +99,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn parked_at(&self, id: JobId) -> Result<Option<ParkedAt>, StoreError> {
         on_pool(&self.shared.pools.reads, "read why a job is parked", move |conn, _| {
             Box::pin(async move {
@@ -149,6 +151,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn limit_keys_in_use(&self, limit: &Name, after: Option<String>) -> Result<Vec<KeyUse>, StoreError> {
         let limit = limit.clone();
         on_pool(&self.shared.pools.reads, "read the keys of a limit", move |conn, _| {

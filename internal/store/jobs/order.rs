@@ -1,5 +1,6 @@
 //! Reads about order keys: the jobs in front of a job, and the jobs that may run now.
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use uuid::Uuid;
 
@@ -29,6 +30,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn order_place(&self, id: JobId) -> Result<Option<OrderPlace>, StoreError> {
         on_pool(&self.shared.pools.reads, "read the place of a job", move |conn, _| {
             Box::pin(async move {
@@ -85,6 +87,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn heads_of(&self, ids: &[JobId]) -> Result<Vec<DueJob>, StoreError> {
         let ids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect();
         on_pool(&self.shared.pools.reads, "read the heads of order keys", move |conn, _| {

@@ -1,5 +1,6 @@
 //! The order keys that have jobs: which job is at the head of each, and how many wait behind it.
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 
 use crate::jobs::conditions::DUE_OF_OWED;
@@ -60,6 +61,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn order_keys_in_use(&self, after: Option<String>, blocked: bool) -> Result<OrderKeyPage, StoreError> {
         on_pool(&self.shared.pools.reads, "read the order keys", move |conn, _| {
             let after = after.clone().unwrap_or_default();
@@ -74,6 +76,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn blocked_order_keys(&self) -> Result<i64, StoreError> {
         on_pool(&self.shared.pools.reads, "count blocked order keys", |conn, _| {
             Box::pin(async move {

@@ -1,5 +1,6 @@
 //! The payloads of unfinished jobs, page by page, for the check that a binary can read them.
 
+use async_recursion::async_recursion as boxed;
 use serde_json::value::RawValue;
 use sqlx::Row;
 use uuid::Uuid;
@@ -31,6 +32,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn pending(&self, after: Option<JobId>) -> Result<(Vec<Pending>, bool), StoreError> {
         on_pool(&self.shared.pools.reads, "read unfinished jobs", move |conn, _| {
             Box::pin(async move {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use async_recursion::async_recursion as boxed;
 use serde_json::value::RawValue;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
@@ -50,6 +51,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn job(&self, id: JobId) -> Result<Option<(Job, Vec<Attempt>)>, StoreError> {
         on_pool(&self.shared.pools.reads, "read a job", move |conn, _| {
             Box::pin(async move {
@@ -70,6 +72,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn attempt_log(&self, id: JobId, number: u32) -> Result<Option<String>, StoreError> {
         on_pool(&self.shared.pools.reads, "read the log of an attempt", move |conn, _| {
             Box::pin(async move {
@@ -90,6 +93,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn list(&self, filter: Filter, before: Option<JobId>, limit: u32) -> Result<JobPage, StoreError> {
         self.list_among(filter, Among::All, before, limit).await
     }
@@ -98,6 +102,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn list_among(
         &self,
         filter: Filter,
@@ -112,6 +117,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn list_in_order(
         &self,
         filter: Filter,

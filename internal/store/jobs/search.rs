@@ -17,6 +17,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
@@ -726,6 +727,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn count(&self, filter: Filter) -> Result<Counted, StoreError> {
         on_pool(&self.shared.pools.reads, "count jobs of a filter", move |conn, _| {
             let filter = filter.clone();

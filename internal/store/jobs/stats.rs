@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 
 use crate::jobs::backlog::{Backlog, StateCount, backlog, backlog_of};
@@ -82,6 +83,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn stats(&self) -> Result<Stats, StoreError> {
         self.count_jobs(None).await
     }
@@ -90,6 +92,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn stats_of(&self, queue: Name) -> Result<Stats, StoreError> {
         self.count_jobs(Some(queue)).await
     }

@@ -12,6 +12,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
@@ -196,6 +197,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn survey(&self, filter: Filter, bars: u32) -> Result<Survey, StoreError> {
         on_pool(&self.shared.pools.reads, "survey the jobs of a filter", move |conn, _| {
             let filter = filter.clone();

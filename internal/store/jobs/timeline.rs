@@ -1,6 +1,7 @@
 //! The facts of which the timeline of a job is made: its attempts, the times for which it was parked, and the pauses of
 //! its queue from the audit.
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
@@ -27,6 +28,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn timeline_of(&self, id: JobId) -> Result<Option<TimelineFacts>, StoreError> {
         on_pool(&self.shared.pools.reads, "read the timeline of a job", move |conn, _| {
             Box::pin(async move {

@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use uuid::Uuid;
 
@@ -144,6 +145,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn insert_unique(&self, producer: Producer, jobs: Vec<NewJob>) -> Result<EnqueueOutcome, StoreError> {
         let linked = jobs.iter().any(|job| job.options.has_links());
         let request = Arc::new(EnqueueRequest::new(together(with_producer(jobs, &producer)), producer));

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use uuid::Uuid;
 
@@ -31,6 +32,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn job_revisions(&self, ids: Vec<JobId>) -> Result<HashMap<JobId, JobRevision>, StoreError> {
         let ids = sorted(ids);
         on_pool(&self.shared.pools.reads, "read job revisions", move |conn, _| {
@@ -71,6 +73,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn kinds_and_queues(&self, ids: Vec<JobId>) -> Result<HashMap<JobId, (Name, Name)>, StoreError> {
         let ids = sorted(ids);
         on_pool(&self.shared.pools.reads, "look up kinds and queues", move |conn, _| {

@@ -12,6 +12,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
@@ -95,6 +96,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn take_source(
         &self,
         name: &Name,
@@ -113,6 +115,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn source_is_free(&self, name: &Name) -> Result<bool, StoreError> {
         let name = name.clone();
         on_pool(&self.shared.pools.sources, "look for the runner of an outbox", move |conn, _| {
@@ -131,6 +134,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn keep_source(
         &self,
         name: &Name,
@@ -159,6 +163,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn leave_source(&self, name: &Name, runner: &RunnerId, error: Option<String>) -> Result<(), StoreError> {
         let (name, runner, error) = (name.clone(), runner.clone(), error.map(limits::cut));
         on_pool(&self.shared.pools.sources, "leave an outbox", move |conn, _| {
@@ -179,6 +184,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses. The rows may have been copied then: take the source over again.
+    #[boxed]
     pub async fn copy_rows(&self, name: &Name, runner: &RunnerId, copy: SourceCopy) -> Result<Option<u64>, StoreError> {
         debug_assert!(copy.rows.len() + copy.left.len() <= MAX_LISTED, "the list of a source is bounded");
         let (name, runner, copy) = (name.clone(), runner.clone(), Arc::new(copy));
@@ -193,6 +199,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn forget_copied(&self, name: &Name, turn: u64) -> Result<(), StoreError> {
         let name = name.clone();
         on_pool(&self.shared.pools.sources, "forget copied rows", move |conn, _| {
@@ -209,6 +216,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn source_states(&self) -> Result<Vec<SourceState>, StoreError> {
         on_pool(&self.shared.pools.reads, "read the state of the outboxes", |conn, _| {
             Box::pin(async move {

@@ -1,5 +1,6 @@
 //! Inserts rows of the outbox in a transaction of the caller.
 
+use async_recursion::async_recursion as boxed;
 use sqlx::MySqlConnection;
 
 use crate::sql::batches::statement;
@@ -37,6 +38,7 @@ pub struct OutboxPlace {
 ///
 /// # Errors
 /// When MySQL cannot be reached or refuses.
+#[boxed]
 pub async fn insert_outbox_row(
     conn: &mut MySqlConnection,
     place: &OutboxPlace,

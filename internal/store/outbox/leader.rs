@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 
 use crate::sql::connection::on_pool;
@@ -33,6 +34,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn lead_outbox(&self, runner: &RunnerId, lease: Duration) -> Result<bool, StoreError> {
         let (runner, lease) = (runner.clone(), i64::try_from(lease.as_micros()).unwrap_or(i64::MAX));
         on_pool(&self.shared.pools.loops, "lead the outbox", move |conn, _| {
@@ -61,6 +63,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn leave_outbox(&self, runner: &RunnerId) -> Result<(), StoreError> {
         let runner = runner.clone();
         on_pool(&self.shared.pools.loops, "leave the outbox", move |conn, _| {
@@ -80,6 +83,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn outbox_has_rows(&self) -> Result<bool, StoreError> {
         on_pool(&self.shared.pools.loops, "look into the outbox", |conn, _| {
             Box::pin(async move {
@@ -95,6 +99,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn outbox_state(&self) -> Result<OutboxState, StoreError> {
         on_pool(&self.shared.pools.reads, "read the state of the outbox", |conn, _| {
             Box::pin(async move {

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
@@ -109,6 +110,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn move_outbox_page(
         &self,
         after: Option<Uuid>,
@@ -188,6 +190,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn move_keyed_row(&self, row: Uuid, job: NewJob, waits_for: WaitsFor) -> Result<KeyedMove, StoreError> {
         let producer = Producer::tickr();
         let request = Arc::new(EnqueueRequest::new(with_producer(vec![job], &producer), producer));

@@ -1,5 +1,6 @@
 //! Rows of the outbox that cannot become jobs.
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
@@ -55,6 +56,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn rejected_rows(
         &self,
         before: Option<(Timestamp, Uuid)>,
@@ -85,6 +87,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn act_on_rejected(&self, id: Uuid, action: RejectedAction, by: &Actor) -> Result<bool, StoreError> {
         let name = match action {
             RejectedAction::Replay => "outbox.replay",

@@ -12,6 +12,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
+use async_recursion::async_recursion as boxed;
 use rand::seq::SliceRandom;
 use sqlx::mysql::{MySqlConnectOptions, MySqlRow};
 use sqlx::{ConnectOptions, Row};
@@ -124,6 +125,7 @@ impl OutboxSource {
     ///
     /// # Errors
     /// [`SourceError`], which says what is missing.
+    #[boxed]
     pub async fn check(&mut self) -> Result<(), SourceError> {
         self.conn = Some(self.open().await?);
         self.heard = Instant::now();
@@ -134,6 +136,7 @@ impl OutboxSource {
     ///
     /// # Errors
     /// [`SourceError`] when the source cannot be reached or refuses.
+    #[boxed]
     pub async fn page(&mut self, after: Option<Uuid>, known: &BTreeSet<Uuid>) -> Result<SourcePage, SourceError> {
         let (compares, from) = after.map_or((">=", Uuid::nil()), |id| (">", id));
         let sql = format!(
@@ -192,6 +195,7 @@ impl OutboxSource {
     ///
     /// # Errors
     /// [`SourceError`] when the source cannot be reached or refuses. Some rows may be deleted then.
+    #[boxed]
     pub async fn delete(&mut self, ids: &[Uuid], until: Option<Timestamp>) -> Result<BTreeSet<Uuid>, SourceError> {
         let mut left = BTreeSet::new();
         for ids in ids.chunks(ROWS) {
@@ -234,6 +238,7 @@ impl OutboxSource {
     ///
     /// # Errors
     /// [`SourceError`] when the source cannot be reached or refuses.
+    #[boxed]
     pub async fn backlog(&mut self) -> Result<SourceBacklog, SourceError> {
         let sql = "SELECT COUNT(*) AS waiting, MIN(created_at) AS oldest_at, \
                    GREATEST(COALESCE(TIMESTAMPDIFF(MICROSECOND, MIN(created_at), UTC_TIMESTAMP(6)), 0), 0) AS oldest_us \

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_recursion::async_recursion as boxed;
 use chrono::TimeDelta;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
@@ -69,6 +70,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn clear_report(&self, job: JobId, token: AttemptToken) -> Result<bool, StoreError> {
         let left = on_pool(&self.shared.pools.reports, "look for parts of a report", move |conn, _| {
             Box::pin(async move {
@@ -106,6 +108,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn put_report_part(
         &self,
         job: JobId,
@@ -134,6 +137,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn publish_report(&self, record: &ReportRecord) -> Result<bool, StoreError> {
         let record = record.clone();
         transact(&self.shared.pools.reports, "make a report visible", move |conn, _| {
@@ -173,6 +177,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn report_record(&self, job: JobId) -> Result<Option<ReportRecord>, StoreError> {
         on_pool(&self.shared.pools.reports, "look for a report", move |conn, _| {
             Box::pin(async move {
@@ -188,6 +193,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn report_part(
         &self,
         job: JobId,
@@ -208,6 +214,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn removed_reports(
         &self,
         after: Option<RemovedPlace>,
@@ -252,6 +259,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn empty_removed_report(&self, job: JobId) -> Result<bool, StoreError> {
         transact(&self.shared.pools.loops, "remove the content of a report", move |conn, _| {
             Box::pin(async move {
@@ -274,6 +282,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn forget_reports(&self, keep: Duration) -> Result<bool, StoreError> {
         let (shared, keep) = (self.shared.clone(), TimeDelta::from_std(keep).unwrap_or(TimeDelta::MAX / 4));
         on_pool(&self.shared.pools.loops, "delete old reports", move |conn, _| {

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_recursion::async_recursion as boxed;
 use chrono::{DateTime, NaiveDate, NaiveDateTime, Utc};
 use futures_util::TryStreamExt;
 use sqlx::mysql::types::{MySqlTime, MySqlTimeSign};
@@ -80,6 +81,7 @@ impl ReportQueries {
 
     /// Wait until all reads have ended, then close the connections. Call this after the handlers have ended: their
     /// streams are dropped by then, which stops the remaining reads.
+    #[boxed]
     pub async fn close(&self) {
         self.tasks.close();
         self.tasks.wait().await;

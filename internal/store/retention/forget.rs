@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 
 use crate::rows::aged::{Aged, purge_aged};
@@ -44,6 +45,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn is_eldest(&self, runner: &RunnerId) -> Result<bool, StoreError> {
         let runner = runner.clone();
         on_pool(&self.shared.pools.loops, "look for the eldest runner", move |conn, _| {
@@ -64,6 +66,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn forget_runners(&self, keep: Duration) -> Result<(u64, bool), StoreError> {
         let keep = i64::try_from(keep.as_secs()).unwrap_or(i64::MAX / 2);
         on_pool(&self.shared.pools.loops, "delete stopped runners", move |conn, _| {
@@ -94,6 +97,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn forget_order_keys(&self, after: Vec<u8>) -> Result<(u64, Option<Vec<u8>>), StoreError> {
         transact(&self.shared.pools.loops, "delete order keys", move |conn, _| {
             let after = after.clone();
@@ -122,6 +126,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn forget_limit_keys(&self, after: Option<LimitKey>) -> Result<(u64, Option<LimitKey>), StoreError> {
         transact(&self.shared.pools.loops, "delete keys of limits", move |conn, _| {
             let (limit, key) = after.clone().map_or_else(Default::default, |key| (key.limit.to_string(), key.key));
@@ -159,6 +164,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn forget_unique_keys(
         &self,
         after: Option<UniqueKeyPlace>,
@@ -210,6 +216,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn fold_lanes(&self, after: Option<TallyPlace>) -> Result<(usize, Option<TallyPlace>), StoreError> {
         transact(&self.shared.pools.loops, "add up tallies", move |conn, _| {
             let after = after.clone();
@@ -235,6 +242,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn fold_queues(
         &self,
         after: Option<TallyPlace>,
@@ -265,6 +273,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn forget_departures(
         &self,
         after: Option<JobId>,
@@ -288,6 +297,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn forget_rejected_rows(&self, keep: Duration) -> Result<bool, StoreError> {
         let keep = i64::try_from(keep.as_secs()).unwrap_or(i64::MAX / 2);
         on_pool(&self.shared.pools.loops, "delete old rejected rows of the outbox", move |conn, _| {
@@ -311,6 +321,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn forget_sources(&self, keep: Duration) -> Result<u64, StoreError> {
         let keep = i64::try_from(keep.as_secs()).unwrap_or(i64::MAX / 2);
         on_pool(&self.shared.pools.loops, "delete outboxes that are gone", move |conn, _| {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_recursion::async_recursion as boxed;
 use chrono::TimeDelta;
 use sqlx::Row;
 use uuid::Uuid;
@@ -37,6 +38,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn purge_page(&self, after: Option<JobId>, keep: &Retention) -> Result<Purged, StoreError> {
         let (shared, keep) = (self.shared.clone(), keep.clone());
         transact(&self.shared.pools.loops, "purge ended jobs", move |conn, _| {
@@ -59,6 +61,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn purge_discarded(&self, keep: &Retention) -> Result<(usize, bool), StoreError> {
         let (shared, age) = (self.shared.clone(), keep.discarded);
         transact(&self.shared.pools.loops, "purge discarded jobs", move |conn, _| {

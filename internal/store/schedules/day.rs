@@ -1,5 +1,6 @@
 //! The ticks of the last day in slots of time, for the strip of schedules on the dashboard.
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 
 use crate::sql::batches::statement;
@@ -56,6 +57,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn tick_strips(&self, names: Vec<Name>) -> Result<TickStrips, StoreError> {
         let shared = self.shared.clone();
         on_pool(&self.shared.pools.reads, "count ticks of schedules", move |conn, _| {

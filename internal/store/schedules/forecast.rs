@@ -1,5 +1,6 @@
 //! The forecast: jobs that wait for their due time, and the schedules that will enqueue more.
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 
@@ -44,6 +45,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn due_by_hour(&self, hours: u32) -> Result<Vec<HourDue>, StoreError> {
         on_pool(&self.shared.pools.reads, "count what becomes due", move |conn, _| {
             Box::pin(async move {
@@ -90,6 +92,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn ticking_before(&self, end: Timestamp) -> Result<Ahead, StoreError> {
         on_pool(&self.shared.pools.reads, "read which schedules tick", move |conn, _| {
             Box::pin(async move {

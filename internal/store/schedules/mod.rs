@@ -17,6 +17,7 @@ pub(super) mod ticks;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use async_recursion::async_recursion as boxed;
 use serde_json::json;
 use sqlx::Row;
 
@@ -93,6 +94,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn put_schedule(
         &self,
         name: Name,
@@ -120,6 +122,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn delete_schedule(
         &self,
         name: Name,
@@ -161,6 +164,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn pause_schedule(
         &self,
         name: Name,
@@ -198,6 +202,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn resume_schedule(&self, name: Name, by: &Actor) -> Result<Option<PauseOutcome>, StoreError> {
         let act = AuditEntry::new(by, "schedule.resume", name.as_str());
         self.change("resume a schedule", subjects_of(&name), act, move |conn, shared, act| {
@@ -227,6 +232,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn schedule(&self, name: Name) -> Result<Option<Scheduled>, StoreError> {
         on_pool(&self.shared.pools.reads, "read a schedule", move |conn, _| {
             let name = name.clone();
@@ -239,6 +245,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn schedules(
         &self,
         after: Option<String>,
@@ -258,6 +265,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn declared_schedules(&self) -> Result<Vec<String>, StoreError> {
         on_pool(&self.shared.pools.loops, "list declared schedules", move |conn, _| {
             let sql = "SELECT name FROM schedules WHERE origin = 'config' ORDER BY name LIMIT 10000";
@@ -272,6 +280,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn due_schedules(
         &self,
         kinds: Vec<Name>,

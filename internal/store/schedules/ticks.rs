@@ -17,6 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use async_recursion::async_recursion as boxed;
 use chrono::TimeDelta;
 use serde_json::json;
 use sqlx::Row;
@@ -154,6 +155,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses, and no plan was carried out, or the answer was lost.
+    #[boxed]
     pub async fn tick(&self, mut plans: Vec<TickPlan>, runner: &Actor) -> Result<Ticked, StoreError> {
         plans.sort_by(|a, b| a.row.name.cmp(&b.row.name));
         let plans = Arc::new(plans);
@@ -208,6 +210,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn trigger_schedule(
         &self,
         row: &Scheduled,
@@ -254,6 +257,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn ticks(
         &self,
         name: Name,
@@ -274,6 +278,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn purge_ticks(
         &self,
         after: Option<String>,

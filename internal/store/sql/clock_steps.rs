@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use async_recursion::async_recursion as boxed;
 use chrono::TimeDelta;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
@@ -58,6 +59,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn note_clock_step(&self, runner: &RunnerId, step: ClockStep) -> Result<(), StoreError> {
         let (id, runner) = (Uuid::now_v7(), runner.clone());
         on_pool(&self.shared.pools.loops, "record a clock step", move |conn, _| {
@@ -90,6 +92,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn distinct_clock_steps(&self) -> Result<Vec<ClockStep>, StoreError> {
         on_pool(&self.shared.pools.loops, "read earlier clock steps", |conn, _| {
             Box::pin(async move {
@@ -109,6 +112,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn clock_steps(&self) -> Result<Vec<ClockStep>, StoreError> {
         on_pool(&self.shared.pools.reads, "read clock steps", |conn, _| {
             Box::pin(async move {

@@ -1,5 +1,6 @@
 //! Checks of the server's settings: whether a commit is durable (G1), and whether tickr can work with them.
 
+use async_recursion::async_recursion as boxed;
 use sqlx::{AssertSqlSafe, Row};
 
 use crate::sql::connection::{FIRST_WORDS, on_pool, within};
@@ -22,6 +23,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn durability(&self) -> Result<Durability, StoreError> {
         on_pool(&self.shared.pools.loops, "read the server's settings", |conn, _| Box::pin(settings(conn))).await
     }
@@ -31,6 +33,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or accepts no writes.
+    #[boxed]
     pub async fn writable(&self) -> Result<Durability, StoreError> {
         on_pool(&self.shared.pools.loops, "try a write", |conn, _| {
             Box::pin(async move {

@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use async_recursion::async_recursion as boxed;
 use chrono::TimeDelta;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
@@ -223,6 +224,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn evidence(&self, since: Option<Timestamp>) -> Result<Evidence, StoreError> {
         let opened = async {
             let mut conn = connection::open(&self.shared.options).await?;
@@ -282,6 +284,7 @@ impl Evidence {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn next_page(&mut self) -> Result<Option<EvidencePage>, StoreError> {
         if self.done {
             return Ok(None);
@@ -428,6 +431,7 @@ impl Evidence {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn stray_unique_keys(
         &mut self,
         after: (String, Vec<u8>),
@@ -471,6 +475,7 @@ impl Evidence {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn ticks_without_jobs(
         &mut self,
         since: Timestamp,
@@ -521,6 +526,7 @@ impl Evidence {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn stray_replays(&mut self, after: JobId) -> Result<(Vec<JobId>, Walk<JobId>), StoreError> {
         let read = async {
             let found = sqlx::query(
@@ -553,6 +559,7 @@ impl Evidence {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn batch_now(&mut self, first: JobId, last: JobId) -> Result<(u64, u64), StoreError> {
         let read = async {
             let (jobs, removed): (i64, i64) = sqlx::query_as(
@@ -576,6 +583,7 @@ impl Evidence {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn retries_meanwhile(&mut self) -> Result<i64, StoreError> {
         let read = sqlx::query_scalar(
             "SELECT COUNT(*) FROM audit FORCE INDEX (PRIMARY) WHERE id > ? AND at >= ? AND action = 'job.retry'",
@@ -590,6 +598,7 @@ impl Evidence {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn tallies(&mut self) -> Result<Tallies, StoreError> {
         let read = async {
             let found = sqlx::query(

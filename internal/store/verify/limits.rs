@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 
 use crate::rows::limits::{LimitKey, NOT_PAUSED, key_in, keys_locked_elsewhere, parked_until, read_limits};
@@ -22,6 +23,7 @@ impl Evidence {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn exceeded_limits(&mut self) -> Result<Vec<(LimitKey, i64, u32)>, StoreError> {
         let read = async {
             let limits = read_limits(&mut self.conn).await?;
@@ -59,6 +61,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn stranded_jobs(&self) -> Result<BTreeMap<JobId, LimitKey>, StoreError> {
         on_pool(&self.shared.pools.reads, "read parked jobs of removed limits", |conn, _| {
             Box::pin(async move {
@@ -93,6 +96,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn locked_limit_keys(&self, keys: BTreeSet<LimitKey>) -> Result<BTreeSet<LimitKey>, StoreError> {
         let keys: Vec<LimitKey> = keys.into_iter().collect();
         on_pool(&self.shared.pools.reads, "look for locked keys of limits", move |conn, _| {

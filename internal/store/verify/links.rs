@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use uuid::Uuid;
 
@@ -37,6 +38,7 @@ impl Evidence {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn parents(
         &mut self,
         (parent, child): (JobId, JobId),
@@ -86,6 +88,7 @@ impl Evidence {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn wrongly_blocked(
         &mut self,
         after: JobId,
@@ -133,6 +136,7 @@ impl Evidence {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn wrong_batches(
         &mut self,
         after: BatchId,

@@ -1,5 +1,6 @@
 //! The places of jobs with order keys, for `tickr verify`.
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 
 use crate::StoreError;
@@ -46,6 +47,7 @@ impl Evidence {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn order_places(&mut self, after: OrderCursor) -> Result<(Vec<PlaceRow>, Walk<OrderCursor>), StoreError> {
         let (key, place, job) = after;
         let read = async {
@@ -107,6 +109,7 @@ impl Evidence {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    #[boxed]
     pub async fn headless_order_keys(&mut self, after: Vec<u8>) -> Result<(Vec<Vec<u8>>, Walk<Vec<u8>>), StoreError> {
         let read = async {
             let found = sqlx::query(

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
@@ -78,6 +79,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn startable(&self) -> Result<Startable, StoreError> {
         let running = match self.claimed().await? {
             Some(running) => running,
@@ -131,6 +133,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn paused_queues(&self) -> Result<BTreeSet<Name>, StoreError> {
         let queues = self.listed_queues().await?;
         Ok(queues.into_iter().filter(|queue| queue.pause.is_some()).map(|queue| queue.name).collect())
@@ -140,6 +143,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn leases_of(&self, ids: Vec<JobId>) -> Result<HashMap<JobId, Timestamp>, StoreError> {
         let ids: std::sync::Arc<[Uuid]> = ids.into_iter().map(JobId::uuid).collect();
         on_pool(&self.shared.pools.reads, "look at leases again", move |conn, _| {
@@ -166,6 +170,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn stuck_jobs(&self, ids: Vec<JobId>) -> Result<HashMap<JobId, StuckJob>, StoreError> {
         let ids: std::sync::Arc<[Uuid]> = ids.into_iter().map(JobId::uuid).collect();
         on_pool(&self.shared.pools.reads, "look at overdue jobs again", move |conn, _| {

@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use async_recursion::async_recursion as boxed;
 use chrono::TimeDelta;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
@@ -61,6 +62,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn begin_verification(
         &self,
         id: Uuid,
@@ -123,6 +125,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn end_verification(&self, id: Uuid, found: Result<String, String>) -> Result<(), StoreError> {
         let shared = self.shared.clone();
         transact(&self.shared.pools.steering, "end a check", move |conn, _| {
@@ -141,6 +144,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
+    #[boxed]
     pub async fn verifications(&self) -> Result<(Option<Verification>, Option<Verification>), StoreError> {
         on_pool(&self.shared.pools.reads, "read the checks", |conn, _| {
             Box::pin(async move {
