@@ -512,8 +512,9 @@ function draw() {
   drawing = true;
   requestAnimationFrame(() => {
     drawing = false;
-    drawList();
+    // The open conversation first: what it shows is not unread any more.
     drawTalk();
+    drawList();
   });
 }
 

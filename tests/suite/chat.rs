@@ -1557,6 +1557,23 @@ async fn a_server_hears_again_after_its_connections_to_redis_were_forgotten() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_count_of_unread_messages_goes_when_their_conversation_is_opened() {
+    let Some(browser) = Browser::shared().await else { return };
+    let world = World::new().await;
+    let server = world.server(&[]).await;
+    let conversation = server.direct("ada", "bob").await;
+    server.post("ada", &conversation, 1, "one").await;
+    server.post("ada", &conversation, 2, "two").await;
+    world.until_idle().await;
+    let bob = browser.page(&server.url).await;
+    bob.visit("/?as=bob").await;
+    bob.until("two messages are here", "document.querySelector('.unread')?.textContent === '2'").await;
+    bob.click(&button("ada")).await;
+    bob.until("the count is gone", "!document.querySelector('.unread')").await;
+    world.end([server]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_page_asks_again_for_what_the_server_could_not_do() {
     let Some(browser) = Browser::shared().await else { return };
     let world = World::new().await;

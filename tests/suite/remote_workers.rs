@@ -2515,13 +2515,18 @@ async fn a_job_that_expires_between_its_claim_and_the_answer_reaches_no_worker()
             held.rollback().await.unwrap();
         });
         assert_eq!(jobs, Vec::<Value>::new());
+        let in_time = tokio::time::timeout(Duration::from_secs(10), tickr.until(late, State::Failed)).await.is_ok();
+        if !in_time {
+            // The machine stood still, and the request ended before its claim. The next one says that it got nothing.
+            assert_eq!(worker.fetch(at, 4, 0, &[]).await, Vec::<Value>::new());
+        }
         let ended = tickr.until(late, State::Failed).await;
         assert_eq!(ended["attempt"], 0, "{ended:#}");
         let verdicts = tickr.verdicts(late).await;
-        if verdicts == both {
+        if in_time && verdicts == both {
             break;
         }
-        assert_eq!(verdicts, ["expired"]);
+        assert!(verdicts == both || verdicts == ["expired"], "{verdicts:?}");
         tries += 1;
         assert!(tries < 5, "no claim was under way when its job expired");
     }
