@@ -189,9 +189,16 @@ func (w *Worker) deliver(body []byte, waited time.Duration) bool {
 func (w *Worker) remember(token string) {
 	w.seen[token] = true
 	w.seenInOrder = append(w.seenInOrder, token)
-	for len(w.seenInOrder) > remembered && w.busy[w.seenInOrder[0]] == nil {
-		delete(w.seen, w.seenInOrder[0])
+	// Those that are busy go to the end: one long job must not keep the tokens of all that came after it.
+	for looks := len(w.busy); len(w.seenInOrder) > remembered && looks >= 0; {
+		oldest := w.seenInOrder[0]
 		w.seenInOrder = w.seenInOrder[1:]
+		if w.busy[oldest] != nil {
+			w.seenInOrder = append(w.seenInOrder, oldest)
+			looks--
+			continue
+		}
+		delete(w.seen, oldest)
 	}
 }
 

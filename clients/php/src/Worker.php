@@ -20,6 +20,7 @@ final class Worker
     private array $handlers = [];
     private ?\Closure $onStart = null;
     private ?\Closure $leaves = null;
+    private ?\Closure $stops = null;
     private ?\Closure $paused = null;
     private \Closure $log;
 
@@ -71,6 +72,18 @@ final class Worker
     public function replaceProcessWhen(callable $leaves): self
     {
         $this->leaves = $leaves(...);
+        return $this;
+    }
+
+    /**
+     * Stop the worker after a job when this returns true in its process. Jobs of other processes may finish, as after
+     * SIGTERM.
+     *
+     * @param callable(): bool $stops
+     */
+    public function stopWhen(callable $stops): self
+    {
+        $this->stops = $stops(...);
         return $this;
     }
 
@@ -171,8 +184,9 @@ final class Worker
             }
             $handlers = $this->handlers;
             $handler = static fn (Context $context): mixed => $handlers[$context->attempt->kind]($context);
-            $leaves = $this->leaves ?? static fn (): bool => false;
-            (new Child($theirs, $handler, $leaves, $this->settings->maxJobs, $parent))->run();
+            $never = static fn (): bool => false;
+            [$leaves, $stops] = [$this->leaves ?? $never, $this->stops ?? $never];
+            (new Child($theirs, $handler, $leaves, $stops, $this->settings->maxJobs, $parent))->run();
         } catch (\Throwable $error) {
             ($this->log)('a process could not start: ' . $error::class . ': ' . $error->getMessage());
         }

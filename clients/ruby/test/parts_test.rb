@@ -79,6 +79,16 @@ class PartsTest < Minitest::Test
     assert_raises(Minitest::Assertion) { client.assert_enqueued("mail") { |job| job.payload[:to] == "bob" } }
   end
 
+  def test_a_handler_that_rescues_every_failure_does_not_swallow_a_cancel
+    greedy = lambda do |_, context|
+      context.check!
+    rescue => error
+      "swallowed #{error.message}"
+    end
+    stopped = Tickr::Testing.run(greedy, Tickr::Testing::FakeContext.new([1], cancelled: :cancelled))
+    assert_equal ["failed", nil], [stopped.verdict, stopped.result]
+  end
+
   def test_a_handler_runs_alone_with_a_fake_context
     handler = lambda do |payload, context|
       context.progress(50, "half\nway")

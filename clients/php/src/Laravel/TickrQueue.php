@@ -131,9 +131,8 @@ class TickrQueue extends Queue implements QueueContract
                 $this->client,
                 new Settings('laravel', [$queue], 1, $this->leaseSeconds * 1000, waitMs: $waitMs),
                 [$this->kind],
-                static function (string $line): void {
-                    // Laravel reports the exception of `pop`; the ordinary lines of an agent would only disturb.
-                },
+                // An agent says only what goes wrong, such as a server that it cannot reach. `pop` returns no job then.
+                static fn (string $line) => file_put_contents('php://stderr', "tickr: $line\n"),
             );
         }
         $job = $agent->next($this->blockFor + 1.0);

@@ -19,8 +19,11 @@ use Tickr\Http\Channel;
 final class Agent
 {
     private const SETTLE_SECONDS = 10.0;
+    private const REAP_SECONDS = 1.0;
 
     private bool $asked = false;
+    /** The number of the newest question for a job. Answers to earlier ones were given back. */
+    private int $ask = 0;
 
     private function __construct(private readonly Frames $frames, private readonly int $pid)
     {
@@ -81,7 +84,7 @@ final class Agent
     {
         $end = Channel::now() + $seconds;
         if (!$this->asked) {
-            $this->frames->send(['type' => 'want']);
+            $this->frames->send(['type' => 'want', 'ask' => ++$this->ask]);
             $this->asked = true;
         }
         while (true) {
@@ -90,9 +93,14 @@ final class Agent
                     $this->reap();
                     throw new ConnectionFailed('the agent of the worker ended: ' . $message['message']);
                 }
-                if (\in_array($message['type'], ['job', 'none'], true)) {
+                if (\in_array($message['type'], ['job', 'none'], true) && $message['ask'] === $this->ask) {
                     $this->asked = false;
-                    return $message['type'] === 'job' ? $message : null;
+                    if ($message['type'] === 'none') {
+                        return null;
+                    }
+                    $this->frames->send(['type' => 'began']);
+                    $this->frames->flushAll();
+                    return $message;
                 }
             }
             if ($this->frames->hasEnded()) {
@@ -101,14 +109,26 @@ final class Agent
             }
             $left = $end - Channel::now();
             if ($left <= 0) {
+                $this->withdraw();
                 return null;
             }
             $read = [$this->frames->stream()];
             $write = [];
             if (Channel::select($read, $write, $left) === -1) {
+                $this->withdraw();
                 return null;
             }
         }
+    }
+
+    /** Want no job any more: the program may end, or look into another queue for long. */
+    private function withdraw(): void
+    {
+        $this->frames->send(['type' => 'unwant']);
+        $this->frames->flushAll();
+        $this->asked = false;
+        // The agent gives back what came meanwhile, so its answer to this question does not count.
+        $this->ask++;
     }
 
     /**
@@ -139,7 +159,11 @@ final class Agent
     private function reap(): void
     {
         $this->frames->close();
+        // It has closed its end, and is about to be gone.
+        $until = Channel::now() + self::REAP_SECONDS;
         $status = 0;
-        pcntl_waitpid($this->pid, $status, WNOHANG);
+        while (pcntl_waitpid($this->pid, $status, WNOHANG) === 0 && Channel::now() < $until) {
+            usleep(5_000);
+        }
     }
 }

@@ -23,11 +23,13 @@ final class Child
     /**
      * @param \Closure(Context): mixed $handler
      * @param \Closure(): bool         $leaves  says after a job whether a fresh process must take the place of this one
+     * @param \Closure(): bool         $stops   says after a job whether the whole worker must stop
      */
     public function __construct(
         private readonly Frames $frames,
         private readonly \Closure $handler,
         private readonly \Closure $leaves,
+        private readonly \Closure $stops,
         private readonly int $maxJobs,
         private readonly int $parent,
     ) {
@@ -55,6 +57,9 @@ final class Child
                 break;
             }
             $this->execute($job);
+            if (($this->stops)()) {
+                $this->frames->send(['type' => 'stop']);
+            }
             if (($this->leaves)()) {
                 break;
             }

@@ -46,6 +46,9 @@ final class Engine
     private const REFUSALS = [400, 413, 422];
     /** Longest pause between two calls that a server answered with 404. */
     private const LONGEST_PAUSE = 4.0;
+    /** The first pause after a process that could not start, and the longest one. */
+    private const SPAWN_PAUSE = 1.0;
+    private const LONGEST_SPAWN_PAUSE = 30.0;
 
     private readonly Repeating $register;
     private readonly Repeating $fetch;
@@ -89,6 +92,9 @@ final class Engine
     private ?float $stopAt = null;
     private int $stops = 0;
     private bool $graceOver = false;
+    /** When the next process may start, and the pause after the next one that could not. */
+    private float $spawnAt = 0.0;
+    private float $spawnPause = self::SPAWN_PAUSE;
     /** @var (\Closure(): bool)|null says whether the worker must fetch nothing for now */
     private ?\Closure $paused = null;
 
@@ -197,6 +203,25 @@ final class Engine
         switch ($message['type'] ?? '') {
             case 'want':
                 $slot->wants = true;
+                $slot->started = true;
+                $slot->ask = (int) ($message['ask'] ?? 0);
+                $this->spawnPause = self::SPAWN_PAUSE;
+                break;
+            case 'unwant':
+                $slot->wants = false;
+                if ($held !== null && !$held->began) {
+                    $this->release($held);
+                }
+                $this->releaseUnwanted();
+                break;
+            case 'began':
+                if ($held !== null) {
+                    $held->began = true;
+                }
+                break;
+            case 'stop':
+                // The program asks for the orderly stop, whichever of its processes says so, and however often.
+                $this->stopAt ??= Channel::now();
                 break;
             case 'leaving':
                 $slot->leaving = true;
@@ -249,11 +274,44 @@ final class Engine
                 Cancelled::DEADLINE => 'the time of the attempt is over, and its process was killed',
                 default => 'the job was cancelled, and its process was killed',
             };
-            $verdict = $held->cancelled === Cancelled::STOPPING ? 'released' : 'failed';
-            $this->end($held, ['verdict' => $verdict, 'error' => $why]);
+            // A program that ended before it took the job has not begun it.
+            $unbegun = !$slot->owns && !$held->began;
+            $verdict = $held->cancelled === Cancelled::STOPPING || $unbegun ? 'released' : 'failed';
+            $this->end($held, ['verdict' => $verdict, 'error' => $unbegun ? '' : $why]);
+        }
+        if ($slot->owns && !$slot->started) {
+            $this->failedToStart($slot);
         }
         $slot->frames->close();
         $this->slots = array_values(array_filter($this->slots, static fn (Slot $other) => $other !== $slot));
+    }
+
+    /** A process ended before it could take a job, for example because its database is out. */
+    private function failedToStart(Slot $slot): void
+    {
+        ($this->log)("a process ended before its first job ($slot->end); the next one starts in $this->spawnPause s");
+        $this->spawnAt = Channel::now() + $this->spawnPause;
+        $this->spawnPause = min(2 * $this->spawnPause, self::LONGEST_SPAWN_PAUSE);
+        // Another worker may execute what waits for it.
+        while (\count($this->ready) > \count($this->takers())) {
+            $this->release(array_pop($this->ready));
+        }
+    }
+
+    /** Give back an attempt that has not begun. */
+    private function release(Held $held): void
+    {
+        $this->ready = array_values(array_filter($this->ready, static fn (Held $other) => $other !== $held));
+        $this->end($held, ['verdict' => 'released']);
+        $held->waiting = null;
+    }
+
+    /** Give back what has come for a program that does not wait for it any more. */
+    private function releaseUnwanted(): void
+    {
+        if ($this->spawn === null && $this->takers() === []) {
+            array_map($this->release(...), $this->ready);
+        }
     }
 
     /**
@@ -311,7 +369,8 @@ final class Engine
         $room = self::MAX_HOLDING - \count($this->listed());
         if ($this->spawn !== null) {
             $busy = \count(array_filter($this->slots, static fn (Slot $slot) => $slot->held !== null));
-            return min($room, $this->settings->slots - $busy - \count($this->ready));
+            $most = Channel::now() < $this->spawnAt ? \count($this->takers()) : $this->settings->slots - $busy;
+            return min($room, $most - \count($this->ready));
         }
         return min($room, \count($this->takers()) - \count($this->ready));
     }
@@ -332,7 +391,8 @@ final class Engine
             $slot = $this->takers()[0] ?? null;
             if ($slot === null) {
                 $idle = array_filter($this->slots, static fn (Slot $slot) => $slot->held === null && !$slot->leaving);
-                if ($this->spawn !== null && \count($idle) < \count($this->ready)) {
+                $maySpawn = $this->spawn !== null && Channel::now() >= $this->spawnAt;
+                if ($maySpawn && \count($idle) < \count($this->ready)) {
                     $new = ($this->spawn)($this);
                     if ($new !== null) {
                         $this->slots[] = $new;
@@ -345,7 +405,7 @@ final class Engine
             $held->slot = $slot;
             $slot->held = $held;
             $slot->wants = false;
-            $slot->frames->send(['type' => 'job'] + $held->job);
+            $slot->frames->send(['type' => 'job', 'ask' => $slot->ask] + $held->job);
         }
     }
 
@@ -547,10 +607,11 @@ final class Engine
             $this->nextFetch = $now + $this->beatSeconds;
         }
         $this->assign();
+        $this->releaseUnwanted();
         if ($this->spawn === null && $members === []) {
             foreach ($this->takers() as $slot) {
                 $slot->wants = false;
-                $slot->frames->send(['type' => 'none']);
+                $slot->frames->send(['type' => 'none', 'ask' => $slot->ask]);
             }
         }
     }

@@ -14,6 +14,8 @@ final class Held
     public ?Slot $slot = null;
     /** The process that did not start with the engine, and waits for the answer to its verdict. */
     public ?Slot $waiting = null;
+    /** True once the process that did not start with the engine has taken it. */
+    public bool $began = false;
     public float $deadline;
     /** Why the handler was told to stop. */
     public ?string $cancelled = null;

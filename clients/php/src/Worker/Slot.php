@@ -14,6 +14,10 @@ final class Slot
     public ?Held $held = null;
     /** True while the process waits for a job. */
     public bool $wants = false;
+    /** True once the process has waited for a job. */
+    public bool $started = false;
+    /** The number of its question for a job, in a process that did not start with the engine. */
+    public int $ask = 0;
     /** True after the process has said that it ends. */
     public bool $leaving = false;
     /** Exit code or signal, once the process has ended. */

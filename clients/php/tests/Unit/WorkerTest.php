@@ -5,11 +5,13 @@ declare(strict_types=1);
 namespace Tickr\Tests\Unit;
 
 use PHPUnit\Framework\TestCase;
+use Tickr\Client;
 use Tickr\Context;
 use Tickr\Tests\Support\TestServer;
 use Tickr\Tests\Support\Wait;
 use Tickr\Tests\Support\WorkerProcess;
 use Tickr\Worker;
+use Tickr\Worker\Agent;
 use Tickr\Worker\Settings;
 
 /** The protocol against a server that loses answers, repeats itself and refuses. */
@@ -591,6 +593,88 @@ final class WorkerTest extends TestCase
         }
         ksort($verdicts);
         self::assertSame(['t1' => 'succeeded', 't2' => 'released', 't3' => 'released'], $verdicts);
+    }
+
+    public function testProcessesThatAskForTheStopOneAfterTheOtherLetTheOthersFinish(): void
+    {
+        $server = $this->server(['fetch' => static fn (int $n) => $n === 1
+            ? [200, ['jobs' => [self::job('t1'), self::job('t2'), self::job('t3')], 'drain' => false]] : 'hang']);
+        $gate = $this->file('gate');
+        $handler = static function ($payload, Context $context) use ($gate): string {
+            // The first two end one after the other, and the third one after both.
+            $place = (int) substr($context->attempt->id, -1);
+            while (\strlen((string) file_get_contents($gate)) + 1 < $place) {
+                usleep(10_000);
+                clearstatcache();
+            }
+            usleep(200_000);
+            file_put_contents($gate, '.', FILE_APPEND);
+            return 'done';
+        };
+        $worker = $this->workers[] = new WorkerProcess(
+            $server->url,
+            new Settings('test', ['q'], 3, graceMs: 20_000),
+            static fn (Worker $worker) => $worker->handle('kind', $handler)->stopWhen(static fn (): bool => true),
+        );
+        $this->assertLeaves($worker, $server, false);
+        $verdicts = [];
+        foreach ($server->requests('/finish') as $request) {
+            $verdicts += array_column($request['body']['verdicts'], 'verdict', 'token');
+        }
+        ksort($verdicts);
+        self::assertSame(['t1' => 'succeeded', 't2' => 'succeeded', 't3' => 'succeeded'], $verdicts);
+    }
+
+    public function testAProcessThatCannotStartGivesItsJobBackAndIsFollowedByPauses(): void
+    {
+        $server = $this->server(['fetch' => static fn (int $n) => match ($n) {
+            1, 2 => [200, ['jobs' => [self::job("t$n")], 'drain' => false]],
+            default => 'hang',
+        }]);
+        $starts = $this->file('starts');
+        $start = static function () use ($starts): void {
+            file_put_contents($starts, '.', FILE_APPEND);
+            if (\strlen((string) file_get_contents($starts)) === 1) {
+                throw new \RuntimeException('the database is out');
+            }
+        };
+        $worker = $this->workers[] = new WorkerProcess(
+            $server->url,
+            new Settings('test', ['q'], 1),
+            static fn (Worker $worker) => $worker->handle('kind', static fn () => 'done')->onProcessStart($start),
+        );
+        $finishes = $server->await('/finish', static fn ($all) => \count($all) >= 2);
+        $verdicts = array_map(static fn ($one) => $one['body']['verdicts'][0]['verdict'], $finishes);
+        self::assertSame(['released', 'succeeded'], $verdicts);
+        self::assertSame(2, \strlen((string) file_get_contents($starts)));
+        self::assertStringContainsString('the database is out', $worker->log());
+        $this->assertLeaves($worker, $server);
+    }
+
+    public function testAJobThatComesForAProgramThatDoesNotWaitAnyMoreIsGivenBack(): void
+    {
+        $gate = $this->file('gate');
+        $server = $this->server(['fetch' => static function (int $n) use ($gate): mixed {
+            if ($n > 2) {
+                return 'hang';
+            }
+            while ($n === 1 && (string) file_get_contents($gate) === '') {
+                usleep(10_000);
+                clearstatcache();
+            }
+            return [200, ['jobs' => [self::job("t$n")], 'drain' => false]];
+        }]);
+        $settings = new Settings('test', ['q'], 1);
+        $agent = Agent::start(new Client($server->url), $settings, ['kind'], static fn (string $line) => null);
+        do {
+            self::assertNull($agent->next(0.2));
+        } while ($server->requests('/fetch') === []);
+        file_put_contents($gate, 'open');
+        $finishes = $server->await('/finish', static fn ($all) => $all !== []);
+        self::assertSame('released', $finishes[0]['body']['verdicts'][0]['verdict']);
+        // The next question has an answer of its own.
+        self::assertSame('"job-t2"', $agent->next(10.0)['id']);
+        $agent->close();
     }
 
     public function testASecondSignalEndsAtOnce(): void

@@ -88,8 +88,9 @@ module Tickr
     def verdict = "released"
   end
 
-  # The handler must stop. `Context#check!` and `Context#sleep` raise it; let it through.
-  class Cancelled < Error
+  # The handler must stop. `Context#check!` and `Context#sleep` raise it; let it through. It is no StandardError, so that
+  # a `rescue => error` of the handler, or `retry_on StandardError` of Active Job, does not take it for a failure.
+  class Cancelled < Exception # rubocop:disable Lint/InheritException
     REASONS = {
       cancelled: "the job was cancelled",
       deadline: "the time of the attempt is over",

@@ -77,13 +77,8 @@ class WorkCommand extends Command
         $worker->handle($queue->kind(), $handler);
         $worker->onProcessStart($this->forgetConnections(...));
         $started = $this->lastRestart();
-        $parent = (int) getmypid();
-        $worker->replaceProcessWhen(function () use ($laravel, $options, $started, $parent): bool {
-            if ($this->lastRestart() !== $started) {
-                posix_kill($parent, SIGTERM);
-            }
-            return $laravel->memoryExceeded($options->memory);
-        });
+        $worker->stopWhen(fn (): bool => $this->lastRestart() !== $started);
+        $worker->replaceProcessWhen(fn (): bool => $laravel->memoryExceeded($options->memory));
         if (!$this->option('force')) {
             $worker->pauseWhile(fn (): bool => $this->laravel->isDownForMaintenance());
         }
