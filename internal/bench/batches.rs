@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::drain;
 use super::environment::{RunChecks, RunEnvironment, rate, stop_all};
 use super::figure::Target;
-use super::load::{jobs, payload};
+use super::load::{jobs, parts, payload};
 use super::result_row::{ResultRow, Samples};
 use super::{Bench, BenchError, Scenario};
 use crate::app::App;
@@ -65,13 +65,8 @@ pub(super) async fn without_links(bench: &Bench<'_>, count: u64) -> Result<(f64,
 }
 
 /// Insert these jobs through the product, with their batches and parents.
-pub(super) async fn insert_linked(
-    stage: &RunEnvironment<'_>,
-    mut jobs: Vec<crate::job::NewJob>,
-) -> Result<(), BenchError> {
-    while !jobs.is_empty() {
-        let rest = jobs.split_off(jobs.len().min(limits::MAX_BATCH));
-        let part = std::mem::replace(&mut jobs, rest);
+pub(super) async fn insert_linked(stage: &RunEnvironment<'_>, jobs: Vec<crate::job::NewJob>) -> Result<(), BenchError> {
+    for part in parts(jobs, limits::MAX_BATCH) {
         if let EnqueueOutcome::Refused(refusal) = stage.store.insert_unique(Producer::tickr(), part).await? {
             return Err(BenchError::Failed(format!("jobs with a batch or with parents were refused: {refusal:?}")));
         }

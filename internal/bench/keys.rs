@@ -6,7 +6,7 @@ use super::drain::product;
 use super::environment::{RunChecks, RunEnvironment, rate, stop};
 use super::figure::Target;
 use super::lateness::{Shape, measure};
-use super::load::{jobs, payload};
+use super::load::{jobs, parts, payload};
 use super::result_row::{ResultRow, Samples, deadlocks};
 use super::{Bench, BenchError, Scenario};
 use crate::job::{Due, OnFailure, Order, limits};
@@ -62,9 +62,8 @@ async fn keyed(bench: &Bench<'_>, count: u64, keys: u64) -> Result<(f64, RunChec
         let key = format!("key-{}", number % keys);
         job.options.order = Some(Order { key, on_failure: OnFailure::default() });
     }
-    while !jobs.is_empty() {
-        let rest = jobs.split_off(jobs.len().min(limits::MAX_BATCH));
-        stage.store.insert(std::mem::replace(&mut jobs, rest)).await?;
+    for part in parts(jobs, limits::MAX_BATCH) {
+        stage.store.insert(part).await?;
     }
     let app = stage.app().await?;
     let ended = stage.until_ended(count).await?;

@@ -9,7 +9,7 @@ use chrono::TimeDelta;
 use super::drain::product;
 use super::environment::{RunChecks, RunEnvironment, rate, stop};
 use super::figure::Target;
-use super::load::{jobs, payload};
+use super::load::{jobs, parts, payload};
 use super::result_row::{ResultRow, Samples, deadlocks};
 use super::{Bench, BenchError, Scenario, flood, shares};
 use crate::job::{Bounds, Due, Limit, NewJob, Rate, SharedBy, Timestamp, limits};
@@ -133,9 +133,8 @@ async fn work_off(
     stage.set_limit(limit).await?;
     let mut jobs = jobs(count, &payload(bench.settings.payload_bytes)?, |_| Due::Now)?;
     with_keys(&mut jobs, keys, length)?;
-    while !jobs.is_empty() {
-        let rest = jobs.split_off(jobs.len().min(limits::MAX_BATCH));
-        stage.store.insert(std::mem::replace(&mut jobs, rest)).await?;
+    for part in parts(jobs, limits::MAX_BATCH) {
+        stage.store.insert(part).await?;
     }
     let app = stage.app().await?;
     let ended = stage.until_ended(count).await?;
