@@ -215,6 +215,7 @@ impl Run<'_> {
         }
         let (from, to) = (ledger.newest(), steps.last().map_or(0, |(migration, _)| migration.version));
         tracing::info!(from, to, steps = steps.len(), "migrating the tables");
+        let (all_began, millis) = (Instant::now(), |took: Duration| u64::try_from(took.as_millis()).unwrap_or(u64::MAX));
         for (migration, statements) in &steps {
             let began = Instant::now();
             self.progress.tell(format!("migration {} of {to}: {}", migration.version, migration.description));
@@ -222,9 +223,15 @@ impl Run<'_> {
                 self.apply(&mut conn, migration.version, statement).await?;
             }
             ledger::note(&mut conn, migration, began.elapsed()).await?;
-            let took_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-            tracing::info!(version = migration.version, step = %migration.description, took_ms, "migrated");
+            let took_ms = millis(began.elapsed());
+            // In a new database every step takes some milliseconds, and the operator has no table that one could lock.
+            if from == 0 {
+                tracing::debug!(version = migration.version, step = %migration.description, took_ms, "migrated");
+            } else {
+                tracing::info!(version = migration.version, step = %migration.description, took_ms, "migrated");
+            }
         }
+        tracing::info!(to, took_ms = millis(all_began.elapsed()), "the tables are migrated");
         let _ = tokio::time::timeout(Duration::from_secs(1), conn.close()).await;
         Ok(())
     }
