@@ -35,9 +35,9 @@ use sqlx::{MySqlPool, Row as _};
 use tickr::prelude::*;
 use tickr::{Conflict, OnConflict, UniqueUntil};
 
-use super::http::Chat;
+use super::http::{Body, Chat, In};
 use super::link::Link;
-use super::store::Refusal;
+use super::store::{Refusal, can_be_id};
 
 /// Draws of a number before a request gives up.
 const DRAWS: usize = 16;
@@ -46,6 +46,9 @@ const TO_COMMIT: Duration = Duration::from_secs(10);
 /// Time for which the unique key of a job keeps its number taken, counted from its acceptance, and in any case until
 /// the job has ended. After that its row does.
 const KEY_KEPT: Duration = Duration::from_secs(600);
+/// Seconds for which Redis keeps a counter that is not used, and the word that a chat exists. MySQL has both, so the
+/// memory of Redis is that of the chats of a day.
+const KEPT_S: u64 = 86_400;
 
 /// Write the row of a chat, or of a message.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
@@ -144,11 +147,7 @@ impl Counters {
         let job = |chat| Persist { token: token.to_owned(), chat, message: None };
         let number = self.numbered(&Parent::Application(token), job).await?;
         // A copy for later questions. Without it MySQL answers them.
-        let known: Result<(), _> =
-            redis::cmd("SET").arg(self.chat_key(token, number)).arg(1).query_async(&mut self.link.connection()).await;
-        if let Err(error) = known {
-            tracing::debug!("Redis does not take a chat: {error}");
-        }
+        self.remember_chat(token, number).await;
         Ok(number)
     }
 
@@ -197,17 +196,21 @@ impl Counters {
     /// Count one further. A counter that Redis does not have begins at what MySQL knows.
     async fn draw(&self, parent: &Parent<'_>) -> Result<i64, Refusal> {
         let script = redis::Script::new(
-            "if redis.call('EXISTS', KEYS[1]) == 1 then return redis.call('INCR', KEYS[1]) else return false end",
+            "if redis.call('EXISTS', KEYS[1]) == 0 then return false end
+             redis.call('EXPIRE', KEYS[1], ARGV[1])
+             return redis.call('INCR', KEYS[1])",
         );
         let key = self.counter_key(parent);
         let mut redis = self.link.connection();
         for _ in 0..DRAWS {
-            if let Some(number) = script.key(&key).invoke_async::<Option<i64>>(&mut redis).await? {
+            if let Some(number) = script.key(&key).arg(KEPT_S).invoke_async::<Option<i64>>(&mut redis).await? {
                 return Ok(number);
             }
             // Two servers may come here at once. The first SET counts; the other one does nothing.
             let floor = self.floor(parent).await?;
-            let _: Option<String> = redis::cmd("SET").arg(&key).arg(floor).arg("NX").query_async(&mut redis).await?;
+            let mut set = redis::cmd("SET");
+            let set = set.arg(&key).arg(floor).arg("NX").arg("EX").arg(KEPT_S);
+            let _: Option<String> = set.query_async(&mut redis).await?;
         }
         Err(Refusal::Unavailable(anyhow::anyhow!("Redis forgets its counters too fast")))
     }
@@ -216,7 +219,7 @@ impl Counters {
     async fn raise(&self, parent: &Parent<'_>) -> Result<(), Refusal> {
         let script = redis::Script::new(
             "local now = tonumber(redis.call('GET', KEYS[1]))
-             if now and now < tonumber(ARGV[1]) then redis.call('SET', KEYS[1], ARGV[1]) end",
+             if now and now < tonumber(ARGV[1]) then redis.call('SET', KEYS[1], ARGV[1], 'KEEPTTL') end",
         );
         let floor = self.floor(parent).await?;
         let key = self.counter_key(parent);
@@ -274,6 +277,9 @@ impl Counters {
     }
 
     async fn is_application(&self, token: &str) -> Result<bool, sqlx::Error> {
+        if !can_be_id(token) {
+            return Ok(false);
+        }
         let sql = "SELECT 1 FROM counter_applications WHERE token = ?";
         Ok(sqlx::query(sql).bind(token).fetch_optional(&self.pool).await?.is_some())
     }
@@ -281,6 +287,9 @@ impl Counters {
     /// Return whether a chat was answered: Redis may know it, else its row or the job that will write it. A "no" is not
     /// kept, because the chat may come.
     async fn has_chat(&self, token: &str, chat: i64) -> Result<bool, Refusal> {
+        if !can_be_id(token) {
+            return Ok(false);
+        }
         let key = self.chat_key(token, chat);
         let known: Result<i64, _> = redis::cmd("EXISTS").arg(&key).query_async(&mut self.link.connection()).await;
         if known.unwrap_or(0) == 1 {
@@ -294,8 +303,16 @@ impl Counters {
         if waits.is_none() && written.is_none() {
             return Ok(false);
         }
-        let _: Result<(), _> = redis::cmd("SET").arg(&key).arg(1).query_async(&mut self.link.connection()).await;
+        self.remember_chat(token, chat).await;
         Ok(true)
+    }
+
+    async fn remember_chat(&self, token: &str, chat: i64) {
+        let mut set = redis::cmd("SET");
+        let set = set.arg(self.chat_key(token, chat)).arg(1).arg("EX").arg(KEPT_S);
+        if let Err(error) = set.query_async::<()>(&mut self.link.connection()).await {
+            tracing::debug!("Redis does not take a chat: {error}");
+        }
     }
 }
 
@@ -395,7 +412,7 @@ struct NewApplication {
 
 async fn add_application(
     State(chat): State<Arc<Chat>>,
-    Json(body): Json<NewApplication>,
+    Body(body): Body<NewApplication>,
 ) -> Result<(StatusCode, Json<Value>), Refusal> {
     if body.name.trim().is_empty() || body.name.chars().count() > 120 {
         return Err(Refusal::Wrong("name must have 1 to 120 characters".to_owned()));
@@ -404,7 +421,13 @@ async fn add_application(
     Ok((StatusCode::CREATED, Json(json!({"token": token}))))
 }
 
-async fn show_application(State(chat): State<Arc<Chat>>, Path(token): Path<String>) -> Result<Json<Value>, Refusal> {
+async fn show_application(
+    State(chat): State<Arc<Chat>>,
+    In(Path(token)): In<Path<String>>,
+) -> Result<Json<Value>, Refusal> {
+    if !can_be_id(&token) {
+        return Err(Refusal::Missing("there is no such application"));
+    }
     let sql = "SELECT name, chats_count FROM counter_applications WHERE token = ?";
     let row = sqlx::query(sql).bind(&token).fetch_optional(&chat.counters.pool).await?;
     let row = row.ok_or(Refusal::Missing("there is no such application"))?;
@@ -414,7 +437,7 @@ async fn show_application(State(chat): State<Arc<Chat>>, Path(token): Path<Strin
 
 async fn add_chat(
     State(chat): State<Arc<Chat>>,
-    Path(token): Path<String>,
+    In(Path(token)): In<Path<String>>,
 ) -> Result<(StatusCode, Json<Value>), Refusal> {
     let number = chat.counters.add_chat(&token).await?;
     Ok((StatusCode::CREATED, Json(json!({"number": number}))))
@@ -422,8 +445,11 @@ async fn add_chat(
 
 async fn show_chat(
     State(chat): State<Arc<Chat>>,
-    Path((token, number)): Path<(String, i64)>,
+    In(Path((token, number))): In<Path<(String, i64)>>,
 ) -> Result<Json<Value>, Refusal> {
+    if !can_be_id(&token) {
+        return Err(Refusal::Missing("there is no such chat"));
+    }
     let sql = "SELECT messages_count FROM counter_chats WHERE application_token = ? AND number = ?";
     let row = sqlx::query(sql).bind(&token).bind(number).fetch_optional(&chat.counters.pool).await?;
     let count = match row {
@@ -443,8 +469,8 @@ struct NewBody {
 
 async fn add_message(
     State(chat): State<Arc<Chat>>,
-    Path((token, number)): Path<(String, i64)>,
-    Json(body): Json<NewBody>,
+    In(Path((token, number))): In<Path<(String, i64)>>,
+    Body(body): Body<NewBody>,
 ) -> Result<(StatusCode, Json<Value>), Refusal> {
     if body.body.is_empty() || body.body.chars().count() > 4_000 {
         return Err(Refusal::Wrong("body must have 1 to 4000 characters".to_owned()));
@@ -455,8 +481,11 @@ async fn add_message(
 
 async fn show_message(
     State(chat): State<Arc<Chat>>,
-    Path((token, number, message)): Path<(String, i64, i64)>,
+    In(Path((token, number, message))): In<Path<(String, i64, i64)>>,
 ) -> Result<Json<Value>, Refusal> {
+    if !can_be_id(&token) {
+        return Err(Refusal::Missing("there is no such message yet"));
+    }
     let sql = "SELECT body FROM counter_messages WHERE application_token = ? AND chat = ? AND number = ?";
     let row = sqlx::query(sql).bind(&token).bind(number).bind(message).fetch_optional(&chat.counters.pool).await?;
     let row = row.ok_or(Refusal::Missing("there is no such message yet"))?;

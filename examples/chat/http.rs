@@ -3,10 +3,14 @@
 //! A user is a name without a password, so the listener takes callers of this machine only: it binds to loopback, and
 //! it refuses a `Host` or an `Origin` of elsewhere. Otherwise a page of the web could chat in the name of its visitor.
 
+use std::fmt::Display;
+use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
+use axum::body::Bytes;
 use axum::extract::ws::WebSocketUpgrade;
-use axum::extract::{DefaultBodyLimit, FromRequestParts, Path, Query, Request, State};
+use axum::extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Path, Query, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn};
@@ -14,6 +18,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 use axum::{Json, Router};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tickr::Client;
 use tokio_util::sync::CancellationToken;
@@ -31,6 +36,8 @@ pub(crate) const MAX_USERS: usize = 500;
 const MAX_MEMBERS: usize = 10_000;
 /// Characters that a message may have.
 const MAX_CONTENT: usize = 4_000;
+/// Time for which a receipt is told again that Redis did not take.
+const TO_TELL: Duration = Duration::from_secs(60);
 /// Nothing but the files of this server. The page shows texts of users, and no text becomes a script.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -82,7 +89,33 @@ impl Chat {
             "simple" if is_group => {}
             _ => frame["user"] = user.into(),
         }
-        self.presence.tell(&read.senders, &frame).await
+        self.tell(read.senders.into_iter().map(|sender| (sender, frame.clone())).collect()).await;
+        Ok(())
+    }
+
+    /// Tell users what was committed. Nothing would tell it again, so what Redis does not take is told again for
+    /// [`TO_TELL`], beside the requests that follow.
+    pub(crate) async fn tell(&self, mut frames: Vec<(String, Value)>) {
+        while let Some((user, frame)) = frames.last() {
+            if let Err(error) = self.presence.tell(std::slice::from_ref(user), frame).await {
+                tracing::debug!("a receipt was not told yet: {error:#}");
+                let (presence, stop) = (self.presence.clone(), self.stop.clone());
+                let again = async move { tokio::time::timeout(TO_TELL, tell_again(presence, frames)).await.is_ok() };
+                self.sockets.spawn(async move { stop.run_until_cancelled(again).await });
+                return;
+            }
+            frames.pop();
+        }
+    }
+}
+
+/// Tell users until Redis has taken each frame.
+async fn tell_again(presence: Presence, mut frames: Vec<(String, Value)>) {
+    while let Some((user, frame)) = frames.last() {
+        match presence.tell(std::slice::from_ref(user), frame).await {
+            Ok(()) => drop(frames.pop()),
+            Err(_) => tokio::time::sleep(Duration::from_millis(500)).await,
+        }
     }
 }
 
@@ -152,6 +185,30 @@ impl IntoResponse for Refusal {
     }
 }
 
+/// A body in JSON, whatever its media type is. One that cannot be read is refused in the words of this listener.
+pub(crate) struct Body<T>(pub(crate) T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Refusal> {
+        let bytes = Bytes::from_request(request, state).await.map_err(|error| Refusal::Wrong(error.to_string()))?;
+        let wrong = |error| Refusal::Wrong(format!("the body cannot be read: {error}"));
+        serde_json::from_slice(&bytes).map(Self).map_err(wrong)
+    }
+}
+
+/// A part of the address. One that cannot be read is refused in the words of this listener.
+pub(crate) struct In<T>(pub(crate) T);
+
+impl<S: Send + Sync, T: FromRequestParts<S, Rejection: Display>> FromRequestParts<S> for In<T> {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
+        T::from_request_parts(parts, state).await.map(Self).map_err(|error| Refusal::Wrong(error.to_string()))
+    }
+}
+
 /// The user who calls, from the header `chat-user`. A page of elsewhere cannot set it.
 struct User(String);
 
@@ -186,6 +243,7 @@ pub(crate) fn router(chat: Arc<Chat>) -> Router {
         .route("/conversations/{id}", get(conversation))
         .route("/conversations/{id}/messages", get(history).post(send))
         .merge(counters::routes())
+        .fallback(async || Refusal::Missing("there is no such address"))
         .layer(DefaultBodyLimit::max(1 << 20))
         .layer(from_fn(guard))
         .with_state(chat)
@@ -203,7 +261,8 @@ fn is_here(host: &str) -> bool {
             if port.bytes().all(|c| c.is_ascii_digit()) { name } else { host }
         },
     );
-    matches!(name, "localhost" | "127.0.0.1" | "[::1]")
+    let address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    name == "localhost" || address.is_ok_and(|address| address.is_loopback())
 }
 
 /// Refuse callers of elsewhere, and give each answer its policy.
@@ -236,14 +295,14 @@ struct SocketOf {
 
 async fn socket(
     State(chat): State<Arc<Chat>>,
-    Query(of): Query<SocketOf>,
+    In(Query(of)): In<Query<SocketOf>>,
     upgrade: WebSocketUpgrade,
 ) -> Result<Response, Refusal> {
     let (user, device) = (name(&of.user)?, name(of.device.as_deref().unwrap_or("web"))?);
     if !chat.store.knows(&user).await? {
         return Err(Refusal::Missing("there is no such user; sign in first"));
     }
-    let upgrade = upgrade.max_message_size(ws::MAX_FRAME_BYTES).max_frame_size(ws::MAX_FRAME_BYTES);
+    let upgrade = upgrade.max_message_size(ws::UNREAD_FRAME_BYTES).max_frame_size(ws::UNREAD_FRAME_BYTES);
     Ok(upgrade.on_upgrade(move |socket| {
         let sockets = chat.sockets.clone();
         sockets.track_future(ws::serve(socket, chat, user, device))
@@ -255,7 +314,7 @@ struct SignIn {
     name: String,
 }
 
-async fn sign_in(State(chat): State<Arc<Chat>>, Json(body): Json<SignIn>) -> Result<Json<Value>, Refusal> {
+async fn sign_in(State(chat): State<Arc<Chat>>, Body(body): Body<SignIn>) -> Result<Json<Value>, Refusal> {
     let user = name(&body.name)?;
     let privacy = chat.store.sign_in(&user).await?;
     Ok(Json(json!({"user": user, "last_seen": privacy})))
@@ -274,7 +333,7 @@ struct Privacy {
 async fn privacy(
     State(chat): State<Arc<Chat>>,
     User(user): User,
-    Json(body): Json<Privacy>,
+    Body(body): Body<Privacy>,
 ) -> Result<StatusCode, Refusal> {
     if !["everyone", "contacts", "nobody"].contains(&body.last_seen.as_str()) {
         return Err(Refusal::Wrong("last_seen is everyone, contacts or nobody".to_owned()));
@@ -286,7 +345,7 @@ async fn privacy(
 async fn add_contact(
     State(chat): State<Arc<Chat>>,
     User(user): User,
-    Path(other): Path<String>,
+    In(Path(other)): In<Path<String>>,
 ) -> Result<StatusCode, Refusal> {
     chat.store.set_contact(&user, &name(&other)?, true).await?;
     Ok(StatusCode::NO_CONTENT)
@@ -295,7 +354,7 @@ async fn add_contact(
 async fn remove_contact(
     State(chat): State<Arc<Chat>>,
     User(user): User,
-    Path(other): Path<String>,
+    In(Path(other)): In<Path<String>>,
 ) -> Result<StatusCode, Refusal> {
     chat.store.set_contact(&user, &name(&other)?, false).await?;
     Ok(StatusCode::NO_CONTENT)
@@ -304,7 +363,7 @@ async fn remove_contact(
 async fn block(
     State(chat): State<Arc<Chat>>,
     User(user): User,
-    Path(other): Path<String>,
+    In(Path(other)): In<Path<String>>,
 ) -> Result<StatusCode, Refusal> {
     chat.store.set_block(&user, &name(&other)?, true).await?;
     Ok(StatusCode::NO_CONTENT)
@@ -313,7 +372,7 @@ async fn block(
 async fn unblock(
     State(chat): State<Arc<Chat>>,
     User(user): User,
-    Path(other): Path<String>,
+    In(Path(other)): In<Path<String>>,
 ) -> Result<StatusCode, Refusal> {
     chat.store.set_block(&user, &name(&other)?, false).await?;
     Ok(StatusCode::NO_CONTENT)
@@ -327,7 +386,7 @@ struct Users {
 async fn presence(
     State(chat): State<Arc<Chat>>,
     User(user): User,
-    Query(Users { users }): Query<Users>,
+    In(Query(Users { users })): In<Query<Users>>,
 ) -> Result<Response, Refusal> {
     let users = users.split(',').map(name).collect::<Result<Vec<_>, _>>()?;
     if users.len() > MAX_USERS {
@@ -347,7 +406,7 @@ async fn conversations(State(chat): State<Arc<Chat>>, User(user): User) -> Resul
 async fn conversation(
     State(chat): State<Arc<Chat>>,
     User(user): User,
-    Path(id): Path<String>,
+    In(Path(id)): In<Path<String>>,
 ) -> Result<Json<Conversation>, Refusal> {
     let found = chat.store.conversations(&user, Some(&id)).await?;
     found.into_iter().next().map(Json).ok_or(Refusal::NotMember)
@@ -364,7 +423,7 @@ enum Opened {
 async fn open(
     State(chat): State<Arc<Chat>>,
     User(user): User,
-    Json(body): Json<Opened>,
+    Body(body): Body<Opened>,
 ) -> Result<(StatusCode, Json<Value>), Refusal> {
     let (id, told) = match body {
         Opened::Direct { with } => {
@@ -402,8 +461,8 @@ async fn open(
 async fn send(
     State(chat): State<Arc<Chat>>,
     User(user): User,
-    Path(id): Path<String>,
-    Json(message): Json<NewMessage>,
+    In(Path(id)): In<Path<String>>,
+    Body(message): Body<NewMessage>,
 ) -> Result<Json<Sent>, Refusal> {
     Ok(Json(chat.send(&id, &user, &message).await?))
 }
@@ -417,8 +476,8 @@ struct Behind {
 async fn history(
     State(chat): State<Arc<Chat>>,
     User(user): User,
-    Path(id): Path<String>,
-    Query(Behind { after }): Query<Behind>,
+    In(Path(id)): In<Path<String>>,
+    In(Query(Behind { after })): In<Query<Behind>>,
 ) -> Result<Json<Value>, Refusal> {
     if !chat.store.is_member(&id, &user).await? {
         return Err(Refusal::NotMember);

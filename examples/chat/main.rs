@@ -51,6 +51,8 @@ use store::Store;
 
 /// Longest time for open requests and sockets at the stop.
 const TO_CLOSE: Duration = Duration::from_secs(5);
+/// Longest time for the last statement of each connection to MySQL at the stop.
+const TO_END: Duration = Duration::from_secs(2);
 /// Database on the private servers.
 const DATABASE: &str = "chat";
 
@@ -188,7 +190,10 @@ async fn serve(config: &Config, settings: Settings, private: bool, signals: &mut
     ended.cancel();
     background.close();
     background.wait().await;
-    chat.store.pool.close().await;
+    // A MySQL that does not answer holds up no stop: what it has not committed is not acknowledged either.
+    if tokio::time::timeout(TO_END, chat.store.pool.close()).await.is_err() {
+        tracing::warn!("MySQL does not answer; its connections are cut");
+    }
     Ok(())
 }
 

@@ -23,6 +23,7 @@ const state = {
   user: null,
   device: null,
   socket: null,
+  connectTimer: null,
   greeted: false,
   pause: 250,
   conversations: new Map(),
@@ -34,6 +35,8 @@ const state = {
   /** What is asked for again soon, by the type of its frame. */
   repeats: new Map(),
   repeatPause: AGAIN_MS,
+  /** What is shown as wrong is that a server does not answer. */
+  unavailable: false,
   seen: new Set(),
   outbox: [],
   /** The message of each conversation that is under way to the server. */
@@ -69,7 +72,13 @@ function keptMessages() {
   return found.sort((a, b) => a.at.localeCompare(b.at) || a.client_seq - b.client_seq);
 }
 
-const clock = (at) => new Date(at).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' });
+/** Return the time of today, or the day with its time. */
+function clock(at) {
+  const date = new Date(at);
+  const time = { hour: '2-digit', minute: '2-digit' };
+  if (date.toDateString() === new Date().toDateString()) return date.toLocaleTimeString([], time);
+  return date.toLocaleString([], { day: 'numeric', month: 'short', ...time });
+}
 
 async function call(method, path, body) {
   const headers = { 'content-type': 'application/json' };
@@ -117,12 +126,16 @@ function connect() {
       complain('wrong', error);
       if (state.socket === socket) hangUp();
     });
-  socket.onclose = lost;
+  socket.onclose = () => {
+    if (state.socket === socket) lost();
+  };
 }
 
 const jitter = (pause) => pause * (0.75 + Math.random() / 2);
 
+/** There is no connection any more. Later ends of the old one change nothing, so there is never more than one. */
 function lost() {
+  state.socket = null;
   state.greeted = false;
   state.syncing = false;
   clearTimeout(state.syncTimer);
@@ -132,7 +145,8 @@ function lost() {
   state.flying.clear();
   showLine('offline', 'offline, trying again');
   showPresence();
-  setTimeout(connect, jitter(state.pause));
+  clearTimeout(state.connectTimer);
+  state.connectTimer = setTimeout(connect, jitter(state.pause));
   state.pause = Math.min(state.pause * 2, 4_000);
 }
 
@@ -142,6 +156,7 @@ function lost() {
  */
 function hangUp() {
   const { socket } = state;
+  if (!socket) return;
   Object.assign(socket, { onmessage: null, onclose: null });
   socket.close();
   lost();
@@ -176,6 +191,8 @@ const hears = {
     clearTimeout(state.syncTimer);
     state.pause = 250;
     state.repeatPause = AGAIN_MS;
+    if (state.unavailable) complain('wrong');
+    state.unavailable = false;
     if (frame.more || state.newest > state.cursor) sync();
   },
   ack(frame) {
@@ -212,9 +229,14 @@ const hears = {
     const conversation = state.conversations.get(frame.conversation_id);
     if (!conversation) return;
     if (conversation.is_group) return loadSoon(conversation);
+    let unsure = false;
     for (const message of conversation.messages.values()) {
-      if (message.sender === state.user && message.seq <= frame.seq) Object.assign(message, { delivered: 1, read: 1 });
+      if (message.sender !== state.user || message.seq > frame.seq || message.waits) continue;
+      // One of which no delivery was told may have been refused, and then the reader has not read it.
+      if (message.delivered) message.read = 1;
+      else unsure = true;
     }
+    if (unsure) loadSoon(conversation);
     draw();
   },
   typing(frame) {
@@ -233,10 +255,13 @@ const hears = {
     showPresence();
   },
   async news(frame) {
-    const conversation = state.conversations.get(frame.conversation_id);
-    if (conversation) await loadHistory(conversation);
+    const id = frame.conversation_id;
+    await loadHistory(state.conversations.get(id) ?? (await loadConversation(id)));
   },
-  conversation: (frame) => loadConversation(frame.conversation_id),
+  async conversation(frame) {
+    await loadConversation(frame.conversation_id);
+    await loadWhole(frame.conversation_id);
+  },
   resync() {
     // What was pushed meanwhile did not come here. The inbox has a part of it, and the conversations have the rest.
     state.conversations.forEach((conversation) => {
@@ -247,7 +272,8 @@ const hears = {
   },
   error(frame) {
     complain('wrong', frame.detail);
-    if (frame.code === 'unavailable') repeat(frame.to);
+    state.unavailable = frame.code === 'unavailable';
+    if (state.unavailable) repeat(frame.to);
     else if (frame.message_id) refuse(frame);
   },
 };
@@ -360,6 +386,16 @@ async function loadConversation(id) {
   return conversation;
 }
 
+/** Load the messages of a conversation, unless this connection has done so. The list may not have had it. */
+async function loadWhole(id) {
+  const { socket } = state;
+  if (!state.greeted) return;
+  const conversation = state.conversations.get(id) ?? (await loadConversation(id));
+  if (conversation.loaded === socket) return;
+  await loadHistory(conversation);
+  conversation.loaded = socket;
+}
+
 function meet(one) {
   const known = state.conversations.get(one.id) ?? { messages: new Map(), unread: 0 };
   state.conversations.set(one.id, Object.assign(known, one, { expected: one.next_client_seq }));
@@ -419,8 +455,12 @@ function loadSoon(conversation) {
 }
 
 function choose(id) {
+  const before = state.conversations.get(state.open);
+  if (before) before.draft = $('text').value;
+  $('text').value = state.conversations.get(id)?.draft ?? '';
   state.open = id;
   say({ type: 'open', conversation_id: id });
+  loadWhole(id).catch((error) => complain('wrong', error));
   draw();
   $('text').focus();
 }
@@ -589,7 +629,10 @@ function drawTalk() {
   const place = (message) => message.seq ?? message.behind ?? Infinity;
   messages.sort((a, b) => place(a) - place(b) || a.client_seq - b.client_seq);
   const list = $('messages');
-  const atEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 60;
+  // A reader who has scrolled up stays there, until another conversation is opened or a message is written.
+  const mine = messages.findLast((message) => message.sender === state.user)?.message_id;
+  const turned = arranged.get(list)?.shown !== `${conversation.id} ${mine}`;
+  const atEnd = turned || list.scrollHeight - list.scrollTop - list.clientHeight < 60;
   const items = messages.map((message) => {
     const mine = message.sender === state.user;
     return { key: message.message_id, message, mine, said: [message.at, mine && tick(conversation, message)] };
@@ -606,6 +649,7 @@ function drawTalk() {
     const [word, text, label] = ticked;
     entry.lastChild.append(make('span', text, { class: 'tick', 'data-state': word, title: label }));
   });
+  arranged.get(list).shown = `${conversation.id} ${mine}`;
   if (atEnd) list.scrollTop = list.scrollHeight;
   markRead(conversation, messages);
   showPresence();
@@ -696,6 +740,13 @@ $('text').oninput = () => {
   if (say({ type: 'typing_start', conversation_id: state.open })) state.typedAt = now;
 };
 
+submits('new-contact', async () => {
+  const name = $('contact').value.trim().toLowerCase();
+  await call('PUT', `/contacts/${encodeURIComponent(name)}`);
+  $('contact').value = '';
+  $('contact-added').textContent = `${name} is one of your contacts.`;
+});
+
 $('privacy').onchange = () => {
   const body = { last_seen: $('privacy').value };
   call('PUT', '/privacy', body).catch((error) => complain('wrong', error));
@@ -708,6 +759,7 @@ setInterval(() => state.open && say({ type: 'open', conversation_id: state.open 
 const as = new URLSearchParams(location.search).get('as');
 if (as) {
   signIn(as).catch((error) => {
+    $('name').value = as;
     $('sign-in').hidden = false;
     complain('sign-in-wrong', error);
   });

@@ -20,6 +20,7 @@ use futures_util::StreamExt as _;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -279,29 +280,35 @@ impl Presence {
     /// for [`hear`](Self::hear).
     pub(crate) async fn beat(self, stop: CancellationToken) {
         let mut beat = tokio::time::interval(self.heartbeat());
-        loop {
-            tokio::select! {
-                () = stop.cancelled() => return,
-                _ = beat.tick() => {}
+        beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let beats = async {
+            loop {
+                beat.tick().await;
+                self.beat_once().await;
             }
-            if let Err(error) = self.publish(&self.channel(&self.parts.server), &Envelope::Beat).await {
-                tracing::debug!("the subscription was not tried: {error:#}");
-            }
-            let users: Vec<String> = self.sockets().by_user.keys().cloned().collect();
-            match self.refresh(&users).await {
-                Ok(forgotten) => self.resync(&forgotten),
-                Err(error) => {
-                    tracing::warn!("Redis does not take the presence of users: {error:#}");
-                    if let Err(error) = self.parts.link.renew().await {
-                        tracing::debug!("Redis takes no new connection: {error:#}");
-                    }
+        };
+        // A Redis that does not answer holds up no stop.
+        stop.run_until_cancelled(beats).await.unwrap_or(())
+    }
+
+    async fn beat_once(&self) {
+        if let Err(error) = self.publish(&self.channel(&self.parts.server), &Envelope::Beat).await {
+            tracing::debug!("the subscription was not tried: {error:#}");
+        }
+        let users: Vec<String> = self.sockets().by_user.keys().cloned().collect();
+        match self.refresh(&users).await {
+            Ok(forgotten) => self.resync(&forgotten),
+            Err(error) => {
+                tracing::warn!("Redis does not take the presence of users: {error:#}");
+                if let Err(error) = self.parts.link.renew().await {
+                    tracing::debug!("Redis takes no new connection: {error:#}");
                 }
             }
-            // Those who left during the refresh may have been registered again after they had signed off.
-            for user in users.iter().filter(|user| !self.has(user)) {
-                if let Err(error) = self.sign_off(user).await {
-                    tracing::debug!("a user who has left could not be signed off: {error:#}");
-                }
+        }
+        // Those who left during the refresh may have been registered again after they had signed off.
+        for user in users.iter().filter(|user| !self.has(user)) {
+            if let Err(error) = self.sign_off(user).await {
+                tracing::debug!("a user who has left could not be signed off: {error:#}");
             }
         }
     }
@@ -434,7 +441,10 @@ impl Presence {
         let Some(own) = sockets.by_user.get_mut(user) else { return false };
         let last = messages.last().map(|message| message.message_id.clone());
         let frames: Vec<Arc<str>> = messages.iter().filter_map(message_frame).collect();
-        for socket in own.values_mut() {
+        let mut found = false;
+        // A socket that is about to end confirms nothing.
+        for socket in own.values_mut().filter(|socket| !socket.cut.is_cancelled()) {
+            found = true;
             if let Some(last) = &last {
                 let unconfirmed = Unconfirmed { delivery, reply: reply.to_owned() };
                 socket.unconfirmed.insert(last.clone(), unconfirmed);
@@ -444,7 +454,7 @@ impl Presence {
             }
             frames.iter().for_each(|frame| socket.send(frame));
         }
-        true
+        found
     }
 
     /// Answer a delivery to a user who has no socket here. Redis says otherwise, so it is told first.
@@ -509,16 +519,8 @@ impl Presence {
 
     /// Tell the senders of these messages that they were delivered.
     pub(crate) async fn tell_delivered(&self, user: &str, messages: &[Message]) -> anyhow::Result<()> {
-        let mut groups: HashMap<(&str, &str), Vec<&str>> = HashMap::new();
-        for message in messages.iter().filter(|message| message.sender != user) {
-            groups.entry((&message.sender, &message.conversation_id)).or_default().push(&message.message_id);
-        }
-        for ((sender, conversation), ids) in groups {
-            let frame = json!({
-                "type": "delivery_receipt", "conversation_id": conversation, "message_id": ids.last(),
-                "message_ids": ids, "user": user, "delivered_at": Utc::now(),
-            });
-            self.tell(&[sender.to_owned()], &frame).await?;
+        for (sender, frame) in delivery_receipts(user, messages) {
+            self.tell(&[sender], &frame).await?;
         }
         Ok(())
     }
@@ -569,9 +571,9 @@ impl Presence {
         let visible = self.parts.store.visible(viewer, users).await?;
         let names: Vec<String> = visible.iter().map(|seen| seen.user.clone()).collect();
         let online: HashSet<String> = self.online(&names).await?.into_iter().collect();
-        let mut last_seen: HashMap<String, Option<DateTime<Utc>>> =
+        let last_seen: HashMap<String, Option<DateTime<Utc>>> =
             visible.into_iter().map(|seen| (seen.user, seen.last_seen)).collect();
-        let shown = |user: &String| match last_seen.remove(user) {
+        let shown = |user: &String| match last_seen.get(user).copied() {
             _ if online.contains(user) => Shown { user: user.clone(), status: "online", last_seen: None },
             Some(last_seen) => Shown { user: user.clone(), status: "offline", last_seen },
             None => Shown { user: user.clone(), status: "unavailable", last_seen: None },
@@ -586,6 +588,22 @@ impl Socket {
             self.cut.cancel();
         }
     }
+}
+
+/// Make the frames that tell the senders of these messages that they were delivered to a user, each with its sender.
+pub(crate) fn delivery_receipts(user: &str, messages: &[Message]) -> Vec<(String, Value)> {
+    let mut groups: HashMap<(&str, &str), Vec<&str>> = HashMap::new();
+    for message in messages.iter().filter(|message| message.sender != user) {
+        groups.entry((&message.sender, &message.conversation_id)).or_default().push(&message.message_id);
+    }
+    let frame = |((sender, conversation), ids): ((&str, &str), Vec<&str>)| {
+        let frame = json!({
+            "type": "delivery_receipt", "conversation_id": conversation, "message_id": ids.last(),
+            "message_ids": ids, "user": user, "delivered_at": Utc::now(),
+        });
+        (sender.to_owned(), frame)
+    };
+    groups.into_iter().map(frame).collect()
 }
 
 /// Make the frame of a message.

@@ -77,6 +77,14 @@ CREATE TABLE IF NOT EXISTS chat_inbox (
     UNIQUE KEY chat_inbox_message (conversation, seq, user)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
+-- Messages that are delivered although they have expired, because an operator has replayed their dead letters.
+CREATE TABLE IF NOT EXISTS chat_late (
+    user         VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    conversation VARCHAR(65) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    seq          BIGINT NOT NULL,
+    PRIMARY KEY (user, conversation, seq)
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+
 CREATE TABLE IF NOT EXISTS chat_devices (
     user         VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     device       VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,

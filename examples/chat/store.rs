@@ -28,6 +28,12 @@ const TOGETHER: i64 = 100;
 const BEFORE: i64 = 200;
 /// Messages that a device confirms in one statement.
 const CONFIRMED: i64 = 1_000;
+/// Whether a message `x` in an inbox `i` has expired: no device has confirmed it, and its time is over. The parameter is
+/// the expiry.
+const EXPIRED: &str = "(x.sender <> i.user AND i.delivered_at IS NULL \
+                       AND x.at <= UTC_TIMESTAMP(3) - INTERVAL ? MICROSECOND \
+                       AND NOT EXISTS (SELECT 1 FROM chat_late late \
+                        WHERE late.user = i.user AND late.conversation = i.conversation AND late.seq = i.seq))";
 /// Reason of the dead letter of a blocked message.
 const BLOCKED: &str = "the recipient has blocked the sender";
 
@@ -76,6 +82,12 @@ pub(crate) enum Refusal {
     Wrong(String),
     /// A server does not answer.
     Unavailable(anyhow::Error),
+}
+
+/// Return whether a text of a client may be an id. The columns of ids are ASCII, and MariaDB compares them with no other
+/// text: it reports an error, for which a client would try again.
+pub(crate) const fn can_be_id(text: &str) -> bool {
+    text.is_ascii()
 }
 
 impl<E: Into<anyhow::Error>> From<E> for Refusal {
@@ -316,6 +328,9 @@ impl Store {
 
     /// List the conversations of a user, those with the newest messages first, or one of them.
     pub(crate) async fn conversations(&self, user: &str, id: Option<&str>) -> Result<Vec<Conversation>, sqlx::Error> {
+        if id.is_some_and(|id| !can_be_id(id)) {
+            return Ok(Vec::new());
+        }
         let one = if id.is_some() { "AND c.id = ?" } else { "" };
         let sql = format!(
             "SELECT c.id, c.is_group, c.name, c.receipts, c.last_seq, m.read_seq, \
@@ -364,6 +379,9 @@ impl Store {
 
     /// Return the names of all members of a conversation.
     pub(crate) async fn members(&self, conversation: &str) -> Result<Vec<String>, sqlx::Error> {
+        if !can_be_id(conversation) {
+            return Ok(Vec::new());
+        }
         let sql = "SELECT user FROM chat_members WHERE conversation = ? ORDER BY user";
         let rows = sqlx::query(sql).bind(conversation).fetch_all(&self.pool).await?;
         rows.iter().map(|row| row.try_get("user")).collect()
@@ -383,6 +401,9 @@ impl Store {
 
     /// Return whether a user is a member of a conversation.
     pub(crate) async fn is_member(&self, conversation: &str, user: &str) -> Result<bool, sqlx::Error> {
+        if !can_be_id(conversation) {
+            return Ok(false);
+        }
         let sql = "SELECT 1 FROM chat_members WHERE conversation = ? AND user = ?";
         Ok(sqlx::query(sql).bind(conversation).bind(user).fetch_optional(&self.pool).await?.is_some())
     }
@@ -397,6 +418,9 @@ impl Store {
         sender: &str,
         message: &NewMessage,
     ) -> Result<Sent, Refusal> {
+        if !can_be_id(conversation) {
+            return Err(Refusal::Missing("there is no such conversation"));
+        }
         let mut tx = self.pool.begin().await?;
         // The lock makes the messages of a conversation one after the other, so `seq` has no gap and no inversion. A
         // refusal takes the number back with its transaction.
@@ -407,7 +431,8 @@ impl Store {
         }
         let seq = i64::try_from(numbered.last_insert_id()).unwrap_or(i64::MAX);
         let sql = "SELECT UTC_TIMESTAMP(3) AS now, c.is_group, \
-                   EXISTS (SELECT 1 FROM chat_members WHERE conversation = ? AND user = ?) AS is_member, \
+                   EXISTS (SELECT 1 FROM chat_members m JOIN chat_users u ON u.id = m.user AND NOT u.deleted \
+                    WHERE m.conversation = ? AND m.user = ?) AS is_member, \
                    (SELECT COALESCE(MAX(client_seq), 0) + 1 FROM chat_messages WHERE conversation = ? AND sender = ?) \
                    AS expected FROM chat_conversations c WHERE c.id = ?";
         let found = sqlx::query(sql).bind(conversation).bind(sender).bind(conversation).bind(sender).bind(conversation);
@@ -498,11 +523,12 @@ impl Store {
             return Ok(Placed::Refused("the account of the recipient is deleted"));
         }
         let sql = "SELECT m.inbox_seq, i.place, i.delivered_at IS NOT NULL AS confirmed, \
+                   x.at <= UTC_TIMESTAMP(3) - INTERVAL ? MICROSECOND AS is_old, \
                    EXISTS (SELECT 1 FROM chat_blocks b WHERE b.user = ? AND b.blocked = x.sender) AS blocked \
                    FROM chat_messages x LEFT JOIN chat_members m ON m.conversation = x.conversation AND m.user = ? \
                    LEFT JOIN chat_inbox i ON i.conversation = x.conversation AND i.seq = x.seq AND i.user = ? \
                    WHERE x.conversation = ? AND x.seq = ?";
-        let found = sqlx::query(sql).bind(user).bind(user).bind(user).bind(conversation).bind(seq);
+        let found = sqlx::query(sql).bind(self.age()).bind(user).bind(user).bind(user).bind(conversation).bind(seq);
         let Some(found) = found.fetch_optional(&mut *tx).await? else {
             return Ok(Placed::Refused("there is no such message"));
         };
@@ -521,6 +547,12 @@ impl Store {
             places.sort_unstable();
         }
         put(&mut tx, user, conversation, &places).await?;
+        if found.try_get::<i64, _>("is_old")? != 0 && !blocked {
+            // An attempt begins before the expiry of its job, or because an operator replays it: so this one message is
+            // delivered all the same.
+            let sql = "INSERT IGNORE INTO chat_late (user, conversation, seq) VALUES (?, ?, ?)";
+            sqlx::query(sql).bind(user).bind(conversation).bind(seq).execute(&mut *tx).await?;
+        }
         let last = places.last().map_or(*seq, |last| *last.max(seq));
         raise_reached(&mut tx, job, last).await?;
         tx.commit().await?;
@@ -531,14 +563,17 @@ impl Store {
         // After a pause there may be many more of them: a socket does not hold all, and the next deliveries push the
         // rest.
         let first = places.first().map_or(*seq, |first| *first.min(seq)) - TOGETHER;
-        let sql = "SELECT x.*, i.place FROM chat_inbox i \
-                   JOIN chat_messages x ON x.conversation = i.conversation AND x.seq = i.seq \
-                   WHERE i.conversation = ? AND i.user = ? AND i.seq BETWEEN ? AND ? AND i.delivered_at IS NULL \
-                   ORDER BY i.seq";
+        let sql = format!(
+            "SELECT x.*, i.place FROM chat_inbox i \
+             JOIN chat_messages x ON x.conversation = i.conversation AND x.seq = i.seq \
+             WHERE i.conversation = ? AND i.user = ? AND i.seq BETWEEN ? AND ? AND i.delivered_at IS NULL \
+             AND NOT {EXPIRED} ORDER BY i.seq"
+        );
         let (until, behind) = (format!("{sql} DESC LIMIT ?"), format!("{sql} LIMIT ?"));
         let mut messages = Vec::new();
         for (sql, from, to, most) in [(until, first, *seq, BEFORE + 1), (behind, *seq + 1, last, TOGETHER)] {
-            let found = sqlx::query(AssertSqlSafe(sql)).bind(conversation).bind(user).bind(from).bind(to).bind(most);
+            let found = sqlx::query(AssertSqlSafe(sql)).bind(conversation).bind(user).bind(from).bind(to);
+            let found = found.bind(self.age()).bind(most);
             for row in found.fetch_all(&self.pool).await? {
                 messages.push(Message::of(&row)?);
             }
@@ -596,15 +631,25 @@ impl Store {
         row.map_or(Ok(0), |row| row.try_get("synced_place"))
     }
 
-    /// Read the inbox behind a place: at most one batch, and whether there is more.
-    pub(crate) async fn inbox(&self, user: &str, after: i64) -> Result<(Vec<Message>, bool), sqlx::Error> {
-        let sql = "SELECT x.*, i.place FROM chat_inbox i \
-                   JOIN chat_messages x ON x.conversation = i.conversation AND x.seq = i.seq \
-                   WHERE i.user = ? AND i.place > ? ORDER BY i.place LIMIT ?";
-        let rows = sqlx::query(sql).bind(user).bind(after).bind(BATCH + 1).fetch_all(&self.pool).await?;
+    /// Read the inbox behind a place: at most one batch, the place up to which it was read, and whether there is more.
+    /// A message that expired before a device had it keeps its place, and is left out.
+    pub(crate) async fn inbox(&self, user: &str, after: i64) -> Result<(Vec<Message>, i64, bool), sqlx::Error> {
+        let sql = format!(
+            "SELECT x.*, i.place, {EXPIRED} AS is_expired FROM chat_inbox i \
+             JOIN chat_messages x ON x.conversation = i.conversation AND x.seq = i.seq \
+             WHERE i.user = ? AND i.place > ? ORDER BY i.place LIMIT ?"
+        );
+        let found = sqlx::query(AssertSqlSafe(sql)).bind(self.age()).bind(user).bind(after).bind(BATCH + 1);
+        let rows = found.fetch_all(&self.pool).await?;
         let batch = usize::try_from(BATCH).unwrap_or(usize::MAX);
-        let messages = rows.iter().take(batch).map(Message::of).collect::<Result<_, _>>()?;
-        Ok((messages, rows.len() > batch))
+        let (mut messages, mut place) = (Vec::new(), after);
+        for row in rows.iter().take(batch) {
+            place = row.try_get("place")?;
+            if row.try_get::<i64, _>("is_expired")? == 0 {
+                messages.push(Message::of(row)?);
+            }
+        }
+        Ok((messages, place, rows.len() > batch))
     }
 
     /// Move the cursor of a device, and confirm what it has now. Return the messages that were not confirmed before.
@@ -620,17 +665,23 @@ impl Store {
         sqlx::query(sql).bind(device).bind(place).bind(user).execute(&mut *tx).await?;
         let mut confirmed = Vec::new();
         while from < place {
-            let sql = "SELECT x.*, i.place FROM chat_inbox i \
-                       JOIN chat_messages x ON x.conversation = i.conversation AND x.seq = i.seq \
-                       WHERE i.user = ? AND i.place > ? AND i.place <= ? AND i.delivered_at IS NULL \
-                       ORDER BY i.place LIMIT ?";
-            let found = sqlx::query(sql).bind(user).bind(from).bind(place).bind(CONFIRMED);
-            let rows = found.fetch_all(&mut *tx).await?;
+            let sql = format!(
+                "SELECT x.*, i.place FROM chat_inbox i \
+                 JOIN chat_messages x ON x.conversation = i.conversation AND x.seq = i.seq \
+                 WHERE i.user = ? AND i.place > ? AND i.place <= ? AND i.delivered_at IS NULL AND NOT {EXPIRED} \
+                 ORDER BY i.place LIMIT ?"
+            );
+            let found = sqlx::query(AssertSqlSafe(sql)).bind(user).bind(from).bind(place);
+            let rows = found.bind(self.age()).bind(CONFIRMED).fetch_all(&mut *tx).await?;
             let Some(last) = rows.last() else { break };
             let last: i64 = last.try_get("place")?;
-            let sql = "UPDATE chat_inbox SET delivered_at = UTC_TIMESTAMP(3) \
-                       WHERE user = ? AND place > ? AND place <= ? AND delivered_at IS NULL";
-            sqlx::query(sql).bind(user).bind(from).bind(last).execute(&mut *tx).await?;
+            let sql = format!(
+                "UPDATE chat_inbox i JOIN chat_messages x ON x.conversation = i.conversation AND x.seq = i.seq \
+                 SET i.delivered_at = UTC_TIMESTAMP(3) \
+                 WHERE i.user = ? AND i.place > ? AND i.place <= ? AND i.delivered_at IS NULL AND NOT {EXPIRED}"
+            );
+            let update = sqlx::query(AssertSqlSafe(sql)).bind(user).bind(from).bind(last).bind(self.age());
+            update.execute(&mut *tx).await?;
             for row in &rows {
                 confirmed.push(Message::of(row)?);
             }
@@ -642,6 +693,9 @@ impl Store {
 
     /// Note that a user has read a conversation up to a message. Return nothing if that was known.
     pub(crate) async fn read(&self, user: &str, conversation: &str, up_to: &str) -> Result<Option<Read>, sqlx::Error> {
+        if !can_be_id(conversation) || !can_be_id(up_to) {
+            return Ok(None);
+        }
         let mut tx = self.pool.begin().await?;
         let sql = "SELECT receipts FROM chat_conversations WHERE id = ?";
         let found = sqlx::query(sql).bind(conversation).fetch_optional(&mut *tx).await?;
@@ -706,24 +760,33 @@ impl Store {
     ) -> Result<(Vec<Entry>, bool), sqlx::Error> {
         let marks = Marks::of(&self.pool, conversation).await?;
         let large = marks.by_user.len() > self.inboxes_up_to;
-        let sql = "SELECT x.*, NULL AS place, c.receipts, c.is_group, \
+        let sql = format!(
+            "SELECT x.*, NULL AS place, c.receipts, c.is_group, \
                    (SELECT COUNT(*) FROM chat_inbox i WHERE i.conversation = x.conversation AND i.seq = x.seq \
-                    AND i.user <> x.sender AND i.delivered_at IS NOT NULL) AS confirmed \
+                    AND i.user <> x.sender AND i.delivered_at IS NOT NULL) AS confirmed, \
+                   IF(?, NULL, (SELECT COUNT(*) FROM chat_inbox i \
+                    JOIN chat_members m ON m.conversation = i.conversation AND m.user = i.user \
+                    WHERE i.conversation = x.conversation AND i.seq = x.seq AND i.user <> x.sender \
+                    AND m.read_seq >= x.seq AND NOT {EXPIRED})) AS readers \
                    FROM chat_messages x JOIN chat_conversations c ON c.id = x.conversation \
                    JOIN chat_members own ON own.conversation = x.conversation AND own.user = ? \
                    WHERE x.conversation = ? AND x.seq > ? AND (x.sender = own.user \
                    OR EXISTS (SELECT 1 FROM chat_inbox i \
-                    WHERE i.conversation = x.conversation AND i.seq = x.seq AND i.user = own.user) \
+                    WHERE i.conversation = x.conversation AND i.seq = x.seq AND i.user = own.user AND NOT {EXPIRED}) \
                    OR ? AND (x.at > UTC_TIMESTAMP(3) - INTERVAL ? MICROSECOND \
                     OR x.seq <= GREATEST(own.read_seq, own.delivered_seq))) \
                    AND NOT EXISTS (SELECT 1 FROM chat_blocks b WHERE b.user = own.user AND b.blocked = x.sender) \
-                   ORDER BY x.seq LIMIT ?";
-        let found = sqlx::query(sql).bind(user).bind(conversation).bind(after).bind(large).bind(self.age());
+                   ORDER BY x.seq LIMIT ?"
+        );
+        let found = sqlx::query(AssertSqlSafe(sql)).bind(large).bind(self.age()).bind(user).bind(conversation);
+        let found = found.bind(after).bind(self.age()).bind(large).bind(self.age());
         let rows = found.bind(BATCH + 1).fetch_all(&self.pool).await?;
         let batch = usize::try_from(BATCH).unwrap_or(usize::MAX);
         let entry = |row: &MySqlRow| {
             let message = Message::of(row)?;
-            let (pushed, has_read) = marks.beyond(&message);
+            let (pushed, beyond) = marks.beyond(&message);
+            // Without a row in the inbox, a message was refused or comes later: then its reader has read others only.
+            let has_read = row.try_get::<Option<i64>, _>("readers")?.unwrap_or(beyond);
             let (is_group, receipts): (bool, String) = (row.try_get("is_group")?, row.try_get("receipts")?);
             let read = match receipts.as_str() {
                 _ if !is_group => Some(has_read),

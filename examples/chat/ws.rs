@@ -9,20 +9,29 @@ use std::time::Duration;
 use axum::extract::ws::{CloseFrame, Message as Frame, WebSocket};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use super::http::Chat;
-use super::presence::Joined;
+use super::presence::{Joined, delivery_receipts};
 use super::store::{NewMessage, Refusal, Sent};
 
 /// Most bytes of a frame of a client.
-pub(crate) const MAX_FRAME_BYTES: usize = 64 << 10;
+const MAX_FRAME_BYTES: usize = 64 << 10;
+/// A larger frame is refused with a word. One of this size ends the connection before it is read.
+pub(crate) const UNREAD_FRAME_BYTES: usize = 1 << 20;
 /// The server stops.
 const GOING_AWAY: u16 = 1_001;
-/// The client does not keep up. It may come again.
+/// The client may come again.
 const TRY_AGAIN_LATER: u16 = 1_013;
+/// Code and reason with which the server ends a connection.
+type End = (u16, &'static str);
+const TOO_SLOW: End = (TRY_AGAIN_LATER, "the client is too slow");
 /// Time for the last frames of a socket.
 const TO_CLOSE: Duration = Duration::from_secs(1);
+/// Time that the system has to take a frame. A client that reads nothing fills the buffers, and keeps up no more.
+const TO_SEND: Duration = Duration::from_secs(5);
 
 /// A frame of a client.
 #[derive(Debug, Deserialize)]
@@ -112,61 +121,78 @@ struct Session {
 }
 
 impl Session {
-    async fn run(&self, socket: &mut WebSocket, mut joined: Joined, stop: &CancellationToken) {
+    /// Talk until the client or the server ends it. Both ends are seen at any moment, also while a frame waits for MySQL,
+    /// for Redis or for a client that does not read.
+    async fn run(&self, socket: &mut WebSocket, joined: Joined, stop: &CancellationToken) {
+        let Joined { mut frames, cut, .. } = joined;
+        let end = tokio::select! {
+            biased;
+            () = stop.cancelled() => Some((GOING_AWAY, "the server stops")),
+            () = cut.cancelled() => Some(TOO_SLOW),
+            end = self.talk(socket, &mut frames) => end,
+        };
+        if let Some((code, reason)) = end {
+            // Nothing waits for the client any more: deliveries find the user offline.
+            cut.cancel();
+            close(socket, code, reason).await;
+        }
+    }
+
+    /// Talk until the client is gone, or return why the server ends it.
+    async fn talk(&self, socket: &mut WebSocket, frames: &mut mpsc::Receiver<Arc<str>>) -> Option<End> {
         // The client may fetch its inbox from here on: later messages are pushed.
         let hello = json!({"type": "hello", "user": self.user, "device": self.device});
-        if send(socket, hello.to_string()).await.is_err() {
-            return;
+        if let Err(end) = send(socket, hello.to_string()).await {
+            return end;
         }
         let mut ping = tokio::time::interval(self.chat.presence.heartbeat());
+        // After a standstill of this process a client has the time of a heartbeat to answer, as ever.
+        ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut heard = true;
         loop {
-            tokio::select! {
+            let sent = tokio::select! {
                 biased;
-                () = stop.cancelled() => return close(socket, GOING_AWAY, "the server stops").await,
-                () = joined.cut.cancelled() => return close(socket, TRY_AGAIN_LATER, "the client is too slow").await,
-                Some(frame) = joined.frames.recv() => {
-                    if send(socket, frame.to_string()).await.is_err() {
-                        return;
-                    }
-                }
+                Some(frame) = frames.recv() => send(socket, frame.to_string()).await,
                 frame = socket.recv() => {
                     heard = true;
-                    let answers = match frame {
+                    let answer = match frame {
                         Some(Ok(Frame::Text(text))) => self.answer(&text).await,
-                        Some(Ok(Frame::Ping(_) | Frame::Pong(_))) => Vec::new(),
-                        Some(Ok(Frame::Binary(_))) => vec![wrong("send text")],
-                        Some(Ok(Frame::Close(_)) | Err(_)) | None => return,
+                        Some(Ok(Frame::Ping(_) | Frame::Pong(_))) => None,
+                        Some(Ok(Frame::Binary(_))) => Some(wrong("send text")),
+                        Some(Ok(Frame::Close(_)) | Err(_)) | None => return None,
                     };
-                    for answer in answers {
-                        if send(socket, answer.to_string()).await.is_err() {
-                            return;
-                        }
+                    match answer {
+                        Some(answer) => send(socket, answer.to_string()).await,
+                        None => Ok(()),
                     }
                 }
                 _ = ping.tick() => {
                     // A client that is gone without a word answers no ping.
-                    if !std::mem::take(&mut heard) || socket.send(Frame::Ping(Vec::new().into())).await.is_err() {
-                        return;
+                    if !std::mem::take(&mut heard) {
+                        return None;
                     }
+                    in_time(socket.send(Frame::Ping(Vec::new().into()))).await
                 }
+            };
+            if let Err(end) = sent {
+                return end;
             }
         }
     }
 
-    async fn answer(&self, text: &str) -> Vec<Value> {
+    async fn answer(&self, text: &str) -> Option<Value> {
+        if text.len() > MAX_FRAME_BYTES {
+            return Some(wrong("a frame may have 65536 bytes"));
+        }
         let frame: FromClient = match serde_json::from_str(text) {
             Ok(frame) => frame,
-            Err(error) => return vec![wrong(&format!("the frame cannot be read: {error}"))],
+            Err(error) => return Some(wrong(&format!("the frame cannot be read: {error}"))),
         };
         let kind = frame.kind();
-        match self.carry_out(frame).await {
-            Ok(answer) => answer.into_iter().collect(),
-            Err(error) => {
-                tracing::warn!("a frame was not carried out: {error:#}");
-                vec![json!({"type": "error", "to": kind, "code": "unavailable", "detail": "try again soon"})]
-            }
-        }
+        self.carry_out(frame).await.unwrap_or_else(|error| {
+            tracing::warn!("a frame was not carried out: {error:#}");
+            Some(json!({"type": "error", "to": kind, "code": "unavailable", "detail": "try again soon"}))
+        })
     }
 
     async fn carry_out(&self, frame: FromClient) -> anyhow::Result<Option<Value>> {
@@ -179,7 +205,7 @@ impl Session {
             FromClient::Sync { after } => return self.inbox(after).await.map(Some),
             FromClient::Synced { place } => {
                 let messages = chat.store.move_cursor(user, device, place).await?;
-                chat.presence.tell_delivered(user, &messages).await?;
+                chat.tell(delivery_receipts(user, &messages)).await;
             }
             FromClient::Read { conversation_id, read_up_to } => chat.read(user, &conversation_id, &read_up_to).await?,
             FromClient::TypingStart { conversation_id } => {
@@ -222,14 +248,21 @@ impl Session {
             Some(place) => place,
             None => chat.store.synced(user, device).await?,
         };
-        let (messages, more) = chat.store.inbox(user, after).await?;
-        let place = messages.last().and_then(|message| message.place).unwrap_or(after);
+        let (messages, place, more) = chat.store.inbox(user, after).await?;
         Ok(json!({"type": "batch", "messages": messages, "after": after, "place": place, "more": more}))
     }
 }
 
-async fn send(socket: &mut WebSocket, text: String) -> Result<(), axum::Error> {
-    socket.send(Frame::Text(text.into())).await
+/// Send a frame. If that fails, say how the connection ends.
+async fn send(socket: &mut WebSocket, text: String) -> Result<(), Option<End>> {
+    in_time(socket.send(Frame::Text(text.into()))).await
+}
+
+async fn in_time(sent: impl Future<Output = Result<(), axum::Error>>) -> Result<(), Option<End>> {
+    match tokio::time::timeout(TO_SEND, sent).await {
+        Ok(sent) => sent.map_err(|_| None),
+        Err(_) => Err(Some(TOO_SLOW)),
+    }
 }
 
 fn wrong(detail: &str) -> Value {

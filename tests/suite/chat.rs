@@ -5,7 +5,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
+use futures_util::{SinkExt as _, StreamExt as _};
 use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Executor as _, Row as _};
@@ -1633,6 +1633,252 @@ async fn a_page_asks_again_for_what_the_server_could_not_do() {
         &format!("[...document.querySelectorAll('.content')].some((one) => one.textContent === '{missing}')"),
     )
     .await;
+    drop(bob);
+    world.end([server]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_expires_in_the_inbox_is_delivered_by_a_replay_only() {
+    let world = World::new().await;
+    let server = world.server(&[("CHAT_EXPIRY_MS", "3000")]).await;
+    let tickr = server.runner.base().await;
+    let conversation = server.direct("ada", "bob").await;
+    // The first delivery ends well, because bob is offline. That of the second one is tried until it expires.
+    server.post("ada", &conversation, 1, "one").await;
+    world.stub.until(1).await;
+    haunt(&world, "bob").await;
+    server.post("ada", &conversation, 2, "two").await;
+    let letters = eventually("the second message expires", || async {
+        let letters = dead_letters(&world, "chat.deliver").await;
+        (!letters.is_empty()).then_some(letters)
+    })
+    .await;
+    assert!(letters[0].0.starts_with("expired: "), "{letters:?}");
+    lay(&world, "bob").await;
+    eventually("nothing is left for bob", || async {
+        stored(&server, "bob", &conversation).await.is_empty().then_some(())
+    })
+    .await;
+
+    let bob = Person::join("bob", &[&server]).await;
+    server.post("ada", &conversation, 3, "three").await;
+    bob.until("the next message is here", |seen| !seen.messages.is_empty()).await;
+    world.until_idle().await;
+    assert_eq!(bob.contents(&conversation), ["three"]);
+    assert_eq!(stored(&server, "bob", &conversation).await, ["three"]);
+    // What bob has read does not say that he had the two.
+    bob.say(json!({"type": "read", "conversation_id": conversation, "read_up_to": bob.look(|seen| {
+        seen.messages[0]["message_id"].clone()
+    })}));
+    let ticks = async || {
+        let shown = server.history("ada", &conversation).await;
+        let ticks: Vec<_> = shown.iter().map(|one| (one["delivered"].clone(), one["read"].clone())).collect();
+        json!(ticks)
+    };
+    eventually("the third message is read", || async { (ticks().await[2] == json!([1, 1])).then_some(()) }).await;
+    assert_eq!(ticks().await, json!([[0, 0], [0, 0], [1, 1]]));
+    bob.leave().await;
+
+    // An operator may deliver it all the same, also while bob is away.
+    let letter = world.tickr.get("/v1/dead-letters?kind=chat.deliver").await.body["data"][0]["id"].clone();
+    let path = format!("{tickr}/v1/jobs/{}/replay", letter.as_str().unwrap());
+    let replayed = answer(http().post(path).json(&json!({}))).await;
+    assert_eq!(replayed.status, 201, "{:#}", replayed.body);
+    world.until_idle().await;
+    assert_eq!(stored(&server, "bob", &conversation).await, ["two", "three"]);
+    let bob = Person::join_as("bob", "new", &[&server], Manner::default()).await;
+    bob.until("both are here", |seen| seen.messages.len() == 2).await;
+    drop(bob);
+    world.end([server]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_stops_while_mysql_and_redis_stand_still() {
+    let world = World::alone().await;
+    let mut server = world.server(&[]).await;
+    let conversation = server.direct("ada", "bob").await;
+    let once = Manner { comes_back: false, ..Manner::default() };
+    let ada = Person::join_as("ada", "phone", &[&server], once).await;
+    ada.until("ada is there", |seen| seen.hellos == 1).await;
+    world.tickr.services().mysql().pause().unwrap();
+    world.tickr.services().redis().pause().unwrap();
+    // A statement of her socket waits for an answer.
+    ada.send(&conversation, 1, "into the standstill");
+    let began = Instant::now();
+    server.runner.signal("TERM");
+    assert_eq!(server.runner.exit_code().await, Some(0), "{}", server.runner.log());
+    println!("the server stopped in {:?}", began.elapsed());
+    ada.until("her socket is closed", |seen| !seen.closes.is_empty()).await;
+    assert_eq!(ada.look(|seen| seen.closes.clone()), [1_001]);
+    world.tickr.services().redis().resume().unwrap();
+    world.tickr.services().mysql().resume().unwrap();
+    drop(ada);
+    world.end([]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_reads_nothing_is_taken_for_offline() {
+    let world = World::new().await;
+    let server = world.server(&[]).await;
+    let conversation = server.direct("ada", "bob").await;
+    fill(&world, &conversation, "ada", "bob", 1, 1_000).await;
+    // One batch is larger than the buffers of the connection.
+    world.tickr.sql("UPDATE chat_messages SET body = REPEAT('x', 30000)").await;
+    let url = format!("{}/ws?user=bob&device=phone", server.url.replacen("http", "ws", 1));
+    let (mut socket, _) = tokio_tungstenite::connect_async(&url).await.unwrap();
+    socket.send(Frame::Text(json!({"type": "sync", "after": 0}).to_string().into())).await.unwrap();
+    let status = async || {
+        let (_, shown) = server.ask("ada", Method::GET, "/presence?users=bob,bob", Value::Null).await;
+        (shown["users"][0]["status"].clone(), shown["users"][1]["status"].clone())
+    };
+    eventually("bob is offline", || async { (status().await == (json!("offline"), json!("offline"))).then_some(()) })
+        .await;
+    server.post("ada", &conversation, 1_001, "to the phone").await;
+    world.stub.until(1).await;
+    world.until_idle().await;
+    assert_eq!(dead_letters(&world, "chat.deliver").await, []);
+    drop(socket);
+    world.end([server]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn receipts_that_redis_does_not_take_are_told_when_it_does() {
+    let world = World::alone().await;
+    let server = world.server(&[]).await;
+    let conversation = server.direct("ada", "bob").await;
+    let (ada, bob) = (Person::join("ada", &[&server]).await, Person::join("bob", &[&server]).await);
+    let one = server.post("ada", &conversation, 1, "one").await;
+    bob.until("the message is here", |seen| seen.messages.len() == 1).await;
+    world.until_idle().await;
+    let acl = async |rule: &str| {
+        let mut redis = world.tickr.redis().await;
+        redis::cmd("ACL").arg("SETUSER").arg("default").arg(rule).exec_async(&mut redis).await.unwrap();
+    };
+    acl("-publish").await;
+    bob.say(json!({"type": "read", "conversation_id": conversation, "read_up_to": one["message_id"]}));
+    world.tickr.until_count("SELECT read_seq FROM chat_members WHERE user = 'bob'", 1).await;
+    acl("+publish").await;
+    ada.until("the receipt is here", |seen| seen.reads.len() == 1).await;
+    assert_eq!(bob.look(|seen| seen.errors.clone()), Vec::<Value>::new());
+    drop((ada, bob));
+    world.end([server]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_read_or_does_not_exist_is_refused_in_json_and_for_good() {
+    let world = World::new().await;
+    let server = world.server(&[]).await;
+    let conversation = server.direct("ada", "bob").await;
+    let huge = "x".repeat(2 << 20);
+    let id = Uuid::new_v4().to_string();
+    let message = |content: &str| json!({"message_id": id, "client_seq": 1, "content": content});
+    for (method, path, body, status, code) in [
+        (Method::GET, "/nowhere", Value::Null, 404, "not_found"),
+        (Method::GET, "/applications/%C3%A4", Value::Null, 404, "not_found"),
+        (Method::GET, "/applications/%C3%A4/chats/1", Value::Null, 404, "not_found"),
+        (Method::GET, "/applications/%C3%A4/chats/1/messages/1", Value::Null, 404, "not_found"),
+        (Method::GET, "/applications/a/chats/x", Value::Null, 400, "wrong"),
+        (Method::POST, "/applications/%C3%A4/chats", Value::Null, 404, "not_found"),
+        (Method::POST, "/applications/%C3%A4/chats/1/messages", json!({"body": "x"}), 404, "not_found"),
+        (Method::POST, "/applications", json!({"name": 5}), 400, "wrong"),
+        (Method::GET, "/conversations/%C3%A4", Value::Null, 403, "not_a_member"),
+        (Method::GET, "/conversations/%C3%A4/messages", Value::Null, 403, "not_a_member"),
+        (Method::POST, "/conversations/%C3%A4/messages", message("x"), 404, "not_found"),
+        (Method::POST, "/conversations/ada~bob/messages", message(&huge), 400, "wrong"),
+        (Method::POST, "/conversations/ada~bob/messages", json!({"content": "x"}), 400, "wrong"),
+        (Method::GET, "/conversations/ada~bob/messages?after=x", Value::Null, 400, "wrong"),
+        (Method::POST, "/conversations", json!({"with": ["bob"]}), 400, "wrong"),
+        (Method::POST, "/sign-in", json!("ada"), 400, "wrong"),
+        (Method::POST, "/sign-in", json!({"name": "\u{e4}"}), 400, "wrong"),
+        (Method::GET, "/presence", Value::Null, 400, "wrong"),
+    ] {
+        let (answered, body) = server.ask("ada", method.clone(), path, body).await;
+        assert_eq!((answered, &body["code"]), (status, &json!(code)), "{method} {path}: {body}");
+    }
+
+    // The same over a socket, which stays.
+    let ada = Person::join("ada", &[&server]).await;
+    let frames = [
+        (
+            json!({"type": "send", "conversation_id": "\u{e4}", "message_id": id, "client_seq": 1, "content": "x"}),
+            "not_found",
+        ),
+        (json!({"type": "open", "conversation_id": "\u{e4}"}), "wrong"),
+        (json!({"type": "typing_start", "conversation_id": &huge[..100_000]}), "wrong"),
+        (json!({"type": "nothing"}), "wrong"),
+    ];
+    for (number, (frame, code)) in frames.into_iter().enumerate() {
+        ada.say(frame);
+        ada.until("it is refused", |seen| seen.errors.len() == number + 1).await;
+        assert_eq!(ada.look(|seen| seen.errors[number]["code"].clone()), code);
+    }
+    ada.say(json!({"type": "read", "conversation_id": "\u{e4}", "read_up_to": "\u{e4}"}));
+
+    // A deleted account says nothing more.
+    assert_eq!(server.ask("ada", Method::DELETE, "/account", Value::Null).await.0, 204);
+    ada.say(
+        json!({"type": "send", "conversation_id": conversation, "message_id": id, "client_seq": 1, "content": "x"}),
+    );
+    ada.until("it is refused", |seen| seen.errors.len() == 5).await;
+    assert_eq!(ada.look(|seen| (seen.errors[4]["code"].clone(), seen.closes.len())), (json!("not_a_member"), 0));
+    assert_eq!(world.tickr.count("SELECT COUNT(*) FROM chat_messages").await, 0);
+    drop(ada);
+    world.end([server]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_has_one_socket_however_often_its_connection_is_given_up() {
+    let Some(browser) = Browser::shared().await else { return };
+    let world = World::new().await;
+    let server = world.server(&[("CHAT_WRITE_UP_TO", "0"), ("CHAT_PUSH_UP_TO", "0")]).await;
+    let group = server.group("ada", &["bob".to_owned()], "full").await;
+    let bob = browser.page(&server.url).await;
+    open(&bob, "bob", "a group").await;
+    bob.until("bob is online", "document.getElementById('line').textContent === 'online'").await;
+    // Three words of news fail at the same time, and each gives the connection up.
+    bob.eval::<()>(
+        "void (window.sockets = 0, window.failing = [], window.plainFetch = fetch, window.PlainSocket = WebSocket, \
+         window.fetch = () => new Promise((_, reject) => failing.push(reject)), \
+         window.WebSocket = class extends PlainSocket { constructor(url) { super(url); sockets += 1; } })",
+    )
+    .await;
+    for (number, text) in (1..).zip(["one", "two", "three"]) {
+        server.post("ada", &group, number, text).await;
+    }
+    bob.until("all three ask", "failing.length === 3").await;
+    bob.eval::<()>("void (window.fetch = plainFetch, failing.forEach((fail) => fail(new Error('gone'))))").await;
+    bob.reads("three").await;
+    server.post("ada", &group, 4, "four").await;
+    bob.reads("four").await;
+    assert_eq!(bob.eval::<usize>("sockets").await, 1);
+    drop(bob);
+    world.end([server]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_keeps_a_draft_in_its_conversation_and_shows_a_group_that_is_new() {
+    let Some(browser) = Browser::shared().await else { return };
+    let world = World::new().await;
+    let server = world.server(&[("CHAT_WRITE_UP_TO", "0"), ("CHAT_PUSH_UP_TO", "0")]).await;
+    server.direct("ada", "bob").await;
+    server.direct("ada", "cy").await;
+    let bob = browser.page(&server.url).await;
+    open(&bob, "bob", "ada").await;
+    // The news of the first message comes before the page knows the group.
+    bob.eval::<()>(
+        "void (window.plainFetch = fetch, window.fetch = (...all) => \
+         new Promise((done) => setTimeout(done, 300)).then(() => plainFetch(...all)))",
+    )
+    .await;
+    let group = server.group("ada", &["bob".to_owned()], "full").await;
+    server.post("ada", &group, 1, "welcome").await;
+    bob.fill(&field("Message"), "for ada alone").await;
+    bob.click(&button("a group")).await;
+    bob.reads("welcome").await;
+    let text = "document.getElementById('text').value";
+    bob.until("the field is empty", &format!("{text} === ''")).await;
+    bob.click(&button("ada")).await;
+    bob.until("the draft is back", &format!("{text} === 'for ada alone'")).await;
     drop(bob);
     world.end([server]).await;
 }

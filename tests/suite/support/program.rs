@@ -22,11 +22,20 @@ pub(crate) fn tickr() -> PathBuf {
     env!("CARGO_BIN_EXE_tickr").into()
 }
 
+/// Return whether the examples are release builds. A suite that is none itself drives them with `TICKR_TEST_RELEASE`:
+/// compiling the suite for release takes longer than all of tickr.
+pub(crate) fn is_release() -> bool {
+    !cfg!(debug_assertions) || std::env::var_os("TICKR_TEST_RELEASE").is_some()
+}
+
 /// Return the path of an example. `cargo test` builds examples and tests together, but not when it is run for one test
 /// target alone, so this builds it from the current sources. A suite that is run without cargo, as `make mutants` does,
 /// takes the example that was built with it.
 pub(crate) async fn example(name: &str) -> PathBuf {
-    let folder = tickr().parent().unwrap().to_owned();
+    let mut folder = tickr().parent().unwrap().to_owned();
+    if is_release() {
+        folder.set_file_name("release");
+    }
     let example = folder.join("examples").join(name);
     let Some(cargo) = std::env::var_os("CARGO") else {
         assert!(example.exists(), "{} was not built; run `cargo build --examples`", example.display());
