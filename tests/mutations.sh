@@ -2622,9 +2622,60 @@ mutants() {
         'read_json(request, api, limit, None, parse_of_any_depth)' 'read_json(request, api, limit, None, parse)' \
         remote_workers::a_report_that_is_not_valid_costs_no_lease_and_the_largest_result_arrives \
         remote_workers::a_verdict_that_is_not_valid_is_refused_alone
-    mutant 'depth of a result of a remote worker' internal/api/workers.rs \
-        'if !deep.is_empty() {' 'if deep.len() > 9 {' \
-        remote_workers::a_verdict_that_is_not_valid_is_refused_alone
+    mutant 'front of a ready list for an older job of a limit' internal/broker/lib.rs \
+        'self.lane_times.goes_first(&job.queue, job.priority, job.execute_at)' 'job.queue.as_str().is_empty()' \
+        key_limits::parked_jobs_start_before_the_jobs_of_their_queue_that_were_due_later
+    mutant 'share of a fair limit after a start' internal/engine/limits.rs \
+        'summary.limits_in_use || shared.store.lacks_shares()' 'summary.limits_in_use' \
+        key_limits::a_fair_limit_holds_after_a_restart_of_the_only_runner
+    mutant 'place in the line of a job that lost its slot' internal/store/attempts/limited.rs \
+        'held_due_at.map_or_else(|| row.try_get("execute_at"), Ok)?' 'row.try_get("execute_at")?' \
+        key_limits::a_job_of_a_rate_keeps_its_place_in_the_line_when_the_slot_that_was_kept_for_it_is_lost
+    mutant 'slots of attempts that a changed limit does not cover' internal/store/attempts/limited.rs \
+        '!self.let_uncovered_go(set, gone).await? || !self.free_uncovered_slots(set).await?' \
+        '!self.let_uncovered_go(set, gone).await?' \
+        key_limits::running_jobs_that_a_changed_limit_does_not_cover_any_more_keep_no_slot_of_it
+    mutant 'end of a batch before its cancel' internal/engine/batches.rs \
+        'if shared.store.finish_batch_cancel(batch).await? {' 'if false {' \
+        batches::a_job_that_is_retried_in_a_cancelled_batch_is_not_cancelled_again
+    mutant 'look at more batches at once' internal/engine/batches.rs \
+        'more = matches!(counted, Ok(true));' 'more = false;' \
+        batches::many_small_batches_that_end_together_are_counted_without_a_rest_between_looks
+    mutant 'time of the rows that are moved one by one' internal/broker/outbox.rs \
+        'const KEYED_TIME: Duration = Duration::from_millis(50);' 'const KEYED_TIME: Duration = Duration::from_secs(600);' \
+        outbox::a_row_starts_while_thousands_of_rows_of_a_batch_in_front_of_it_are_moved_and_orders_hold
+    mutant 'objects in the options of a row' internal/broker/outbox.rs \
+        'let Object(options): Object<RowOptions> = match' 'let options: RowOptions = match' \
+        internal/broker/outbox.rs 'None => Object(RowOptions::default()),' 'None => RowOptions::default(),' \
+        outbox::a_row_whose_options_are_an_array_is_rejected
+    mutant 'depth of a result of a remote worker' internal/handlers/verdict.rs \
+        'if json.as_deref().is_some_and(is_too_deep) {' \
+        'if json.as_deref().is_some_and(is_too_deep) && self.delay_ms.is_some() {' \
+        remote_workers::a_verdict_that_is_not_valid_is_refused_alone \
+        push_kinds::a_verdict_that_is_nested_too_deep_is_not_usable_whatever_is_around_it
+    mutant 'depth of a result that comes later' internal/api/attempts.rs \
+        'wrong(pointer, TOO_DEEP);' 'let _ = pointer;' \
+        push_kinds::a_verdict_that_is_nested_too_deep_is_not_usable_whatever_is_around_it
+    mutant 'slot of an attempt that is finished later' internal/broker/deferred.rs \
+        'settle_and_free(settlement, Arc::clone(&attempt.slots))' 'settle(settlement)' \
+        push_kinds::a_finish_through_the_api_frees_the_slot_of_its_job_for_the_next_one
+    mutant 'time of a deferred attempt that has ended' internal/store/attempts/settle.rs \
+        'step.owed.links & DEFERRED != 0' 'step.owed.links & DEFERRED == u8::MAX' \
+        deferred::an_attempt_that_has_ended_counts_as_one_of_another_system_no_more \
+        push_kinds::an_attempt_that_was_reported_on_before_its_answer_is_forgotten_with_its_verdict
+    mutant 'attempts that a worker held when it left' internal/store/attempts/lease.rs \
+        'if left.contains(owed.runner.as_str()) {' 'if left.contains("") {' \
+        remote_workers::what_a_worker_that_left_still_held_comes_back_unused_also_when_the_process_that_it_told_dies
+    mutant 'lease of a worker that left' internal/engine/reaper.rs \
+        'LapseRule::all(at)' 'LapseRule::at(at)' \
+        remote_workers::what_a_worker_that_left_still_held_comes_back_unused_also_when_the_process_that_it_told_dies
+    mutant 'kinds and queues of a worker that left' internal/store/attempts/remote.rs \
+        'SELECT kinds, queues FROM runners WHERE id = ?' \
+        'SELECT kinds, queues FROM runners WHERE stopped_at IS NULL AND id = ?' \
+        remote_workers::a_repeated_leave_has_the_same_answer_for_a_key_with_and_without_limits
+    mutant 'what another process told a worker' internal/broker/remote_workers.rs \
+        'before.max(over.saturating_sub(lease))' 'before.min(Duration::ZERO)' \
+        remote_workers::the_time_limit_of_an_attempt_ends_it_ten_seconds_after_any_process_told_its_worker
     mutant 'verdict that is refused alone' internal/api/workers.rs \
         'Err(refused) => given.push((token_in(&text), refused)),' \
         'Err(_) => return Err(Problem::new(Code::InvalidRequest, token_in(&text))),' \

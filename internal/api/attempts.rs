@@ -13,19 +13,21 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use crate::http::body::{Body, PathText, ResultBody};
+use crate::http::body::{PartsBody, PathText};
 use crate::http::failed_logins::Peer;
 use crate::http::problem::{Code, Problem};
 use crate::view::{Moment, StateWord};
 use crate::{Api, json};
 use tickr_broker::Finished;
-use tickr_handlers::{FinishKey, RemoteVerdict};
+use tickr_handlers::{FinishKey, RemoteVerdict, is_too_deep};
 use tickr_job::{JobId, Progress, State as JobState, limits};
 
 /// Longest note with the progress, in characters.
 const MAX_NOTE: usize = 120;
 /// Longest error, in characters.
 const MAX_ERROR: usize = 2_000;
+/// The problem of a result or a checkpoint beyond [`limits::MAX_LEVELS`].
+const TOO_DEEP: &str = "must be nested at most 64 levels deep";
 
 /// What a system says about an attempt on which it works.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -37,7 +39,7 @@ pub(super) struct ReportBody {
     /// Short description of the progress, at most 120 characters.
     #[schema(max_length = 120)]
     note: Option<String>,
-    /// JSON with which the next attempt begins if this one fails, at most 64 KiB.
+    /// JSON with which the next attempt begins if this one fails, at most 64 KiB and 64 levels.
     #[schema(value_type = Option<serde_json::Value>)]
     checkpoint: Option<Box<RawValue>>,
 }
@@ -75,7 +77,7 @@ pub(super) async fn report(
     State(api): State<Api>,
     peer: Option<Extension<Peer>>,
     PathText(key): PathText,
-    Body(body, _): Body<ReportBody>,
+    PartsBody(body): PartsBody<ReportBody>,
 ) -> Result<Response, Problem> {
     let ReportBody { percent, note, checkpoint } = body;
     let mut problems = Vec::new();
@@ -88,6 +90,9 @@ pub(super) async fn report(
     }
     if checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.get().len() > limits::MAX_CHECKPOINT_BYTES) {
         problems.push(tickr_handlers::Problem::at("/checkpoint", "must have at most 65536 bytes"));
+    }
+    if checkpoint.as_deref().is_some_and(is_too_deep) {
+        problems.push(tickr_handlers::Problem::at("/checkpoint", TOO_DEEP));
     }
     if !problems.is_empty() {
         return Err(Problem::new(Code::InvalidRequest, "invalid report; `errors` says why").at("", problems));
@@ -130,7 +135,7 @@ pub(super) struct FinishBody {
     /// `succeeded`; `failed`: another attempt may succeed; `rejected`: no attempt can succeed; `snoozed`: the job runs again
     /// after `delay_ms`, and no attempt is used; `released`: the job runs again at once, and no attempt is used.
     verdict: FinishVerdict,
-    /// Result to store with the job, at most 256 KiB of JSON. Only with `succeeded`.
+    /// Result to store with the job, at most 256 KiB of JSON and 64 levels. Only with `succeeded`.
     #[schema(value_type = Option<serde_json::Value>)]
     result: Option<Box<RawValue>>,
     /// Why the attempt did not succeed, for operators: at most 2,000 characters, without secrets. Required with `failed`,
@@ -140,7 +145,7 @@ pub(super) struct FinishBody {
     /// Time until the job runs again, in milliseconds. Required with `snoozed`. With `failed` it replaces the backoff.
     #[schema(minimum = 1_000, maximum = 604_800_000)]
     delay_ms: Option<u64>,
-    /// JSON with which the next attempt begins, at most 64 KiB.
+    /// JSON with which the next attempt begins, at most 64 KiB and 64 levels.
     #[schema(value_type = Option<serde_json::Value>)]
     checkpoint: Option<Box<RawValue>>,
 }
@@ -175,7 +180,7 @@ pub(super) async fn finish(
     State(api): State<Api>,
     peer: Option<Extension<Peer>>,
     PathText(key): PathText,
-    ResultBody(body): ResultBody<FinishBody>,
+    PartsBody(body): PartsBody<FinishBody>,
 ) -> Result<Response, Problem> {
     let (finish, checkpoint) = read(body)?;
     let finished = match digest_of(&key) {
@@ -220,6 +225,11 @@ fn read(body: FinishBody) -> Result<(RemoteVerdict, Option<Arc<str>>), Problem> 
     }
     if checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.get().len() > limits::MAX_CHECKPOINT_BYTES) {
         wrong("/checkpoint", "must have at most 65536 bytes");
+    }
+    for (pointer, json) in [("/result", &result), ("/checkpoint", &checkpoint)] {
+        if json.as_deref().is_some_and(is_too_deep) {
+            wrong(pointer, TOO_DEEP);
+        }
     }
     if !problems.is_empty() {
         return Err(Problem::new(Code::InvalidRequest, "invalid end of an attempt; `errors` says why").at("", problems));

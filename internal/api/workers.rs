@@ -30,7 +30,7 @@ use crate::http::revocation::RequestRight;
 use crate::view::{Moment, StateWord};
 use crate::{Api, json};
 use tickr_broker::{JobDelivery, WorkerFinish, WorkerFinished, WorkerReport};
-use tickr_handlers::{CheckedVerdict, KindDefaults, KnownKind, SentVerdict, VerdictWord};
+use tickr_handlers::{CheckedVerdict, KindDefaults, KnownKind, SentVerdict, VerdictWord, is_too_deep};
 use tickr_job::{AttemptToken, JobId, Name, Progress, RunnerId, State as JobState, is_terminal_control, limits};
 use tickr_store::{BEATS_PER_LEASE, Claimed, NewWorker, RemoteFetch};
 
@@ -809,25 +809,12 @@ fn read(text: &RawValue) -> Result<(String, CheckedVerdict), Vec<RefusedField>> 
         let problem = tickr_handlers::Problem::in_json(error);
         vec![RefusedField { field: problem.pointer.trim_start_matches('/').to_owned(), detail: problem.detail }]
     })?;
-    let deep = |(field, json): (&str, &Option<Box<RawValue>>)| {
-        let detail = format!("must be nested at most {} levels deep", limits::MAX_LEVELS);
-        json.as_deref().is_some_and(is_too_deep).then(|| RefusedField { field: field.to_owned(), detail })
-    };
-    let deep: Vec<_> = [("result", &result), ("checkpoint", &checkpoint)].into_iter().filter_map(deep).collect();
-    if !deep.is_empty() {
-        return Err(deep);
-    }
     let sent = SentVerdict { verdict: verdict.into(), result, error, delay_ms, log, checkpoint };
     let checked = sent.check().map_err(|wrong| {
         let refused = |(field, detail): (&'static str, String)| RefusedField { field: field.to_owned(), detail };
         wrong.into_iter().map(refused).collect::<Vec<_>>()
     })?;
     Ok((token, checked))
-}
-
-/// Return whether JSON that is stored with a job is nested so deep that parsers of clients may refuse it.
-fn is_too_deep(json: &RawValue) -> bool {
-    limits::deeper_than(json.get().as_bytes(), limits::MAX_LEVELS)
 }
 
 /// Return the token of a verdict that is not valid, as far as it has one.

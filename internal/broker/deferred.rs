@@ -59,7 +59,7 @@ impl Broker {
         let Some(attempt) = self.store.deferred_attempt(key).await? else { return Ok(Finished::Unknown) };
         let settlement = self.settlement(&attempt, finish, checkpoint);
         let verdict = settlement.verdict;
-        match self.store.settle(settlement).await? {
+        match self.store.settle_and_free(settlement, Arc::clone(&attempt.slots)).await? {
             Settled::NotOurs => Ok(Finished::Ended(attempt.id)),
             Settled::Done { state, execute_at, line, released, .. } => {
                 if attempt.open {

@@ -9,6 +9,7 @@
 //! - `deferred.rs`: attempts that other systems finish.
 //! - `idempotency.rs`: idempotency keys and digests of requests.
 //! - `hints.rs`: the background task that sends hints to the index.
+//! - `lane_times.rs`: the due times to which this process has come.
 //! - `batches.rs`: batches of jobs.
 //! - `outbox.rs`: moves jobs from the outbox.
 //! - `other_versions.rs`: rows and ticks that are left to runners of another version.
@@ -26,6 +27,7 @@ mod deferred;
 mod draft;
 mod hints;
 mod idempotency;
+mod lane_times;
 mod operator_settings;
 mod other_versions;
 mod outbox;
@@ -58,6 +60,7 @@ use tokio::sync::{Notify, watch};
 use tokio_util::task::TaskTracker;
 
 use hints::Hints;
+use lane_times::LaneTimes;
 use other_versions::LeftTicks;
 use outbox::{FoundLocks, LockedRows};
 use remote_workers::Polls;
@@ -66,7 +69,7 @@ use tickr_handlers::{Registered, Registry};
 use tickr_index::{Entry, Health, Index, Lane};
 use tickr_job::{Actor, JobId, JobOptions, Name, NewJob, Producer, State, Timestamp};
 use tickr_store::{
-    Accepted, ActionOutcome, BatchOutcome, Change, ChangeCondition, ChangeOutcome, DueJob, EnqueueOutcome,
+    Accepted, ActionOutcome, BatchOutcome, Change, ChangeCondition, ChangeOutcome, Claimed, DueJob, EnqueueOutcome,
     EnqueueReceipts, EnqueueRefusal, EnqueuedJob, IdempotentOutcome, IdempotentRequest, JobAction, KeyHolder,
     LinkProblem, Original, Refusal, Remake, ResponseBuilder, Store, StoreError, UpdatedJob,
 };
@@ -79,6 +82,7 @@ pub struct Broker {
     registry: Arc<Registry>,
     events: Events,
     hints: Hints,
+    lane_times: Arc<LaneTimes>,
     meters: Meters,
     /// Counters of accepted jobs, by kind. The handles are stored because looking them up is slow.
     accepted: Arc<HashMap<Name, Counter>>,
@@ -125,6 +129,7 @@ impl Broker {
             registry,
             events,
             hints,
+            lane_times: Arc::default(),
             meters: Meters::default(),
             accepted,
             polls: Arc::new(Polls::new(tasks)),
@@ -410,10 +415,28 @@ impl Broker {
         }
     }
 
-    /// Hint a job that is not held any more.
+    /// Hint a job that is not held any more. If it was due before the jobs that this process now claims from its ready
+    /// list, it goes to the front of the list, and otherwise to the tail.
+    ///
+    /// Where a fair limit applies it goes to the tail in any case. The workers divide by the numbers of jobs on their way,
+    /// so these take turns: at the front, the jobs of the key that has waited longest would leave the others no worker.
     pub fn hint_released(&self, job: &DueJob) {
         self.events.emit(Event::Rescheduled { id: job.id });
-        self.hint_due(job);
+        if !self.store.shares_fairly(&job.kind, &job.queue)
+            && self.lane_times.goes_first(&job.queue, job.priority, job.execute_at)
+        {
+            self.hint_first(job.id, &job.queue, job.priority, job.execute_at);
+        } else {
+            self.hint_due(job);
+        }
+    }
+
+    /// Note that this process has claimed a job that it found in the index or in MySQL. A job that was let go a moment
+    /// before tells nothing about the due times of the jobs in its ready list, and is not noted.
+    pub fn note_claimed(&self, job: &Claimed) {
+        if !job.was_parked() && job.options.order.is_none() {
+            self.lane_times.note(&job.queue, job.priority, job.execute_at);
+        }
     }
 
     async fn announce_action(&self, id: JobId, outcome: &ActionOutcome) {

@@ -1,11 +1,16 @@
 //! Moves jobs from the outbox, where other programs requested them with a plain INSERT.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::marker::PhantomData;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_recursion::async_recursion as boxed;
 use chrono::TimeDelta;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use tokio::sync::watch;
@@ -16,7 +21,7 @@ use crate::draft::Draft;
 use crate::other_versions::{LEFT_AT_MOST, another_may_read};
 use tickr_handlers::Registry;
 use tickr_job::{
-    BatchId, Due, JobId, NewJob, OnConflict, OnFailure, OnParentFailure, RetryRequest, Timestamp, TraceContext,
+    BatchId, Due, JobId, Name, NewJob, OnConflict, OnFailure, OnParentFailure, RetryRequest, Timestamp, TraceContext,
     UniqueUntil,
 };
 use tickr_store::{
@@ -31,6 +36,11 @@ const ID_TOLERANCE: TimeDelta = TimeDelta::days(1);
 const LOCKED_RESTS: Duration = Duration::from_secs(10);
 /// Time after which a row is tried again for the first time that found a lock for which it did not wait.
 const FIRST_REST: Duration = Duration::from_millis(250);
+/// Time for the rows of a page that are moved one by one, but one of them at least. The rows of the next pages must not
+/// wait for all of them.
+const KEYED_TIME: Duration = Duration::from_millis(50);
+/// Unique keys of rows that stay for want of time that are remembered at most.
+const MAX_LEFT_KEYS: usize = 100_000;
 /// Time after which a row that was locked is forgotten if no pass has met it again: another process has moved it.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 
@@ -43,6 +53,8 @@ pub struct OutboxPass {
     pub rejected: Vec<(Uuid, String)>,
     /// The id behind which the next page begins, if there may be one.
     pub next: Option<Uuid>,
+    /// True if rows stay for want of time. They are moved when the pages are looked at again.
+    pub unfinished: bool,
 }
 
 /// A row that found a lock of another session.
@@ -73,9 +85,37 @@ pub(crate) struct LockedRows {
     rows: HashMap<Uuid, LockedRow>,
     /// Number of walks through the pages of the outbox that have begun.
     walk: u64,
+    /// True if this walk has left rows for want of time.
+    is_short: bool,
+    /// The unique keys of these rows and of those behind them, as digests, each with the first row that has it. A row
+    /// with the same unique key behind that one stays as well: of two, the later one may have to take the place of the
+    /// other.
+    left_keys: HashMap<u64, Uuid>,
 }
 
 impl LockedRows {
+    /// Begin with the first page, or go on with the next one.
+    fn walk_on(&mut self, is_first: bool) {
+        if is_first {
+            self.walk += 1;
+            self.is_short = false;
+            self.left_keys.clear();
+        }
+    }
+
+    /// Note that a row with this unique key stays.
+    fn leave_key(&mut self, row: Uuid, key: u64) {
+        if self.left_keys.len() < MAX_LEFT_KEYS {
+            let first = self.left_keys.entry(key).or_insert(row);
+            *first = row.min(*first);
+        }
+    }
+
+    /// Return whether a row with this unique key may be behind one that stays. If too many stay, each may.
+    fn is_behind(&self, row: Uuid, key: u64) -> bool {
+        self.left_keys.len() >= MAX_LEFT_KEYS || self.left_keys.get(&key).is_some_and(|first| *first < row)
+    }
+
     /// Note that the rows of a page are still there.
     fn meet(&mut self, rows: impl Iterator<Item = Uuid>) {
         for row in rows {
@@ -171,6 +211,20 @@ fn needed_locks(job: &NewJob) -> Vec<NeededLock> {
     unique.chain(parents).chain(job.options.batch.map(NeededLock::Batch)).collect()
 }
 
+/// Return whether one of these rows is a parent of the job of `row`. A parent behind the row does not count: two rows
+/// could wait for each other.
+fn has_parent_of(rows: &HashSet<Uuid>, row: Uuid, job: &NewJob) -> bool {
+    let parents = job.options.after.iter().map(|parent| parent.uuid());
+    parents.filter(|parent| *parent < row).any(|parent| rows.contains(&parent))
+}
+
+/// Return a digest of a unique key. Two that have the same one only wait for each other.
+fn digest_of(kind: &Name, unique_key: &str) -> u64 {
+    let mut digest = DefaultHasher::new();
+    (kind.as_str(), unique_key).hash(&mut digest);
+    digest.finish()
+}
+
 /// Return whether a wait in vain can only have been for the one lock of this list. Otherwise the lock that is found after
 /// it may be merely busy, in front of the one that the row has waited for.
 fn is_for_one_lock(needed: &[NeededLock], has_order_key: bool, waits_for: WaitsFor) -> bool {
@@ -187,6 +241,7 @@ struct RowOptions {
     priority: Option<u8>,
     max_attempts: Option<u32>,
     timeout_ms: Option<u64>,
+    #[serde(deserialize_with = "object_or_null")]
     retry: Option<RetryRequest>,
     unique_key: Option<String>,
     #[serde(deserialize_with = "list_or_null")]
@@ -204,7 +259,38 @@ struct RowOptions {
     batch: Option<BatchId>,
     #[serde(deserialize_with = "list_or_null")]
     tags: Vec<String>,
+    #[serde(deserialize_with = "object_or_null")]
     trace: Option<RowTrace>,
+}
+
+/// A JSON object as `T`. A derived `Deserialize` would also accept an array of the values of its fields.
+struct Object<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
+            type Value = T;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<T, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(fields))
+            }
+        }
+        deserializer.deserialize_map(Fields(PhantomData)).map(Self)
+    }
+}
+
+/// Read an object. Null counts as left out.
+fn object_or_null<'de, T, D>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    T: Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    Ok(Option::<Object<T>>::deserialize(deserializer)?.map(|Object(value)| value))
 }
 
 /// Read a list. Null counts as left out, as in the body of `POST /v1/jobs`.
@@ -229,9 +315,9 @@ fn prepare(registry: &Registry, row: OutboxRow) -> Result<NewJob, String> {
         return Err("the id must be a UUIDv7 made within a day of the INSERT: it becomes the id of the job".to_owned());
     }
     let payload = RawValue::from_string(row.payload).map_err(|error| format!("the payload is not JSON: {error}"))?;
-    let options: RowOptions = match row.options.as_deref() {
+    let Object(options): Object<RowOptions> = match row.options.as_deref() {
         Some(text) => serde_json::from_str(text).map_err(|error| format!("the options cannot be read: {error}"))?,
-        None => RowOptions::default(),
+        None => Object(RowOptions::default()),
     };
     // Its job would wait for its own end.
     if options.after.contains(&JobId::from_uuid(row.id)) {
@@ -307,13 +393,18 @@ impl Broker {
             }
         });
         let locked = self.locked_rows(|locked| {
-            locked.walk += u64::from(after.is_none());
+            locked.walk_on(after.is_none());
             locked.rows.keys().copied().collect()
         });
         let page = self.store.move_outbox_page(after, prepare, locked).await?;
         self.announce(&page.accepted);
-        let mut pass =
-            OutboxPass { moved: page.accepted.len() + page.repeated, rejected: page.rejected, next: page.next };
+        let moved = page.accepted.len() + page.repeated;
+        let mut pass = OutboxPass { moved, rejected: page.rejected, next: page.next, unfinished: false };
+        self.locked_rows(|locked| {
+            if locked.is_short {
+                page.left_keys.iter().for_each(|(row, kind, key)| locked.leave_key(*row, digest_of(kind, key)));
+            }
+        });
         let failed = self.move_keyed_rows(page.keyed, &mut pass).await.err();
         metrics::counter!("tickr_outbox_moved_total").increment(pass.moved as u64);
         metrics::counter!("tickr_outbox_rejected_total").increment(pass.rejected.len() as u64);
@@ -328,8 +419,10 @@ impl Broker {
     /// that found a lock of another session come after the others for a while. Each wait in vain takes seconds in which
     /// no other row is moved. So after one, no row of any page waits for anything for a while. Of the rows that were
     /// locked before, only the one that was turned away longest waits, and for an order key only in its first turn. No
-    /// new row waits before it. Rows that need a lock that was found are not tried for a while, because there may be any
-    /// number of them.
+    /// new row waits before it. Rows that need a lock that was found are not tried for a while, because there may be
+    /// any number of them. When the time of the page is up, the rows that are left stay for the next walk, and with
+    /// them those of later pages that have their unique keys. Those with their order keys, and their children, stay
+    /// anyway.
     async fn move_keyed_rows(&self, rows: Vec<(Uuid, NewJob)>, pass: &mut OutboxPass) -> Result<(), StoreError> {
         let mut stay: HashSet<String> = HashSet::new();
         let locked_before = self.locked_rows(|locked| {
@@ -337,10 +430,16 @@ impl Broker {
             locked.rows.clone()
         });
         let (mut first, mut then) = (Vec::with_capacity(rows.len()), Vec::new());
+        // Rows that come after the others, or stay. Their children come after them, or stay as well.
+        let mut staying: HashSet<Uuid> = HashSet::new();
         for (row, job) in rows {
             let order_key = job.options.order.as_ref().map(|order| order.key.to_string());
-            if locked_before.contains_key(&row) || order_key.as_ref().is_some_and(|key| stay.contains(key)) {
+            let is_later = locked_before.contains_key(&row)
+                || order_key.as_ref().is_some_and(|key| stay.contains(key))
+                || has_parent_of(&staying, row, &job);
+            if is_later {
                 stay.extend(order_key);
+                staying.insert(row);
                 then.push((row, job));
             } else {
                 first.push((row, job));
@@ -348,10 +447,16 @@ impl Broker {
         }
         // A row that is to be tried again holds up those behind it in its order key, in this list as in the other one.
         stay.clear();
+        staying.clear();
         let mut turn = self.next_turn();
         let mut failed = None;
-        for (row, job) in first.into_iter().chain(then) {
+        let (began, mut any_tried) = (Instant::now(), false);
+        let mut rows = first.into_iter().chain(then);
+        while let Some((row, job)) = rows.next() {
             let order_key = job.options.order.as_ref().map(|order| order.key.to_string());
+            let unique_key = job.unique_key.as_ref().map(|key| digest_of(&job.kind, key));
+            let waits_for_row = has_parent_of(&staying, row, &job)
+                || unique_key.is_some_and(|key| self.locked_rows(|locked| locked.is_behind(row, key)));
             let before = locked_before.get(&row);
             let now = Instant::now();
             let rests = before.is_some_and(|before| now < before.until);
@@ -366,7 +471,7 @@ impl Broker {
                 Some(before) if has_turn => before.waits_for(),
                 _ => WaitsFor::Nothing,
             };
-            let is_left = !has_turn && (rests || is_found);
+            let is_left = waits_for_row || !has_turn && (rests || is_found);
             if is_left || order_key.as_ref().is_some_and(|key| stay.contains(key)) {
                 if has_turn {
                     // It cannot take its turn, so it is that of another one.
@@ -374,8 +479,15 @@ impl Broker {
                     turn = self.next_turn();
                 }
                 stay.extend(order_key);
+                staying.insert(row);
                 continue;
             }
+            if any_tried && began.elapsed() >= KEYED_TIME {
+                pass.unfinished = true;
+                self.leave_for_now(std::iter::once((row, job)).chain(rows));
+                break;
+            }
+            any_tried = true;
             let moved = self.store.move_keyed_row(row, job, waits_for).await;
             let waited = moved.as_ref().is_ok_and(|moved| moved.waited);
             if waited {
@@ -399,6 +511,7 @@ impl Broker {
                 }
                 Ok(KeyedRow::Left) => {
                     stay.extend(order_key);
+                    staying.insert(row);
                     self.forget_locked(row);
                 }
                 Ok(KeyedRow::Locked(lock)) => {
@@ -407,12 +520,14 @@ impl Broker {
                         self.found_locks(|locks| locks.note(lock, waited, Instant::now()));
                     }
                     stay.extend(order_key);
+                    staying.insert(row);
                     self.locked_rows(|locked| locked.note(row, waits_for, !needed.is_empty(), Instant::now()));
                 }
                 // Without MySQL, none of the others can be moved either.
                 Err(error) if error.is_transient() => return Err(error),
                 Err(error) => {
                     stay.extend(order_key);
+                    staying.insert(row);
                     self.forget_locked(row);
                     failed = Some(error);
                 }
@@ -422,6 +537,18 @@ impl Broker {
             }
         }
         failed.map_or(Ok(()), Err)
+    }
+
+    /// Leave these rows to the next walk.
+    fn leave_for_now(&self, rows: impl Iterator<Item = (Uuid, NewJob)>) {
+        self.locked_rows(|locked| {
+            locked.is_short = true;
+            for (row, job) in rows {
+                if let Some(key) = &job.unique_key {
+                    locked.leave_key(row, digest_of(&job.kind, key));
+                }
+            }
+        });
     }
 
     fn next_turn(&self) -> Option<Uuid> {
@@ -576,6 +703,10 @@ mod tests {
         for (row, part) in [
             (row("{", None), "the payload is not JSON"),
             (row("{}", Some("[")), "the options cannot be read"),
+            (row("{}", Some("[]")), "expected an object"),
+            (row("{}", Some("[600000]")), "expected an object"),
+            (row("{}", Some(r#"{"retry": [[5]]}"#)), "expected an object"),
+            (row("{}", Some(r#"{"trace": ["00-1", null]}"#)), "expected an object"),
             (row("{}", Some(r#"{"wait": 1}"#)), "unknown field `wait`"),
             (row("{}", Some(r#"{"expires_in_ms": 1, "expires_at": "2026-01-01T00:00:00Z"}"#)), "not both"),
             (OutboxRow { id: Uuid::new_v4(), ..row("{}", None) }, "UUIDv7"),

@@ -24,8 +24,8 @@ use tickr_job::{
     AttemptToken, CallOutcome, JobId, Name, Progress, RetryPolicy, RunnerId, State, Timestamp, Verdict, limits,
 };
 use tickr_store::{
-    Again, BegunFetch, CheckpointUse, Claimed, HANDED_OUT_WITHIN, HeldAttempt, LimitKey, NewCheckpoint, Reading,
-    Reaped, RemoteAttempt, RemoteFetch, Settled, Settlement, StoreError,
+    Again, BegunFetch, CheckpointUse, Claimed, HANDED_OUT_WITHIN, HeldAttempt, LimitKey, NewCheckpoint, OverdueAttempt,
+    Reading, Reaped, RemoteAttempt, RemoteFetch, Settled, Settlement, StoreError,
 };
 
 /// Time beyond its time limit for which an attempt may still be finished by its worker. From the limit on, heartbeats tell
@@ -133,11 +133,16 @@ type StepsOfClock = Box<dyn Fn(Timestamp) -> Duration + Send + Sync>;
 
 /// The attempts of workers whose time is over. Age is measured by the clock of MySQL, which may be set. So a step ahead
 /// that this process knows of is taken off the age of each attempt that started before it. And an attempt is ended only
-/// when its worker was told to stop it long enough before, by the clock of this process.
+/// when its worker was told to stop it long enough before.
+///
+/// The heartbeats of a worker may reach any process, and each process knows what it has told itself. What another
+/// process has told follows from the heartbeat before, unless that process may have doubted the clock.
 #[derive(Default)]
 struct TimeLimits {
     clock: OnceLock<(JudgeOfClock, StepsOfClock)>,
     told: Mutex<HashMap<(JobId, AttemptToken), Instant>>,
+    /// When a heartbeat came last while this process doubted the clock, so that no worker was told anything.
+    doubted: Mutex<Option<Instant>>,
 }
 
 impl std::fmt::Debug for TimeLimits {
@@ -148,10 +153,14 @@ impl std::fmt::Debug for TimeLimits {
 
 impl TimeLimits {
     fn judge(&self, reading: Option<&Reading>) -> ClockTrust {
-        match (self.clock.get(), reading) {
+        let trust = match (self.clock.get(), reading) {
             (Some((judge, _)), Some(reading)) => judge(reading),
             _ => ClockTrust::Sure,
+        };
+        if trust == ClockTrust::Doubtful {
+            *self.doubted.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         }
+        trust
     }
 
     /// Return by how much the clock was set ahead since this moment of it, as far as this process knows.
@@ -159,11 +168,29 @@ impl TimeLimits {
         self.clock.get().map_or(Duration::ZERO, |(_, set_ahead_since)| set_ahead_since(moment))
     }
 
-    /// Note that a worker is told to stop an attempt. Return how long ago it was told first.
-    fn tell(&self, id: JobId, token: AttemptToken) -> Duration {
+    /// Note that a worker is told to stop an attempt, and that it was told this long before as well. Return how long
+    /// ago it was told first, as far as this process knows.
+    fn tell(&self, id: JobId, token: AttemptToken, before: Duration) -> Duration {
+        let now = Instant::now();
+        let since = now.checked_sub(before).unwrap_or(now);
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         told.retain(|_, since| since.elapsed() < TOLD_FOR);
-        told.entry((id, token)).or_insert_with(Instant::now).elapsed()
+        let first = told.entry((id, token)).or_insert(since);
+        *first = since.min(*first);
+        first.elapsed()
+    }
+
+    /// Return how long ago the worker of an attempt, which is over its time by this, was told to stop it by any
+    /// process, at the least. Zero if nothing says that it was told.
+    fn told_by_others(&self, overdue: &OverdueAttempt, over: Duration, lease: Duration) -> Duration {
+        // The heartbeat before this one must have come after the time was over, and listed the attempt.
+        let Some(before) = overdue.listed_before.filter(|before| *before <= over) else { return Duration::ZERO };
+        let doubted = *self.doubted.lock().unwrap_or_else(PoisonError::into_inner);
+        if doubted.is_some_and(|at| at.elapsed() < lease + TIMEOUT_GRACE) {
+            return Duration::ZERO;
+        }
+        // A worker that keeps its lease has listed the attempt within the first lease after the end of its time.
+        before.max(over.saturating_sub(lease))
     }
 }
 
@@ -429,6 +456,11 @@ impl Broker {
         }
     }
 
+    /// Tell of attempts of remote workers that the reaper has given back.
+    pub fn note_given_back(&self, given: &[Reaped]) {
+        self.tell_given_back(given);
+    }
+
     /// Tell of attempts that were given back. Returns the queues of their jobs.
     fn tell_given_back(&self, given: &[Reaped]) -> BTreeSet<Name> {
         metrics::counter!("tickr_remote_given_back_total").increment(given.len() as u64);
@@ -490,7 +522,8 @@ impl Broker {
             }
             let set_ahead = self.polls.limits.set_ahead_since(overdue.started_at);
             let Some(over) = overdue.over.checked_sub(set_ahead) else { continue };
-            let told_for = self.polls.limits.tell(id, token);
+            let told_before = self.polls.limits.told_by_others(&overdue, over, beat.lease);
+            let told_for = self.polls.limits.tell(id, token, told_before);
             if trust != ClockTrust::Sure || told_for < TIMEOUT_GRACE {
                 beaten.cancel.insert((id, token));
                 continue;
@@ -532,7 +565,8 @@ impl Broker {
         let why = "its worker ended and gave it back";
         let left = self.give_back(&worker, attempts, why, false).await;
         if !left.is_empty() {
-            // Another session locks their rows, and the worker does not wait for that. Nothing else gives them back.
+            // Another session locks their rows, and the worker does not wait for that. If this process gives up or
+            // dies, the reaper gives them back.
             let broker = self.clone();
             self.polls.tasks.spawn(async move { broker.give_back(&worker, left, why, true).await });
         }

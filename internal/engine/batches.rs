@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::EngineState;
 use tickr_job::{Actor, BatchId};
-use tickr_store::StoreError;
+use tickr_store::{ChangedBatches, StoreError};
 
 /// Pause after a look, so that many changes of a batch are added up together.
 const REST: Duration = Duration::from_millis(50);
@@ -28,10 +28,13 @@ type SetAside = BTreeMap<BatchId, Instant>;
 pub(super) async fn count_until_stopped(shared: Arc<EngineState>) {
     let mut summaries = shared.operator_settings.summaries();
     let mut set_aside = SetAside::new();
+    // The last look found as much as one look takes, so it may have left some.
+    let mut more = false;
     loop {
         let told = tokio::select! {
             () = shared.stop_loops.cancelled() => break,
             () = shared.store.batches_changed() => false,
+            () = std::future::ready(()), if more => false,
             changed = summaries.changed() => {
                 if changed.is_err() {
                     break;
@@ -43,10 +46,14 @@ pub(super) async fn count_until_stopped(shared: Arc<EngineState>) {
             }
         };
         if shared.store_trouble.is_known() {
+            more = false;
             continue;
         }
-        let pause = match count(&shared, &mut set_aside).await {
-            Ok(()) => REST,
+        let counted = count(&shared, &mut set_aside).await;
+        more = matches!(counted, Ok(true));
+        let pause = match counted {
+            Ok(true) => Duration::ZERO,
+            Ok(false) => REST,
             Err(error) => {
                 tracing::warn!(%error, "cannot count the jobs of batches yet");
                 PAUSE
@@ -63,9 +70,12 @@ pub(super) async fn count_until_stopped(shared: Arc<EngineState>) {
     }
 }
 
-async fn count(shared: &EngineState, set_aside: &mut SetAside) -> Result<(), StoreError> {
-    let mut failed = None;
-    let changed = shared.store.changed_batches(set_aside.keys().copied().collect()).await?;
+/// Count the batches that one look finds. Returns true if there may be more of them, and some of these were counted:
+/// what other sessions lock, or what cannot be counted, must not be looked for without a pause.
+async fn count(shared: &EngineState, set_aside: &mut SetAside) -> Result<bool, StoreError> {
+    let (mut failed, mut any_counted) = (None, false);
+    let ChangedBatches { batches: changed, more } =
+        shared.store.changed_batches(set_aside.keys().copied().collect()).await?;
     let now = Instant::now();
     set_aside.retain(|batch, until| now < *until || changed.contains(batch));
     // Each of those that were locked may cost some seconds again, so they come last.
@@ -78,6 +88,7 @@ async fn count(shared: &EngineState, set_aside: &mut SetAside) -> Result<(), Sto
         // A batch that cannot be counted must not hold up those behind it. Without MySQL, none of them can be.
         match count_one(shared, batch).await {
             Ok(true) => {
+                any_counted = true;
                 set_aside.remove(&batch);
             }
             Ok(false) => {
@@ -94,7 +105,7 @@ async fn count(shared: &EngineState, set_aside: &mut SetAside) -> Result<(), Sto
             }
         }
     }
-    failed.map_or(Ok(()), Err)
+    failed.map_or(Ok(more && any_counted), Err)
 }
 
 /// Add up all that has changed in a batch. Returns false if another session locks it.
@@ -127,6 +138,10 @@ async fn finish_cancels(shared: &EngineState) -> Result<(), StoreError> {
 }
 
 async fn finish_cancel(shared: &EngineState, batch: BatchId) -> Result<(), StoreError> {
+    // The row outlives the end of the batch by some seconds. An operator may have retried a job of it since.
+    if shared.store.finish_batch_cancel(batch).await? {
+        return Ok(());
+    }
     let mut batches = vec![batch];
     // The nested batches are marked one by one, and the process that did this may have died in between.
     for nested in shared.store.unmarked_nested(batch).await? {

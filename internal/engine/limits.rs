@@ -27,7 +27,9 @@ pub(super) async fn sweep_until_stopped(shared: &EngineState) {
         // A sweep that comes early is none of those that follow a summary.
         let latest = if counts { summaries.borrow().clone() } else { summaries.borrow_and_update().clone() };
         let Some(summary) = latest else { continue };
-        let in_use = summary.limits_in_use;
+        // In a process that has just started, a fair limit has no share. So its jobs start without slots, and no
+        // summary would ever show that the limit is in use.
+        let in_use = summary.limits_in_use || shared.store.lacks_shares();
         let mut changed = false;
         if !counts {
             // The limits of this process are read after the summary that shows a change, so the next sweep is sure to

@@ -27,12 +27,15 @@ const PAUSE: Duration = Duration::from_millis(500);
 pub(super) async fn move_until_stopped(shared: Arc<EngineState>) {
     let mut summaries = shared.operator_settings.summaries();
     let mut led: Option<Led> = None;
+    // The last look has left rows for want of time.
+    let mut unfinished = false;
     loop {
         // A leader looks by itself. Every runner looks when it is nudged or when a summary shows rows.
         let next_look = led.as_ref().map(Led::next_look);
         let nudged = tokio::select! {
             () = shared.stop_loops.cancelled() => break,
             () = shared.broker.outbox_nudged() => true,
+            () = std::future::ready(()), if unfinished => true,
             () = async {
                 match next_look {
                     Some(at) => tokio::time::sleep_until(at.into()).await,
@@ -53,7 +56,7 @@ pub(super) async fn move_until_stopped(shared: Arc<EngineState>) {
             }
         };
         if shared.store_trouble.is_known() {
-            led = None;
+            (led, unfinished) = (None, false);
             continue;
         }
         if let Some(leads) = &led
@@ -64,12 +67,14 @@ pub(super) async fn move_until_stopped(shared: Arc<EngineState>) {
         }
         let began = Instant::now();
         match look(&shared, nudged).await {
-            Ok(found) => {
+            Ok(looked) => {
+                unfinished = looked.unfinished;
                 if let Some(leads) = &mut led {
-                    leads.looked(found, began.elapsed());
+                    leads.looked(looked.found, began.elapsed());
                 }
             }
             Err(error) => {
+                unfinished = false;
                 tracing::debug!(%error, "cannot move rows of the outbox yet");
                 tokio::select! {
                     () = shared.stop_loops.cancelled() => break,
@@ -129,18 +134,30 @@ async fn leave(shared: &EngineState) {
     }
 }
 
-/// Move all rows that are there. Returns whether there were some. `expects` says that there probably are.
-async fn look(shared: &EngineState, expects: bool) -> Result<bool, StoreError> {
+/// What a look at the outbox has met.
+#[derive(Clone, Copy, Default)]
+struct Looked {
+    /// There were rows.
+    found: bool,
+    /// Some of them stay for want of time. The next look follows at once.
+    unfinished: bool,
+}
+
+/// Move the rows that are there, page by page. The rows of a page that are moved one by one have a bounded time, so
+/// that those of the next pages need not wait for all of them. `expects` says that there probably are rows.
+async fn look(shared: &EngineState, expects: bool) -> Result<Looked, StoreError> {
+    let mut looked = Looked::default();
     if !expects && !shared.store.outbox_has_rows().await? {
-        return Ok(false);
+        return Ok(looked);
     }
-    let (mut after, mut found) = (None, false);
+    let mut after = None;
     loop {
         let pass = shared.broker.move_outbox(after).await?;
-        found |= pass.moved > 0 || !pass.rejected.is_empty();
+        looked.found |= pass.moved > 0 || !pass.rejected.is_empty();
+        looked.unfinished |= pass.unfinished;
         after = pass.next;
         if after.is_none() || shared.stop_loops.is_cancelled() {
-            return Ok(found);
+            return Ok(looked);
         }
     }
 }

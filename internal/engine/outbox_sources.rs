@@ -254,15 +254,17 @@ impl Copier {
         Ok(true)
     }
 
-    /// Copy all rows that are there. Returns whether there were some.
+    /// Copy all rows that are there. Returns whether there were some. What was copied before and is locked at the
+    /// source is deleted after the copy: the deletion may wait for seconds, and new rows must not.
     async fn copy_all(&mut self) -> Result<bool, Trouble> {
-        let (mut after, mut found) = (None, false);
+        let mut found = false;
         loop {
-            self.delete_locked().await?;
             let Some(led) = &mut self.led else { return Err(Trouble::TakenOver) };
+            let (before, until_before) = (led.copied.clone(), led.until);
+            let mut more = false;
             if led.copied.len() < MAX_LOCKED {
-                let page = self.source.page(after, &led.copied).await?;
-                after = page.next;
+                let page = self.source.page(&led.copied).await?;
+                more = page.more;
                 if !page.rows.is_empty() {
                     found = true;
                     let bounds = led.until.zip(page.until);
@@ -270,13 +272,13 @@ impl Copier {
                         if led.copied.is_empty() { page.until } else { bounds.map(|(one, other)| one.max(other)) };
                     let ids: Vec<Uuid> = page.rows.iter().map(|row| row.id).collect();
                     self.copy(page.rows).await?;
-                    self.delete(&ids).await?;
+                    let until = self.led.as_ref().and_then(|led| led.until);
+                    self.delete(&ids, until).await?;
                 }
-            } else {
-                after = None;
             }
+            self.delete_locked(before, until_before).await?;
             self.renew().await?;
-            if after.is_none() {
+            if !more {
                 return Ok(found);
             }
         }
@@ -327,14 +329,15 @@ impl Copier {
         Ok(())
     }
 
-    /// Delete at the source what was copied by an earlier runner, or was locked there by another session.
-    async fn delete_locked(&mut self) -> Result<(), Trouble> {
+    /// Delete at the source what was copied by an earlier runner, or was locked there by another session. `until` is
+    /// the time up to which these rows are the copied ones, from before the copy of others.
+    async fn delete_locked(&mut self, copied: BTreeSet<Uuid>, until: Option<Timestamp>) -> Result<(), Trouble> {
         let Some(led) = &mut self.led else { return Err(Trouble::TakenOver) };
-        if led.copied.is_empty() || led.retry_locked > Instant::now() {
+        if copied.is_empty() || led.retry_locked > Instant::now() {
             return Ok(());
         }
-        let ids: Vec<Uuid> = led.copied.iter().copied().collect();
-        let done = self.delete(&ids).await;
+        let ids: Vec<Uuid> = copied.into_iter().collect();
+        let done = self.delete(&ids, until).await;
         if let Some(led) = &mut self.led {
             led.retry_locked = Instant::now() + RETRY_LOCKED;
         }
@@ -342,9 +345,9 @@ impl Copier {
     }
 
     /// Delete these rows at the source. Those that another session locks there stay listed.
-    async fn delete(&mut self, ids: &[Uuid]) -> Result<(), Trouble> {
+    async fn delete(&mut self, ids: &[Uuid], until: Option<Timestamp>) -> Result<(), Trouble> {
         let Some(led) = &mut self.led else { return Err(Trouble::TakenOver) };
-        let left = self.source.delete(ids, led.until).await?;
+        let left = self.source.delete(ids, until).await?;
         for id in ids.iter().filter(|id| !left.contains(id)) {
             led.copied.remove(id);
         }

@@ -17,6 +17,9 @@
 //! attempts that no batch names: those of older binaries, which run beside this one during a deploy. While such a runner
 //! is registered, every round walks; while it is silent, the walk is fast.
 //!
+//! What a remote worker still holds after it has left is given back, and no attempt is used. The process that it told
+//! does that at once. The reaper does it when that process died, or waited for a locked row in vain.
+//!
 //! Claims of this runner that MySQL never answered are given back as soon as MySQL answers again: no handler was
 //! started for them.
 
@@ -43,7 +46,8 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(200);
 /// Most attempts ended in one transaction.
 const PAGE: usize = 200;
 /// Time between two searches for batches of claims whose runner is not in the list of living runners. Such batches
-/// exist only if a runner was unregistered while a claim of its own was under way.
+/// exist only if a runner was unregistered while a claim of its own was under way, or a remote worker left and not
+/// everything could be given back at once.
 const STRAYS_EVERY: Duration = Duration::from_secs(4);
 /// Time between two pages of the walk, while no older binary is registered.
 const WALK_EVERY: Duration = Duration::from_secs(8);
@@ -121,7 +125,7 @@ pub(super) async fn run_until_stopped(shared: Arc<EngineState>) {
 /// Result of one round of the reaper.
 #[derive(Default)]
 struct Round {
-    /// Attempts that the round ended.
+    /// Attempts that the round ended as lost.
     attempts: usize,
     /// Attempts of silent runners that are still open.
     open: usize,
@@ -196,11 +200,16 @@ impl Reaper {
         if self.strays_at.is_none_or(|looked| looked.elapsed() >= STRAYS_EVERY) {
             self.strays_at = Some(Instant::now());
             let living: HashSet<&RunnerId> = beats.iter().map(|beat| &beat.id).collect();
-            for runner in shared.store.runners_with_batches().await? {
+            let runners = shared.store.runners_with_batches().await?;
+            let strays = runners.iter().filter(|runner| **runner != shared.runner && !living.contains(runner));
+            let left = shared.store.workers_that_left(strays.cloned().collect()).await?;
+            for runner in runners {
+                // What a remote worker still holds after it has left is given back, and needs no end of its lease.
+                let rule = if left.contains(&runner) { LapseRule::all(at) } else { LapseRule::at(at) };
                 // Among its own batches the runner looks for attempts that do not run here: a claim was carried out
                 // twice, or its handler was never started.
                 if runner == shared.runner || (judges_all && !living.contains(&runner)) {
-                    self.reap_batches_of(shared, &runner, LapseRule::at(at), &mut round).await?;
+                    self.reap_batches_of(shared, &runner, rule, &mut round).await?;
                 }
             }
         }
@@ -299,7 +308,10 @@ impl Reaper {
             }
             let (reaped, refused) = shared.store.reap(page.to_vec(), Arc::clone(&policies)).await?;
             ended += reaped.len();
-            tell(shared, reaped).await;
+            let (lost, given): (Vec<_>, Vec<_>) = reaped.into_iter().partition(|ended| ended.verdict == Verdict::Lost);
+            round.attempts += lost.len();
+            tell(shared, lost).await;
+            shared.broker.note_given_back(&given);
             for (id, error) in refused {
                 tracing::error!(job = %id, %error, "cannot end a lost attempt, skipping it for a minute");
                 if self.refused.len() < MAX_REFUSED {
@@ -310,7 +322,6 @@ impl Reaper {
                 break;
             }
         }
-        round.attempts += ended;
         Ok(ended)
     }
 }

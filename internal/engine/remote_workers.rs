@@ -994,7 +994,10 @@ async fn sort_out(
     shared.start_or_hint(found.let_go);
     for (id, claim) in found.claims {
         match claim {
-            Claim::Won(claimed) => won.push(*claimed),
+            Claim::Won(claimed) => {
+                shared.broker.note_claimed(&claimed);
+                won.push(*claimed);
+            }
             Claim::OtherKind(job) => {
                 let _ = back.send(Back::OtherKind(job));
             }

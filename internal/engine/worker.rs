@@ -97,6 +97,9 @@ async fn claim(shared: &EngineState, claimant: &Claimant, id: JobId, seat: Seat,
         claim = claimant.claim(id, queue).await;
     }
     let took = asked.elapsed();
+    if let Ok(Claim::Won(claimed)) = &claim {
+        shared.broker.note_claimed(claimed);
+    }
     shared.attempt_metrics.record_claimed(took);
     shared.workers.record_claim(took);
     permit.record_claim(matches!(claim, Ok(Claim::Won(_) | Claim::Suspect(_))), matches!(claim, Ok(Claim::Gone)));

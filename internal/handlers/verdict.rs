@@ -130,6 +130,11 @@ impl SentVerdict {
             }
             (Some(_), _) | (None, VerdictWord::Succeeded | VerdictWord::Released) => {}
         }
+        for (field, json) in [("result", &self.result), ("checkpoint", &self.checkpoint)] {
+            if json.as_deref().is_some_and(is_too_deep) {
+                wrong(field, format!("must be nested at most {} levels deep", limits::MAX_LEVELS));
+            }
+        }
         if self.log.as_ref().is_some_and(|log| log.len() > limits::MAX_LOG_BYTES) {
             wrong("log", format!("must have at most {} bytes", limits::MAX_LOG_BYTES));
         }
@@ -138,6 +143,13 @@ impl SentVerdict {
         }
         problems
     }
+}
+
+/// Return whether JSON that is stored with a job is nested so deep that parsers of clients may refuse it. The depth
+/// counts from this value, and not from the document around it.
+#[must_use]
+pub fn is_too_deep(json: &RawValue) -> bool {
+    limits::deeper_than(json.get().as_bytes(), limits::MAX_LEVELS)
 }
 
 #[cfg(test)]
@@ -166,5 +178,13 @@ mod tests {
         ] {
             assert_eq!(checked(text).map(drop).unwrap_err(), fields, "{text}");
         }
+        let nested = |levels: usize| format!("{}{}", "[".repeat(levels), "]".repeat(levels));
+        let deep = |levels: usize| {
+            let (result, checkpoint) = (nested(levels), nested(levels));
+            checked(&format!(r#"{{"verdict":"succeeded","result":{result},"checkpoint":{checkpoint}}}"#)).map(drop)
+        };
+        assert_eq!((deep(64), deep(65)), (Ok(()), Err(vec!["result", "checkpoint"])));
+        let endless = format!(r#"{{"verdict":"succeeded","result":{}}}"#, nested(100_000));
+        assert_eq!(checked(&endless).map(drop), Err(vec!["result"]));
     }
 }

@@ -108,8 +108,10 @@ pub enum RevokedApiKey {
     Missing,
 }
 
-pub(crate) const COLUMNS: &str =
-    "id, name, scope, digest, created_at, created_by, last_used_at, revoked_at, revoked_by, kinds, producer, queues";
+/// The columns that operators change. They tell when a process has to read the API keys again, so the time of the last
+/// use is none of them: it changes each minute in a system whose clients have API keys.
+pub(crate) const SETTINGS: &str =
+    "id, name, scope, digest, created_at, created_by, revoked_at, revoked_by, kinds, producer, queues";
 
 impl Store {
     /// Read the API keys, revoked ones included, at most 2,000: first the valid ones, newest first. This is for the
@@ -270,14 +272,15 @@ fn words(names: &BTreeSet<Name>) -> Vec<&str> {
 }
 
 async fn read(conn: &mut Session<'_>, name: &Name, lock: &'static str) -> Result<Option<ApiKey>, sqlx::Error> {
-    let sql = format!("SELECT {COLUMNS} FROM api_keys WHERE name = ? {lock}");
+    let sql = format!("SELECT {SETTINGS}, last_used_at FROM api_keys WHERE name = ? {lock}");
     statement(sql).bind(name.as_str()).fetch_optional(conn).await?.as_ref().map(key).transpose()
 }
 
 async fn keys_through(pool: &Pool) -> Result<Vec<ApiKey>, StoreError> {
     on_pool(pool, "read the API keys", |conn, _| {
         Box::pin(async move {
-            let sql = format!("SELECT {COLUMNS} FROM api_keys ORDER BY revoked_at IS NOT NULL, id DESC LIMIT 2000");
+            let order = "ORDER BY revoked_at IS NOT NULL, id DESC LIMIT 2000";
+            let sql = format!("SELECT {SETTINGS}, last_used_at FROM api_keys {order}");
             rows_as_text(conn, sql, Vec::new()).await?.iter().map(key).collect()
         })
     })

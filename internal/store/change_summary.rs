@@ -21,7 +21,7 @@ pub struct ChangeSummary {
     /// A moment before MySQL read the tables, by the monotonic clock of this process.
     pub asked: Instant,
     /// Number of rows and checksum of the API keys, the queues, the limits and the declared kinds. Two summaries with the
-    /// same value show the same settings, but for a chance of one in four billion.
+    /// same value show the same settings, but for a chance of one in four billion. The uses of API keys are no settings.
     pub settings: String,
     /// An operator drained the runner.
     pub drained: bool,
@@ -105,7 +105,7 @@ impl Store {
                      WHERE stopped_at IS NULL AND via = 'http') AS remote_workers, \
                      (SELECT next_at FROM schedules FORCE INDEX (schedules_next) WHERE next_at IS NOT NULL \
                      AND kind IN {places} ORDER BY next_at LIMIT 1) AS next_tick",
-                    checksum("api_keys", api_keys::COLUMNS),
+                    checksum("api_keys", api_keys::SETTINGS),
                     checksum("queues", queues::COLUMNS),
                     checksum("limits", rows::limits::COLUMNS),
                     checksum("declared_kinds", declared::VERSION_COLUMNS),

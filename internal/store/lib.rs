@@ -97,7 +97,7 @@ pub use attempts::suspects::Death;
 pub use audit::{AuditEntry, AuditFilter, AuditRecord, FoldedActs};
 pub use batches::callbacks::{Callback, CallbackEvent};
 pub use batches::cancel::{BatchCancelled, LEFT_AT_ONCE};
-pub use batches::count::BatchCounted;
+pub use batches::count::{BatchCounted, ChangedBatches};
 pub use batches::create::{BatchCreated, BatchProblems, NewBatch};
 pub use batches::rows::{Batch, BatchCounts, BatchState};
 pub use bench::bare::{BareClaims, BareLane};

@@ -853,6 +853,31 @@ async fn a_job_that_is_retried_in_a_cancelled_batch_may_add_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_is_retried_in_a_cancelled_batch_is_not_cancelled_again() {
+    let open = CancellationToken::new();
+    let tickr = TestApp::start_with(|_| {}, gated(&open)).await;
+    let job = json!({"kind": "gate", "payload": {}, "delay_ms": 600_000});
+    let batch = create(&tickr, json!({"jobs": [job], "close": true})).await;
+    let id: BatchId = batch["id"].as_str().unwrap().parse().unwrap();
+    act(&tickr, &batch, "cancel").await;
+    until(&tickr, &batch, "cancelled").await;
+    let member: JobId = batch["jobs"][0].as_str().unwrap().parse().unwrap();
+    assert_eq!(tickr.post(&format!("/v1/jobs/{member}/retry"), json!({})).await.status, 200);
+    tickr.until(member, State::Executing).await;
+    // The row of the cancel is still there, and old enough for a runner that goes on with it.
+    tickr.sql("UPDATE batch_cancels SET touched_at = touched_at - INTERVAL 10 SECOND").await;
+    tickr.until_count("SELECT COUNT(*) FROM batch_cancels", 0).await;
+    // A runner that has read the row before goes on now.
+    assert!(tickr.app.broker().cancel_batch_jobs(&[id], &CancellationToken::new(), false).await.unwrap());
+    let asked = "SELECT COUNT(*) FROM owed WHERE cancel_requested_at IS NOT NULL";
+    assert_eq!(tickr.count(asked).await, 0);
+    assert_eq!(tickr.job(member).await["state"], "executing");
+    open.cancel();
+    tickr.until(member, State::Completed).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_batch_does_not_end_while_a_job_is_being_added() {
     let open = CancellationToken::new();
     let tickr = TestApp::start_with(|_| {}, gated(&open)).await;
@@ -894,6 +919,41 @@ async fn changes_that_a_dead_runner_left_are_counted_within_seconds() {
         .await;
     tickr.until_count("SELECT COUNT(*) FROM batches WHERE succeeded_at IS NOT NULL", 1).await;
     assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    tickr.stop().await;
+}
+
+/// A look finds 256 batches, and the next one follows at once. A look that was not followed at once would come after a
+/// rest of 50 ms at least, and mostly a second later.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_small_batches_that_end_together_are_counted_without_a_rest_between_looks() {
+    const BATCHES: usize = 1_200;
+    const REST_US: i64 = 50_000;
+    let tickr = TestApp::start().await;
+    let id = |n: usize| format!("UNHEX('{n:032x}')");
+    let made = |n| format!("({}, 'test', UTC_TIMESTAMP(6), UTC_TIMESTAMP(6))", id(n));
+    let changed = |n| format!("({}, 1, 1, 0, 0)", id(n));
+    let list = |row: &dyn Fn(usize) -> String| (1..=BATCHES).map(row).collect::<Vec<_>>().join(",");
+    // All changes are committed together, as by the ends of a large commit.
+    tickr
+        .sql(format!(
+            "INSERT INTO batches (id, actor, created_at, closed_at) VALUES {}; \
+             INSERT INTO batch_changes (batch_id, total, completed, failed, cancelled) VALUES {}",
+            list(&made),
+            list(&changed)
+        ))
+        .await;
+    tickr.until_count("SELECT COUNT(*) FROM batches WHERE succeeded_at IS NOT NULL", BATCHES as i64).await;
+    let mut gaps_us = Vec::new();
+    for last in (256..BATCHES).step_by(256) {
+        let ended = |n| format!("(SELECT completed_at FROM batches WHERE id = {})", id(n));
+        let gap = format!("SELECT TIMESTAMPDIFF(MICROSECOND, {}, {})", ended(last), ended(last + 1));
+        gaps_us.push(tickr.count(gap).await);
+    }
+    println!("{gaps_us:?} microseconds between the last batch of a look and the first one of the next");
+    assert!(gaps_us.iter().all(|gap| *gap >= 0), "a look is not one for 256 batches: {gaps_us:?}");
+    // The machine may stand still between two of them.
+    let short = gaps_us.iter().filter(|gap| **gap < REST_US).count();
+    assert!(short * 2 > gaps_us.len(), "{gaps_us:?}");
     tickr.stop().await;
 }
 

@@ -274,6 +274,44 @@ async fn a_cancel_reaches_the_other_system_with_its_next_report() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_that_has_ended_counts_as_one_of_another_system_no_more() {
+    let tickr = TestApp::start().await;
+    let receiver = Slow::start().await;
+    let counted = "SELECT COUNT(*) FROM deferred_attempts WHERE look_at IS NOT NULL";
+    let marked = "SELECT COUNT(*) FROM owed WHERE links & 16 <> 0";
+    let stays = tickr.enqueue(receiver.job(3_600_000, None)).await;
+    let kept = receiver.key().await;
+    tickr.until_deferred(stays).await;
+    let id = tickr.enqueue(receiver.job(3_600_000, Some(1_800_000))).await;
+    for verdict in [
+        json!({"verdict": "released"}),
+        json!({"verdict": "failed", "error": "a disk"}),
+        json!({"verdict": "failed", "error": "stopped on request"}),
+    ] {
+        let key = receiver.key().await;
+        tickr.until_deferred(id).await;
+        assert_eq!((tickr.count(counted).await, tickr.count(marked).await), (2, 2));
+        let is_last = verdict["error"] == "stopped on request";
+        if is_last {
+            assert_eq!(tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await.status, 202);
+        }
+        let finished = tickr.finish(&key, verdict).await;
+        assert_eq!(finished.status, 200, "{:#}", finished.body);
+        if is_last {
+            assert_eq!((tickr.count(counted).await, tickr.count(marked).await), (1, 1));
+        }
+    }
+    tickr.until(id, State::Cancelled).await;
+    assert_eq!(tickr.finish(&kept, succeeded()).await.body["state"], "completed");
+    assert_eq!(tickr.count(counted).await, 0);
+    tickr.until_metric("tickr_deferred_attempts 0").await;
+    // The keys still find their attempts.
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM deferred_attempts").await, 4);
+    assert_eq!(tickr.finish(&kept, succeeded()).await.status, 200);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn every_verdict_of_another_system_has_its_usual_consequence() {
     let tickr = TestApp::start().await;
     let receiver = Slow::start().await;
@@ -403,7 +441,6 @@ async fn a_handler_of_your_own_leaves_its_attempt_to_another_system_and_its_job_
         assert_eq!(tickr.count(newest).await, 1, "the newest one was left with the attempt");
         assert_eq!(tickr.count("SELECT COUNT(*) FROM attempt_logs").await, 1 + nth, "the log is there meanwhile");
         assert_eq!(tickr.finish(&key, json!({"verdict": "succeeded"})).await.status, 200);
-        tickr.sql("UPDATE deferred_attempts SET look_at = NULL").await;
     }
     for id in ids {
         tickr.until(id, State::Completed).await;

@@ -395,6 +395,27 @@ async fn a_locked_child_of_many_is_told_when_it_is_free_and_is_noted_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_parent_of_many_children_that_stay_blocked_is_told_once_they_are_free() {
+    let tickr = TestApp::start().await;
+    let parent = tickr.enqueue(json!({"kind": "noop", "payload": {}, "delay_ms": 600_000})).await;
+    let after = [parent.to_string()];
+    let child = json!({"kind": "noop", "payload": {}, "after": after, "on_parent_failure": "hold"});
+    // More than one look takes.
+    let children = tickr.enqueue_many(vec![child; 600]).await;
+    let mut session = hold_row(&tickr, "SELECT id FROM owed WHERE id = ? FOR UPDATE", &[children[3]]).await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{parent}/cancel"), json!({})).await.status, 200);
+    // The parent is noted anew for the locked child, at least once after the first walk through all of them.
+    let number = "SELECT CAST(COALESCE(MAX(id), 0) AS SIGNED) FROM parent_ends";
+    eventually("two looks have left the child", || async { (tickr.count(number).await >= 3).then_some(()) }).await;
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.until_count("SELECT COUNT(*) FROM parent_ends", 0).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM blocked_jobs").await, 600);
+    let unknown = "SELECT COUNT(*) FROM job_parents WHERE outcome IS NULL";
+    assert_eq!(tickr.count(unknown).await, 0, "children that were not told");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_child_whose_parent_was_ended_by_an_older_version_is_found() {
     let tickr = TestApp::start().await;
     // A version that does not know of children leaves no row.

@@ -2053,3 +2053,174 @@ async fn without_redis_the_jobs_of_a_locked_key_hold_up_no_job_behind_them() {
     tickr.until_count(NO_ROWS_LEFT, 0).await;
     tickr.stop().await;
 }
+
+/// A ready list is first in, first out. A job that was let go and went to its tail would wait for all the others. The
+/// slot that is kept for it would be lost after five seconds, and so on with the next one.
+#[tokio::test(flavor = "multi_thread")]
+async fn parked_jobs_start_before_the_jobs_of_their_queue_that_were_due_later() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|config| config.workers = 4, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 1})).await;
+    let first = tickr.enqueue(job("k", 600_000)).await;
+    tickr.until(first, State::Executing).await;
+    tickr.enqueue_many((0..20).map(|_| job("k", 100))).await;
+    tickr.until_count(PARKED, 20).await;
+    let free = json!({"kind": "call", "payload": {"key": "free", "ms": 100}});
+    tickr.enqueue_many((0..400).map(|_| free.clone())).await;
+    // The runner has come to jobs that were due after the parked ones.
+    eventually("jobs without a key run", || async { (calls.now(["free"])[0].ended >= 3).then_some(()) }).await;
+    cancel(&tickr, first).await;
+    tickr.until_idle().await;
+    let before = "SELECT COUNT(*) FROM attempts a LEFT JOIN job_limit_keys k ON k.job_id = a.job_id \
+                  WHERE k.job_id IS NULL AND a.started_at < (SELECT MAX(b.started_at) FROM attempts b \
+                  JOIN job_limit_keys l ON l.job_id = b.job_id)";
+    let before = tickr.count(before).await;
+    println!("{before} jobs without a key started before the last parked one");
+    // The parked ones follow each other on one worker, in a good two seconds. Meanwhile the others start a hundred.
+    assert!(before < 250, "{before} jobs that were due later");
+    assert_eq!(calls.most("k"), 1);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'").await, 420);
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.stop().await;
+}
+
+/// Before its first sweep, a process knows no share of a fair limit. The jobs of the limit start without slots then, so
+/// nothing else would show that the limit is in use.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fair_limit_holds_after_a_restart_of_the_only_runner() {
+    let tickr = TestApp::start_with(|config| config.workers = 4, Registry::new()).await;
+    set_and_wait(&tickr, "fair", json!({"fair": true})).await;
+    let tickr = tickr.restart().await;
+    let sleep = |key: &str| json!({"kind": "sleep", "payload": {"ms": 100}, "limit_key": key});
+    // Four workers need twelve seconds for them.
+    tickr.enqueue_many((0..480).map(|_| sleep("a"))).await;
+    tickr.until_count("SELECT COUNT(*) > 150 FROM limit_waits WHERE limit_key = 'a'", 1).await;
+    let keys = tickr.get("/v1/limits/fair/keys").await.body;
+    assert_eq!(keys["data"][0]["key"], "a", "{keys:#}");
+    let other = tickr.enqueue(sleep("b")).await;
+    tickr.until(other, State::Completed).await;
+    let waiting = tickr.count("SELECT COUNT(*) FROM limit_waits WHERE limit_key = 'a'").await;
+    println!("{waiting} jobs of the flood were parked when the other one was done");
+    assert!(waiting > 0, "the flood was worked off before");
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(481).await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_parked_job_of_a_fair_limit_says_that_its_share_is_used() {
+    let ends = Arc::new(Semaphore::new(0));
+    let calls = Calls { ends: Some(Arc::clone(&ends)), workers: 4, ..Calls::default() };
+    let patient = |config: &mut Config| (config.workers, config.lease) = (4, Duration::from_secs(60));
+    let tickr = TestApp::start_with(patient, calls.registry()).await;
+    set_and_wait(&tickr, "fair", json!({"fair": true})).await;
+    let ids = tickr.enqueue_many((0..60).map(|_| job("a", 1))).await;
+    end_until_keys_wait(&tickr, &calls, &ends, 1).await;
+    let last = ids[59];
+    let text = eventually_seen("the last job is parked", || async {
+        let explained = tickr.get(&format!("/v1/jobs/{last}/explain")).await.body;
+        if explained["reasons"][0]["code"] == "limit_reached" {
+            Ok(explained["summary"].as_str().unwrap().to_owned())
+        } else {
+            end(&calls, &ends, 1).await;
+            Err(format!("{explained:#}"))
+        }
+    })
+    .await;
+    assert!(text.contains("its share of the workers is used: "), "{text}");
+    assert!(text.contains(" run or are about to start (such as "), "{text}");
+    assert!(!text.contains("changed a moment ago"), "{text}");
+    ends.add_permits(1_000);
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(60).await;
+    tickr.stop().await;
+}
+
+/// The due time of a job that a rate lets go is its turn, which is later than the due times of all jobs behind it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_of_a_rate_keeps_its_place_in_the_line_when_the_slot_that_was_kept_for_it_is_lost() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|config| config.workers = 2, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"rate": {"starts": 10, "period_ms": 1_000}})).await;
+    let ids = tickr.enqueue_many((0..60).map(|_| job("a", 1))).await;
+    eventually("some have started", || async { (calls.now(["a"])[0].ended >= 8).then_some(()) }).await;
+    // All workers are busy for longer than the five seconds for which slots are kept.
+    let hold = json!({"kind": "call", "payload": {"key": "free", "ms": 600_000}});
+    let held = tickr.enqueue_many((0..2).map(|_| hold.clone())).await;
+    eventually("all workers are busy", || async { (calls.now(["free"])[0].running == 2).then_some(()) }).await;
+    // Two jobs at a time are on their way. When four are, the first two have lost their slots.
+    let let_go = "SELECT COUNT(*) >= 4 FROM owed WHERE state = 'waiting' AND execute_at < '9999-01-01'";
+    tickr.until_count(let_go, 1).await;
+    cancel_all(&tickr, held).await;
+    tickr.until_idle().await;
+    let sql = "SELECT job_id FROM attempts ORDER BY started_at";
+    let started: Vec<uuid::Uuid> = sqlx::query_scalar(sql).fetch_all(&mut tickr.mysql().await).await.unwrap();
+    let places = started.iter().filter_map(|started| ids.iter().position(|id| id.uuid() == *started));
+    let places: Vec<usize> = places.collect();
+    println!("started in this order: {places:?}");
+    let mut furthest = 0;
+    for place in &places {
+        assert!(furthest < place + 20, "job {place} started after job {furthest}: {places:?}");
+        furthest = furthest.max(*place);
+    }
+    assert_eq!(places.len(), 60);
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn running_jobs_that_a_changed_limit_does_not_cover_any_more_keep_no_slot_of_it() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|_| {}, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"kind": "call", "concurrency": 1})).await;
+    let first = tickr.enqueue(job("k", 600_000)).await;
+    tickr.until(first, State::Executing).await;
+    let slots = "SELECT COUNT(*) FROM limit_slots WHERE kept_until IS NULL";
+    tickr.until_count(slots, 1).await;
+
+    set_and_wait(&tickr, "l", json!({"kind": "noop", "concurrency": 1})).await;
+    let other = tickr.enqueue(json!({"kind": "noop", "limit_key": "k"})).await;
+    tickr.until(other, State::Completed).await;
+    assert_eq!(tickr.job(first).await["state"], "executing");
+
+    // Back again, it counts the job that runs.
+    set_and_wait(&tickr, "l", json!({"kind": "call", "concurrency": 1})).await;
+    tickr.until_count(slots, 1).await;
+    let second = tickr.enqueue(job("k", 1)).await;
+    tickr.until_count(PARKED, 1).await;
+    cancel(&tickr, first).await;
+    tickr.until(second, State::Completed).await;
+    tickr.until_idle().await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_limit_that_mysql_refuses_to_count_ends_the_sweeps_of_no_other_limit() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|_| {}, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 1})).await;
+    // The text is too long for its column.
+    let refuses = "CREATE TRIGGER refuses BEFORE UPDATE ON limits FOR EACH ROW \
+                   SET NEW.kind = IF(NEW.name = 'broken' AND NEW.counted, REPEAT('x', 200), NEW.kind)";
+    tickr.sql(refuses).await;
+    set(&tickr, "broken", json!({"kind": "noop", "concurrency": 1})).await;
+    let began = Instant::now();
+    // A limit is counted three seconds after it was set. A few rounds come before that, and a few after it.
+    while began.elapsed() < Duration::from_secs(6) {
+        // A slot that nothing will free but the sweep.
+        tickr
+            .sql("INSERT INTO limit_slots (limit_name, limit_key, job_id) VALUES ('l', 'a', UNHEX(REPEAT('00', 16)))")
+            .await;
+        let short = tickr.enqueue(job("a", 1)).await;
+        tickr.until(short, State::Completed).await;
+    }
+    assert_eq!(tickr.get("/v1/limits/broken").await.body["counted"], false);
+    tickr.sql("DROP TRIGGER refuses").await;
+    let late = tickr.enqueue(json!({"kind": "noop", "limit_key": "k"})).await;
+    tickr.until(late, State::Completed).await;
+    tickr.until_idle().await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.stop().await;
+}

@@ -307,6 +307,55 @@ async fn what_cannot_become_a_job_is_kept_with_the_reason_and_runs_after_a_fix()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_row_with_an_impossible_date_is_rejected_and_shown() {
+    let tickr = TestApp::start().await;
+    let mut app = tickr.mysql().await;
+    // A session that is not strict stores what is no date.
+    app.execute("SET SESSION sql_mode = ''").await.unwrap();
+    let [wrong, zero, good, former] = [(); 4].map(|()| Uuid::now_v7());
+    for (id, at) in [(wrong, "2026-10-00 12:00:00"), (zero, "0000-00-00 00:00:00")] {
+        let sql = "INSERT INTO tickr_outbox (id, kind, payload, execute_at) VALUES (?, 'noop', '{}', ?)";
+        sqlx::query(sql).bind(id).bind(at).execute(&mut app).await.unwrap();
+    }
+    insert(&mut app, good, "noop", "{}").await;
+    until(&tickr, JobId::from_uuid(good), State::Completed).await;
+    tickr.until_count("SELECT COUNT(*) FROM outbox_rejected", 2).await;
+    // One that an earlier version has kept as it was.
+    let sql = "INSERT INTO outbox_rejected (id, kind, payload, execute_at, created_at, rejected_at, reason) VALUES \
+               (?, 'noop', '{}', '2026-10-00 12:00:00', '0000-00-00 00:00:00', '2026-01-01', 'former')";
+    sqlx::query(sql).bind(former).execute(&mut app).await.unwrap();
+    let page = tickr.get("/v1/outbox/rejected").await;
+    assert_eq!(page.status, 200, "{:#}", page.body);
+    let rows = page.body["data"].as_array().unwrap();
+    assert_eq!((rows.len(), &rows[2]["id"]), (3, &json!(former)), "{:#}", page.body);
+    for row in rows {
+        assert_eq!(row["execute_at"], Value::Null, "{row:#}");
+        let reason = if row["id"] == json!(former) { "former" } else { "the column execute_at is no time" };
+        assert_eq!(row["reason"], reason, "{row:#}");
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM outbox_rejected WHERE execute_at IS NULL").await, 2);
+    assert_eq!(tickr.count(WAITING).await, 0);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_whose_options_are_an_array_is_rejected() {
+    let tickr = TestApp::start().await;
+    let mut app = tickr.mysql().await;
+    let trace = json!({"trace": ["00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", null]});
+    for options in [json!([600_000]), json!([]), json!({"retry": [[5]]}), trace] {
+        insert_with(&mut app, Uuid::now_v7(), "noop", options).await;
+    }
+    tickr.until_count("SELECT COUNT(*) FROM outbox_rejected", 4).await;
+    for row in tickr.get("/v1/outbox/rejected").await.body["data"].as_array().unwrap() {
+        let reason = row["reason"].as_str().unwrap();
+        assert!(reason.contains("the options cannot be read") && reason.contains("expected an object"), "{reason}");
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 0);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_row_that_mysql_refuses_as_a_job_is_rejected_and_holds_up_no_other() {
     let tickr = TestApp::start().await;
     let mut app = tickr.mysql().await;
@@ -1147,6 +1196,57 @@ async fn locked_rows_in_several_pages_hold_up_no_row_behind_them_for_more_than_o
     assert_eq!(tickr.count(WAITING).await, 3);
     session.execute("ROLLBACK").await.unwrap();
     tickr.until_count(WAITING, 0).await;
+    tickr.stop().await;
+}
+
+/// Rows of a batch are moved one by one, each in a transaction of its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_starts_while_thousands_of_rows_of_a_batch_in_front_of_it_are_moved_and_orders_hold() {
+    const ROWS: usize = 2_500;
+    let tickr = TestApp::start().await;
+    let mut app = tickr.mysql().await;
+    let batch = tickr.post("/v1/batches", json!({"on_complete": {"kind": "noop", "payload": {}}})).await;
+    assert_eq!(batch.status, 201, "{:#}", batch.body);
+    let member = json!({"batch": batch.body["id"], "delay_ms": 3_600_000});
+    let ids: Vec<Uuid> = (0..ROWS).map(|_| Uuid::now_v7()).collect();
+    let (ordered, parent, child, older, newer) = (ids[900], ids[901], Uuid::now_v7(), ids[902], Uuid::now_v7());
+    let (behind, plain) = (Uuid::now_v7(), Uuid::now_v7());
+    let with = |more: Value| {
+        let mut options = member.clone();
+        options.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        options
+    };
+    let mut tx = app.begin().await.unwrap();
+    for rows in ids.chunks(500) {
+        let places = vec!["(?, 'noop', '{}', ?)"; rows.len()].join(",");
+        let sql = format!("INSERT INTO tickr_outbox (id, kind, payload, options) VALUES {places}");
+        let insert = rows.iter().fold(sqlx::query(sqlx::AssertSqlSafe(sql)), |insert, id| {
+            let options = match *id {
+                id if id == ordered => with(json!({"order_key": "o"})),
+                id if id == older => with(json!({"unique_key": "u"})),
+                _ => member.clone(),
+            };
+            insert.bind(*id).bind(options.to_string())
+        });
+        insert.execute(&mut *tx).await.unwrap();
+    }
+    // In a later page each: what has to wait for a row in front, and what has not.
+    insert_with(&mut tx, behind, "noop", json!({"order_key": "o", "delay_ms": 3_600_000})).await;
+    insert_with(&mut tx, child, "noop", json!({"after": [parent]})).await;
+    insert_with(&mut tx, newer, "noop", json!({"unique_key": "u", "on_conflict": "replace"})).await;
+    insert(&mut tx, plain, "noop", "{}").await;
+    tx.commit().await.unwrap();
+    until(&tickr, JobId::from_uuid(plain), State::Completed).await;
+    let left = tickr.count(WAITING).await;
+    println!("{left} of {ROWS} rows are still in the outbox");
+    assert!(left > 1_000, "{left}");
+    // None of them stays for ever.
+    tickr.until_count(WAITING, 0).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM outbox_rejected").await, 0);
+    assert_eq!(in_order(&tickr).await, [ordered, behind]);
+    assert_eq!(tickr.job(JobId::from_uuid(child)).await["after"], json!([parent]));
+    tickr.until(JobId::from_uuid(newer), State::Completed).await;
+    tickr.until(JobId::from_uuid(older), State::Cancelled).await;
     tickr.stop().await;
 }
 

@@ -725,7 +725,7 @@ async fn a_runner_that_lost_the_source_copies_and_deletes_nothing_that_it_read_b
 
     let turn = store.take_source(&name, &old, how).await.unwrap().unwrap();
     let mut source = OutboxSource::new(&shop.url).unwrap();
-    let page = source.page(None, &turn.copied.iter().copied().collect()).await.unwrap();
+    let page = source.page(&turn.copied.iter().copied().collect()).await.unwrap();
     assert_eq!(page.rows.iter().map(|row| row.id).collect::<Vec<_>>(), [id]);
     // Another runner takes over, copies the row and deletes it.
     let newer = store.take_source(&name, &new, how).await.unwrap().unwrap();
@@ -748,6 +748,111 @@ async fn a_runner_that_lost_the_source_copies_and_deletes_nothing_that_it_read_b
     let gentle = TakeOver { nudged: false, ..how };
     assert_eq!(store.take_source(&name, &new, gentle).await.unwrap(), None);
     tickr.assert_each_ran_once(1).await;
+    tickr.stop().await;
+    shop.end().await;
+}
+
+/// A transaction has a row in the first page and one in a later page, and is committed between the two.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_transaction_that_is_committed_between_two_pages_are_copied_in_their_order() {
+    let shop = Shop::beside().await;
+    let tickr = start_with(&shop).await;
+    tickr.sql("CREATE TABLE copies (n INT PRIMARY KEY AUTO_INCREMENT, id BINARY(16) NOT NULL)").await;
+    tickr
+        .sql("CREATE TRIGGER note AFTER INSERT ON tickr_outbox FOR EACH ROW INSERT INTO copies (id) VALUES (NEW.id)")
+        .await;
+    let (mut slow, mut quick) = (shop.mysql().await, shop.mysql().await);
+    let (first, parent) = (Uuid::now_v7(), Uuid::now_v7());
+    let others: Vec<Uuid> = (0..1_100).map(|_| Uuid::now_v7()).collect();
+    let child = Uuid::now_v7();
+    slow.execute("BEGIN").await.unwrap();
+    insert(&mut slow, parent, "noop", "{}").await;
+    let after = json!({"after": [parent]}).to_string();
+    let sql = "INSERT INTO tickr_outbox (id, kind, payload, options) VALUES (?, 'noop', '{}', ?)";
+    sqlx::query(sql).bind(child).bind(after).execute(&mut slow).await.unwrap();
+    // The copy of the first page waits for this row, which nobody has read yet.
+    let mut holds = tickr.mysql().await;
+    holds.execute("BEGIN").await.unwrap();
+    insert(&mut holds, first, "noop", "{}").await;
+    let rows: Vec<String> = std::iter::once(&first)
+        .chain(&others)
+        .map(|id| format!("(UNHEX('{}'), 'noop', '{{}}', UTC_TIMESTAMP(3) + INTERVAL 1 HOUR)", id.simple()))
+        .collect();
+    let sql = format!("INSERT INTO tickr_outbox (id, kind, payload, execute_at) VALUES {}", rows.join(","));
+    quick.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await.unwrap();
+    tickr.until_lock_waits(1..).await;
+    slow.execute("COMMIT").await.unwrap();
+    holds.execute("ROLLBACK").await.unwrap();
+    shop.until_empty().await;
+    until(&tickr, child, State::Completed).await;
+    let mut mysql = tickr.mysql().await;
+    let mut place = async |id: Uuid| -> i32 {
+        sqlx::query_scalar("SELECT n FROM copies WHERE id = ?").bind(id).fetch_one(&mut mysql).await.unwrap()
+    };
+    let (parent, child) = (place(parent).await, place(child).await);
+    assert!(parent < child, "copies {parent} and {child}");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM outbox_rejected").await, 0);
+    tickr.sql("DROP TRIGGER note").await;
+    tickr.stop().await;
+    shop.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_are_copied_before_a_runner_waits_for_a_copied_row_that_is_locked() {
+    let shop = Shop::alone().await;
+    let tickr = TestApp::start().await;
+    note_copies(&tickr).await;
+    let store = tickr.app.broker().store();
+    let name = "shop".parse().unwrap();
+    let former = RunnerId::new_for_host("former");
+    let how = TakeOver { lease: Duration::from_secs(60), calm: Duration::ZERO, nudged: true };
+    let (locked, next) = (Uuid::now_v7(), Uuid::now_v7());
+    insert(&mut shop.mysql().await, locked, "noop", "{}").await;
+    // A runner has copied the row and died.
+    let turn = store.take_source(&name, &former, how).await.unwrap().unwrap();
+    let mut source = OutboxSource::new(&shop.url).unwrap();
+    source.check().await.unwrap();
+    let page = source.page(&turn.copied.iter().copied().collect()).await.unwrap();
+    assert!(!page.more);
+    let copy = SourceCopy { turn: turn.number, rows: page.rows, left: Vec::new(), until: page.until };
+    store.copy_rows(&name, &former, copy).await.unwrap().unwrap();
+    let mut locks = shop.locking().await;
+    locks.execute("BEGIN").await.unwrap();
+    let lock = sqlx::query("SELECT id FROM tickr_outbox WHERE id = ? FOR UPDATE").bind(locked);
+    assert_eq!(lock.fetch_all(&mut locks).await.unwrap().len(), 1);
+    // A deletion of this row alone waits once.
+    let deletions = async |conn: &mut MySqlConnection| -> u64 {
+        let sql = "SHOW GLOBAL STATUS LIKE 'Com_delete'";
+        let (_, count): (String, String) = sqlx::query_as(sql).fetch_one(conn).await.unwrap();
+        count.parse().unwrap()
+    };
+    let mut monitor = shop.mysql().await;
+    // The connection is in use, so the deletion opens no other one.
+    source.page(&[locked].into()).await.unwrap();
+    let before = deletions(&mut monitor).await;
+    assert_eq!(source.delete(&[locked], page.until).await.unwrap().into_iter().collect::<Vec<_>>(), [locked]);
+    assert_eq!(deletions(&mut monitor).await - before, 1);
+    // Another row comes, and a runner takes the source over.
+    insert(&mut shop.mysql().await, next, "noop", "{}").await;
+    let url = shop.url.clone();
+    let other = tickr.another_with(move |config| outbox(config, "shop", &url), Registry::new()).await;
+    let api = format!("http://{}", other.addr());
+    assert_eq!(call(&api, reqwest::Method::POST, "/v1/outbox/nudge", "", None).await.status, 204);
+    until_said(&shop.url, &shop.name, DELETE, 1).await;
+    let copied: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM copies WHERE id = ?")
+        .bind(next)
+        .fetch_one(&mut tickr.mysql().await)
+        .await
+        .unwrap();
+    assert_eq!(copied, 1, "the deletion came before the copy");
+    locks.execute("COMMIT").await.unwrap();
+    shop.until_empty().await;
+    for id in [locked, next] {
+        until(&tickr, id, State::Completed).await;
+    }
+    tickr.assert_each_ran_once(2).await;
+    assert_each_copied_once(&tickr, 2).await;
+    other.stop(CancellationToken::new()).await;
     tickr.stop().await;
     shop.end().await;
 }

@@ -39,6 +39,8 @@ enum Reaction {
     Silence,
     /// Answer 500 with the signature and the token of the call.
     Echo,
+    /// Report on the attempt at this process, and then answer with a verdict.
+    Report(SocketAddr),
 }
 
 /// A call as the receiver saw it.
@@ -153,12 +155,20 @@ async fn serve(mut socket: TcpStream, shared: Arc<Shared>) {
         *shared.seen.lock().unwrap() += 1;
         let call = Call { head, body, document };
         let echo = format!("{} {}", call.header("webhook-signature").unwrap_or_default(), call.token());
+        let token = call.token();
         shared.calls.lock().unwrap().push_back(call);
         let text = match reaction.unwrap_or_else(accepted) {
             Reaction::Answer(status, headers, body) => {
                 format!("HTTP/1.1 {status} X\r\ncontent-length: {}\r\n{headers}\r\n{body}", body.len())
             }
             Reaction::Echo => format!("HTTP/1.1 500 X\r\ncontent-length: {}\r\n\r\n{echo}", echo.len()),
+            Reaction::Report(at) => {
+                let report = http().post(format!("http://{at}/v1/attempts/{token}/report")).json(&json!({}));
+                let reported = answer(report).await;
+                assert!(reported.status == 200 && reported.body["until"].is_string(), "{:#}", reported.body);
+                let body = succeeded().to_string();
+                format!("HTTP/1.1 200 X\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+            }
             Reaction::Cut => return,
             Reaction::CutInside => "HTTP/1.1 200 OK\r\ncontent-length: 400\r\n\r\n{\"verdict\":".to_owned(),
             Reaction::Silence => {
@@ -351,6 +361,100 @@ async fn a_receiver_that_answers_202_reports_and_finishes_later_through_any_proc
     assert_eq!(tickr.until(id, State::Completed).await["result"], json!({"rows": 7}));
     assert_eq!(tickr.verdicts(id).await, ["interrupted", "succeeded"]);
     runner.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+/// Return JSON that is nested this deep.
+fn nested(levels: usize) -> String {
+    format!("{}{}", "[".repeat(levels), "]".repeat(levels))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_verdict_that_is_nested_too_deep_is_not_usable_whatever_is_around_it() {
+    let tickr = TestApp::start().await;
+    let receiver = Receiver::start().await;
+    tickr.declare(&receiver.kind(json!({}), json!({}))).await;
+    let with_result =
+        |levels| Reaction::Answer(200, "", format!(r#"{{"verdict":"succeeded","result":{}}}"#, nested(levels)));
+    let checkpoint = format!(r#"{{"verdict":"failed","error":"no disk","checkpoint":{}}}"#, nested(65));
+    receiver.plan([with_result(100_000), with_result(65), Reaction::Answer(200, "", checkpoint), with_result(64)]);
+    let id = tickr.resize().await;
+    let job = tickr.until(id, State::Completed).await;
+    assert_eq!(tickr.verdicts(id).await, ["failed", "failed", "failed", "succeeded"]);
+    for (attempt, field) in job["attempts"].as_array().unwrap().iter().zip(["result", "result", "checkpoint"]) {
+        let said = format!("without a usable verdict: {field} must be nested at most 64 levels deep");
+        assert!(attempt["error"].as_str().unwrap().ends_with(&said), "{attempt:#}");
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE LENGTH(result) = 128").await, 1);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE LENGTH(result) > 128").await, 0);
+
+    // The depth counts from the value also in the calls of a receiver that finishes later, and not from the body.
+    let id = tickr.resize().await;
+    let token = until_called(&receiver, id).await.token();
+    let call = async |verb: &str, field: &str, levels: usize| {
+        let said = if verb == "finish" { r#""verdict":"succeeded","# } else { "" };
+        let body = format!(r#"{{{said}"{field}":{}}}"#, nested(levels));
+        let url = tickr.url(&format!("/v1/attempts/{token}/{verb}"));
+        answer(http().post(url).header("content-type", "application/json").body(body)).await
+    };
+    for (verb, field) in [("report", "checkpoint"), ("finish", "result"), ("finish", "checkpoint")] {
+        let refused = call(verb, field, 65).await;
+        let expected = (422, "invalid_request", vec![format!("/{field}")]);
+        let pointers = refused.pointers().into_iter().map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!((refused.status, refused.code(), pointers), expected, "{verb}: {:#}", refused.body);
+    }
+    assert_eq!(call("report", "checkpoint", 64).await.status, 200);
+    assert_eq!(call("finish", "result", 64).await.body["state"], "completed");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE LENGTH(result) = 128").await, 2);
+    tickr.stop().await;
+}
+
+/// Wait for the newest call about this job.
+async fn until_called(receiver: &Receiver, id: JobId) -> Call {
+    eventually("the receiver is called for the job", || async {
+        let id = id.to_string();
+        let calls = receiver.shared.calls.lock().unwrap();
+        calls.iter().rev().find(|call| call.document["id"] == id.as_str()).cloned()
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_finish_through_the_api_frees_the_slot_of_its_job_for_the_next_one() {
+    let tickr = TestApp::start().await;
+    let receiver = Receiver::start().await;
+    tickr.declare(&receiver.kind(json!({}), json!({}))).await;
+    set_and_wait(&tickr, "one", json!({"kind": "resize", "shared_by": "all", "concurrency": 1})).await;
+    for _ in 0..5 {
+        tickr.resize().await;
+    }
+    for left in (0..5).rev() {
+        let call = receiver.call().await;
+        let id: JobId = call.document["id"].as_str().unwrap().parse().unwrap();
+        tickr.until_held_by_receiver(id).await;
+        tickr.until_count("SELECT COUNT(*) FROM limit_waits", left).await;
+        let slot = format!("SELECT COUNT(*) FROM limit_slots WHERE job_id = x'{}'", id.uuid().simple());
+        assert_eq!(tickr.count(&slot).await, 1);
+        assert_eq!(tickr.finish_pushed(&call.token(), succeeded()).await.body["state"], "completed");
+        // The answer comes behind this. A sweep of limits comes about once a second, and not behind each of the five.
+        assert_eq!(tickr.count(&slot).await, 0, "the finish has freed the slot");
+        assert_eq!(tickr.count("SELECT COUNT(*) FROM limit_waits").await, (left - 1).max(0), "and let the next job go");
+    }
+    tickr.until_idle().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_that_was_reported_on_before_its_answer_is_forgotten_with_its_verdict() {
+    let tickr = TestApp::start().await;
+    let receiver = Receiver::start().await;
+    tickr.declare(&receiver.kind(json!({"lease_ms": 60_000}), json!({}))).await;
+    receiver.plan([Reaction::Report(tickr.app.addr())]);
+    let id = tickr.resize().await;
+    let done = tickr.until(id, State::Completed).await;
+    assert_eq!((&done["result"], tickr.verdicts(id).await), (&json!({"rows": 7}), vec!["succeeded".to_owned()]));
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM deferred_attempts").await, 1, "the key still finds the attempt");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM deferred_attempts WHERE look_at IS NOT NULL").await, 0);
     tickr.stop().await;
 }
 

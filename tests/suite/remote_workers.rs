@@ -20,7 +20,8 @@ use uuid::Uuid;
 
 use crate::support::limits::set;
 use crate::support::{
-    Answer, DEADLINE, Halt, Owed, Proxy, Pulse, TestApp, answer, eventually, http, open_transactions, short_lease,
+    Answer, DEADLINE, Halt, Owed, Proxy, Pulse, Runner, TestApp, answer, eventually, http, open_transactions,
+    short_lease,
 };
 
 /// A worker of a test, which calls any process.
@@ -678,6 +679,73 @@ async fn a_worker_that_leaves_gives_its_jobs_back_and_uses_no_attempt() {
     assert_eq!(stays.finish(at, &again[0], json!({"verdict": "succeeded"})).await["state"], "completed");
     assert_eq!(tickr.verdicts(id).await, ["interrupted", "succeeded"]);
     tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_worker_that_left_still_held_comes_back_unused_also_when_the_process_that_it_told_dies() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let mut told = Runner::start(&tickr, &[]);
+    let base = told.base().await;
+    let gone = Worker::register(&tickr, 1).await;
+    let id = tickr.enqueue_kind("resize", json!(1)).await;
+    assert_eq!(gone.fetch(at, 1, 20_000, &[]).await.len(), 1);
+    // The lease of the attempt goes on for a minute, and is not what brings the job back.
+    let mut frozen = tickr.mysql().await;
+    sqlx::raw_sql("BEGIN").execute(&mut frozen).await.unwrap();
+    let lock = "SELECT id FROM owed WHERE id = ? FOR UPDATE";
+    sqlx::query(lock).bind(id.uuid()).fetch_one(&mut frozen).await.unwrap();
+    let left = answer(http().delete(format!("{base}/v1/workers/{}", gone.id))).await;
+    assert_eq!(left.status, 204, "{:#}", left.body);
+    assert_eq!(tickr.verdicts(id).await, ["open"], "the row is locked");
+    told.kill9();
+    sqlx::raw_sql("ROLLBACK").execute(&mut frozen).await.unwrap();
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'waiting'", 1).await;
+    let next = Worker::register(&tickr, 1).await;
+    let again = next.fetch(at, 1, 20_000, &[]).await.remove(0);
+    assert_eq!((id_of(&again), &again["attempt"]), (id, &json!(1)));
+    assert_eq!(next.finish(at, &again, json!({"verdict": "succeeded"})).await["state"], "completed");
+    assert_eq!(tickr.verdicts(id).await, ["interrupted", "succeeded"]);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_time_limit_of_an_attempt_ends_it_ten_seconds_after_any_process_told_its_worker() {
+    let tickr = started().await;
+    let other = tickr.another_with(short_lease, Registry::new()).await;
+    let (here, there) = (tickr.app.addr(), other.addr());
+    let lease = json!({"name": "test", "kinds": ["resize"], "slots": 1, "lease_ms": 20_000});
+    let worker = Worker::register_as(&tickr, lease).await;
+    // One process tells the worker to stop what is over, and its next heartbeat reaches the other one this much later.
+    // Returns whether that one has ended the attempt.
+    let ends_there = async |seconds: u32| {
+        tickr.enqueue(json!({"kind": "resize", "payload": 1, "timeout_ms": 1, "max_attempts": 1})).await;
+        let held = worker.fetch(here, 1, 20_000, &[]).await.pop().unwrap();
+        // Nobody has told the worker of these seconds.
+        tickr.sql("UPDATE owed SET started_at = started_at - INTERVAL 12 SECOND WHERE state = 'executing'").await;
+        eventually("the worker is told to stop what is over", || async {
+            (worker.beat(here, &[&held]).await["cancel"] == json!([held["token"]])).then_some(())
+        })
+        .await;
+        let passed = format!("INTERVAL {seconds} SECOND WHERE");
+        tickr
+            .sql(format!(
+                "UPDATE owed SET started_at = started_at - {passed} state = 'executing'; \
+                 UPDATE runners SET heartbeat_at = heartbeat_at - {passed} id = '{}'",
+                worker.id
+            ))
+            .await;
+        worker.beat(there, &[&held]).await;
+        // A verdict that comes after the end changes nothing.
+        worker.finish(there, &held, json!({"verdict": "succeeded"})).await["result"] == "lease_lost"
+    };
+    // After a gap in its own heartbeats, the other process does not know for a moment what is over.
+    eventually("the other process ends the attempt", || async { ends_there(11).await.then_some(()) }).await;
+    assert!(!ends_there(0).await, "the worker was told a moment before");
+    let ended = "SELECT COUNT(*) FROM attempts WHERE verdict = 'timed_out'";
+    assert_eq!(tickr.count(ended).await, 1);
+    stop(other).await;
+    tickr.stop_broken("an attempt was dated back, to before its due time").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -2459,6 +2527,36 @@ async fn a_key_that_is_limited_to_kinds_and_queues_works_on_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_repeated_leave_has_the_same_answer_for_a_key_with_and_without_limits() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let admin = api_key(&tickr, None, "root", json!({"scope": "admin"})).await;
+    let limits = json!({"scope": "work", "kinds": ["resize"], "queues": ["pictures"]});
+    let limited = api_key(&tickr, Some(&admin), "limited", limits).await;
+    let elsewhere = json!({"scope": "work", "kinds": ["resize"], "queues": ["elsewhere"]});
+    let elsewhere = api_key(&tickr, Some(&admin), "elsewhere", elsewhere).await;
+    let all = api_key(&tickr, Some(&admin), "all", json!({"scope": "work"})).await;
+    for key in [&limited, &all] {
+        let worker = json!({"name": "w", "kinds": ["resize"], "queues": ["pictures"], "slots": 1});
+        let made = called(at, Method::POST, "/v1/workers".to_owned(), key.clone(), worker).await;
+        assert_eq!(made.status, 201, "{:#}", made.body);
+        let path = format!("/v1/workers/{}", made.body["id"].as_str().unwrap());
+        for _ in 0..2 {
+            let left = called(at, Method::DELETE, path.clone(), key.clone(), json!({})).await;
+            assert_eq!(left.status, 204, "{:#}", left.body);
+        }
+        // The worker of another key does not exist for this one, also after its end.
+        assert_eq!(called(at, Method::DELETE, path.clone(), elsewhere.clone(), json!({})).await.status, 404);
+        let fetch = json!({"slots": 1, "wait_ms": 0, "holding": [], "fetch_id": Uuid::now_v7()});
+        for (verb, body) in [("fetch", fetch), ("beat", json!({"holding": []}))] {
+            let refused = called(at, Method::POST, format!("{path}/{verb}"), key.clone(), body).await;
+            assert_eq!(refused.status, 404, "{verb}");
+        }
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_key_that_is_limited_to_queues_enqueues_nowhere_else() {
     let tickr = started().await;
     let at = tickr.app.addr();
@@ -2537,8 +2635,13 @@ async fn a_job_that_expires_between_its_claim_and_the_answer_reaches_no_worker()
     assert_eq!(worker.fetch_as(fetch, at, 4, 20_000, &[]).await.len(), 1);
     expire(&tickr).await;
     assert_eq!(worker.fetch_as(fetch, at, 4, 4_000, &[]).await, Vec::<Value>::new());
-    // The worker may have got the first answer. Its next request says that it has not.
-    assert_eq!(worker.fetch(at, 4, 0, &[]).await, Vec::<Value>::new());
+    // The worker may have got the first answer. Its next requests say that it has not. One that comes while another
+    // session locks the row leaves the attempt to the next one.
+    eventually("a request gives the attempt back", || async {
+        assert_eq!(worker.fetch(at, 4, 0, &[]).await, Vec::<Value>::new());
+        (tickr.verdicts(again).await == both).then_some(())
+    })
+    .await;
     let ended = tickr.until(again, State::Failed).await;
     assert_eq!((&ended["attempt"], tickr.verdicts(again).await), (&json!(0), both.map(str::to_owned).to_vec()));
     tickr.stop().await;

@@ -57,24 +57,12 @@ impl<T: DeserializeOwned> FromRequest<Api> for OptionalBody<T> {
     }
 }
 
-/// A JSON body of type `T` that carries results or checkpoints of jobs. It may be larger than other bodies: a result may be
-/// as large as the usual `body_limit`, and has more around it.
-pub(crate) struct ResultBody<T>(pub(crate) T);
-
 /// Size up to which such bodies are read, whatever `body_limit` is: the largest limit that an operator can set.
 const MAX_RESULT_BODY_BYTES: usize = 1 << 20;
 
-impl<T: DeserializeOwned> FromRequest<Api> for ResultBody<T> {
-    type Rejection = Problem;
-
-    async fn from_request(request: Request, api: &Api) -> Result<Self, Problem> {
-        let limit = api.body_limit_bytes.max(MAX_RESULT_BODY_BYTES);
-        read_json(request, api, limit, None, parse).await.map(|(parsed, _)| Self(parsed))
-    }
-}
-
-/// As [`ResultBody`], for a call with several parts that are judged one by one. `T` keeps their JSON as text, so the
-/// body may be nested to any depth: its handler checks the depth of each part, and one part refuses no other.
+/// A JSON body of type `T` that carries results or checkpoints of jobs. It may be larger than other bodies: a result
+/// may be as large as the usual `body_limit`, and has more around it. `T` keeps their JSON as text, so the body may be
+/// nested to any depth: its handler checks the depth of each part, and one part refuses no other.
 pub(crate) struct PartsBody<T>(pub(crate) T);
 
 impl<T: DeserializeOwned> FromRequest<Api> for PartsBody<T> {

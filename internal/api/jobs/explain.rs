@@ -15,7 +15,9 @@ use crate::view::Moment;
 use crate::{Api, json};
 use tickr_index::Health;
 use tickr_job::{Bounds, Job, OnParentFailure, RunnerId, State as JobState, Timestamp};
-use tickr_store::{OrderPlace, ParentProgress, ParkedAt, QueuePosition, QueueSetting, RunnerSeen, SUSPECT_FROM};
+use tickr_store::{
+    LimitSetting, OrderPlace, ParentProgress, ParkedAt, QueuePosition, QueueSetting, RunnerSeen, SUSPECT_FROM,
+};
 
 /// A job that has been due for less time than this is still on its way to a worker.
 const ON_ITS_WAY: TimeDelta = TimeDelta::seconds(2);
@@ -99,12 +101,21 @@ struct Evidence<'a> {
     at: Timestamp,
     standing: Option<QueuePosition>,
     place: Option<OrderPlace>,
-    parked: Option<(ParkedAt, Bounds)>,
+    /// The limit for which the job waits, and its values for the key of the job.
+    parked: Option<(ParkedAt, AtLimit)>,
     parents: Option<ParentProgress>,
     queue: Option<&'a QueueSetting>,
     permits: u32,
     runners: Runners<'a>,
     health: Health,
+}
+
+/// What a limit says about one key. A limit that was removed says nothing.
+#[derive(Default)]
+struct AtLimit {
+    bounds: Bounds,
+    /// The key shares the workers with others.
+    fair: bool,
 }
 
 /// The living runners, in narrowing sets.
@@ -279,16 +290,20 @@ fn breaker_open(evidence: &Evidence<'_>) -> Option<String> {
 
 /// Say which limit has no room, and which jobs use it.
 fn limit_reached(evidence: &Evidence<'_>) -> Option<String> {
-    let (ParkedAt { key, ahead, holders, running, breaker }, bounds) = evidence.parked.as_ref()?;
+    let (ParkedAt { key, ahead, holders, running, breaker }, AtLimit { bounds, fair }) = evidence.parked.as_ref()?;
     if breaker.as_ref().is_some_and(|breaker| breaker.opened_at.is_some()) {
         return None;
     }
     let of_key = if key.key.is_empty() { String::new() } else { format!(" for the key {}", cut(&key.key)) };
-    let concurrency = bounds.concurrency.map(|most| {
-        let some: Vec<String> = holders.iter().map(ToString::to_string).collect();
-        let which = if some.is_empty() { String::new() } else { format!(" (such as {})", some.join(", ")) };
-        format!("{running} of {most} run or are about to start{which}")
-    });
+    let some: Vec<String> = holders.iter().map(ToString::to_string).collect();
+    let which = if some.is_empty() { String::new() } else { format!(" (such as {})", some.join(", ")) };
+    let concurrency = match bounds.concurrency {
+        // Each runner computes the share anew every second, so no number is told.
+        most if *fair && most.is_none_or(|most| *running < most) => {
+            Some(format!("its share of the workers is used: {running} run or are about to start{which}"))
+        }
+        most => most.map(|most| format!("{running} of {most} run or are about to start{which}")),
+    };
     let rate = bounds.rate.map(|rate| {
         format!("{} may start in {}", rate.starts, duration_text(TimeDelta::milliseconds(rate.period_ms.into())))
     });
@@ -486,8 +501,10 @@ pub(crate) async fn show(State(api): State<Api>, IdPath(id): IdPath) -> Result<R
     let parked = match parked {
         Some(parked) => {
             let set = store.listed_limits().await?.into_iter().find(|set| set.limit.name == parked.key.limit);
-            let bounds = set.map(|set| set.limit.bounds_of(&parked.key.key)).unwrap_or_default();
-            Some((parked, bounds))
+            let of_key =
+                |set: LimitSetting| AtLimit { bounds: set.limit.bounds_of(&parked.key.key), fair: set.limit.fair };
+            let at_limit = set.map(of_key).unwrap_or_default();
+            Some((parked, at_limit))
         }
         None => None,
     };

@@ -222,6 +222,12 @@ impl LapseRule {
         Self { at, beyond: None }
     }
 
+    /// The rule for all leases of a runner that holds nothing any more.
+    #[must_use]
+    pub const fn all(at: Timestamp) -> Self {
+        Self { at, beyond: Some(Timestamp::MIN_UTC) }
+    }
+
     pub(crate) fn has_lapsed(&self, until: Timestamp) -> bool {
         until < self.at || self.beyond.is_some_and(|beyond| until > beyond)
     }

@@ -24,7 +24,7 @@ use crate::rows::checkpoints::HAS_CHECKPOINT;
 use crate::rows::limits::{KnownLimits, LimitKey, LimitSetting, LimitsOfClaim};
 use crate::rows::links::{AWAITED, BatchChanges, IN_BATCH};
 use crate::rows::order::{Successor, due_steps, heads_step, lock_step, successors_step};
-use crate::rows::owed::{DueJob, RESTS};
+use crate::rows::owed::{DEFERRED, DueJob, RESTS};
 use crate::rows::tallies::Counts;
 use crate::sql::error::{Fault, fault, waited_for_lock};
 use crate::sql::script::{Script, Value};
@@ -60,7 +60,7 @@ impl<'a> Success<'a> {
         let opened = item.opened.as_ref()?;
         let plain = item.verdict == Verdict::Succeeded && item.follow_ups.is_empty() && !opened.keyed;
         let in_batch = opened.links & IN_BATCH != 0;
-        let plain = plain && opened.links & (AWAITED | HAS_CHECKPOINT | RESTS) == 0;
+        let plain = plain && opened.links & (AWAITED | HAS_CHECKPOINT | RESTS | DEFERRED) == 0;
         let plain = plain && in_batch == opened.batch.is_some();
         let plain = plain && matches!(item.checkpoint, CheckpointUse::Unused);
         let may_be_followed = opened.order_key.is_some() || !opened.slots.is_empty();

@@ -23,14 +23,15 @@ use crate::attempts::breakers::EndedCall;
 use crate::attempts::claim_batches::MARGIN;
 use crate::attempts::lease::{Reaped, end, ending, own_policies};
 use crate::attempts::limited::SlotsOfJob;
+use crate::attempts::remote::slots_of;
 use crate::attempts::renewal::progress_text;
 use crate::attempts::settlement::Again;
 use crate::rows::attempt_logs::{AttemptLogRow, write_log};
 use crate::rows::checkpoints::{mark_checkpoints, write_checkpoints};
 use crate::rows::limits::LimitKey;
 use crate::rows::order::lock_free_keys_of;
-use crate::rows::owed::{Owed, lock_free, lock_held};
-use crate::sql::batches::{MAX_ROWS, in_list};
+use crate::rows::owed::{DEFERRED, Owed, lock_free, lock_held};
+use crate::sql::batches::{MAX_ROWS, in_list, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{on_pool, transact};
 use crate::sql::error::corrupt;
@@ -72,6 +73,8 @@ pub struct DeferredAttempt {
     pub retry: Option<RetryPolicy>,
     /// True while the attempt has no verdict.
     pub open: bool,
+    /// The keys of limits of which the attempt has a slot, while it is open.
+    pub slots: Arc<[LimitKey]>,
 }
 
 /// The answer to a report.
@@ -222,24 +225,33 @@ impl Store {
     /// When MySQL cannot be reached or refuses.
     #[boxed]
     pub async fn deferred_attempt(&self, key: FinishKeyDigest) -> Result<Option<DeferredAttempt>, StoreError> {
+        let limits = Arc::clone(&self.shared.limits);
         on_pool(&self.shared.pools.steering, "read an attempt by its finish key", move |conn, _| {
+            let limits = Arc::clone(&limits);
             Box::pin(async move {
                 let sql = "SELECT d.job_id, d.token, d.number, j.kind, j.queue, j.options, \
                            COALESCE(o.state = 'executing' AND o.token = d.token, FALSE) AS open \
                            FROM deferred_attempts d FORCE INDEX (PRIMARY) STRAIGHT_JOIN jobs j ON j.id = d.job_id \
                            LEFT JOIN owed o ON o.id = d.job_id WHERE d.finish_key = ?";
-                let Some(row) = sqlx::query(sql).bind(key.to_vec()).fetch_optional(conn).await? else {
+                let Some(row) = sqlx::query(sql).bind(key.to_vec()).fetch_optional(&mut *conn).await? else {
                     return Ok(None);
+                };
+                let (id, open): (Uuid, bool) = (row.try_get("job_id")?, row.try_get::<i64, _>("open")? != 0);
+                let slots = if open && !limits.now().is_empty() {
+                    slots_of(conn, &[id]).await?.remove(&JobId::from_uuid(id)).unwrap_or_default()
+                } else {
+                    Arc::default()
                 };
                 let options: Option<&str> = row.try_get("options")?;
                 Ok(Some(DeferredAttempt {
-                    id: JobId::from_uuid(row.try_get("job_id")?),
+                    id: JobId::from_uuid(id),
                     token: AttemptToken::from_uuid(row.try_get("token")?),
                     number: row.try_get("number")?,
                     kind: row.try_get::<&str, _>("kind")?.parse().map_err(|_| corrupt("kind"))?,
                     queue: row.try_get::<&str, _>("queue")?.parse().map_err(|_| corrupt("queue"))?,
                     retry: options.map(JobOptions::as_far_as_readable).unwrap_or_default().backoff().cloned(),
-                    open: row.try_get::<i64, _>("open")? != 0,
+                    open,
+                    slots,
                 }))
             })
         })
@@ -365,9 +377,11 @@ fn is_ours(owed: Option<&Owed>, token: AttemptToken) -> bool {
     owed.is_some_and(|owed| owed.token == token && owed.state == State::Executing)
 }
 
+/// Let the lease of an attempt end some time after this moment, which was written as `look_at`. The row is locked. The
+/// bit lets the end of the attempt clear `look_at`.
 async fn extend_lease(conn: &mut Session<'_>, id: JobId, until: Option<Timestamp>) -> Result<(), sqlx::Error> {
-    let query = sqlx::query("UPDATE owed SET lease_until = ? WHERE id = ?").bind(until.map(|until| until + MARGIN));
-    query.bind(id.uuid()).execute(conn).await.map(drop)
+    let sql = statement(format!("UPDATE owed SET lease_until = ?, links = links | {DEFERRED} WHERE id = ?"));
+    sql.bind(until.map(|until| until + MARGIN)).bind(id.uuid()).execute(conn).await.map(drop)
 }
 
 /// An attempt whose time is up.

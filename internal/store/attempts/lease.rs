@@ -9,6 +9,7 @@ use sqlx::Row;
 use uuid::Uuid;
 
 use crate::attempts::claim_batches::{LapseRule, Lapsed, Unstarted, deferred_among, have_reached};
+use crate::attempts::remote::left_among;
 use crate::attempts::renewal::{Caution, HeartbeatAnswer, PAUSE, TRIES, look, progress_text, renew, write_progress};
 use crate::attempts::settle::{decide, write_moves};
 use crate::attempts::settlement::{Again, CheckpointUse, Settled, Settlement};
@@ -48,6 +49,9 @@ pub struct RunnerRow {
     /// The runner that started this process to run a suspect; absent for an ordinary runner.
     pub parent: Option<RunnerId>,
 }
+
+/// Why an attempt is given back whose worker has left.
+const LEFT: &str = "its worker ended and gave it back";
 
 /// Which of the attempts of a claim are given back.
 #[derive(Clone, PartialEq, Eq)]
@@ -121,6 +125,8 @@ pub struct Reaped {
     pub queue: Name,
     /// The state of the job now.
     pub state: State,
+    /// The verdict with which it was ended.
+    pub verdict: Verdict,
     /// Outcome of the settlement.
     pub settled: Settled,
 }
@@ -250,12 +256,14 @@ impl Store {
         .await
     }
 
-    /// End attempts whose lease has lapsed, with the verdict `lost`. Only attempts whose token and lease are unchanged
-    /// when the row is locked are ended, and none that another system finishes: such an attempt has a time of its own.
-    /// Rows that another session locks are left for the next call. After its first
-    /// loss a job keeps its position in the due order and runs again at once. After further losses a job runs again
-    /// after a backoff: its own, else that of its kind in `policies`, else the default. If MySQL refuses to end an
-    /// attempt, it is returned separately with the error, so that one bad row does not block the others.
+    /// End attempts whose lease has lapsed, with the verdict `lost`. Those of a remote worker that has left are given
+    /// back instead, and no attempt is used: the process that it told may have died before it gave them back, or may
+    /// have waited for a locked row in vain. Only attempts whose token and lease are unchanged when the row is locked
+    /// are ended, and none that another system finishes: such an attempt has a time of its own. Rows that another
+    /// session locks are left for the next call. After its first loss a job keeps its position in the due order and
+    /// runs again at once. After further losses a job runs again after a backoff: its own, else that of its kind in
+    /// `policies`, else the default. If MySQL refuses to end an attempt, it is returned separately with the error, so
+    /// that one bad row does not block the others.
     ///
     /// # Errors
     /// When MySQL cannot be reached.
@@ -307,9 +315,10 @@ impl Store {
                 let held = lock_free(conn, ids.into_iter().filter(|id| !locked.contains(&id.uuid()))).await?;
                 // A beat that was under way when the attempt was left to another system has shortened its lease.
                 let deferred = deferred_among(conn, held.keys().map(|id| id.uuid()).collect()).await?;
+                let left = left_among(conn, &held.values().map(|owed| owed.runner.as_str()).collect()).await?;
                 let policy =
                     |id: &JobId| own.get(id).or_else(|| policies.get(&held[id].kind)).cloned().unwrap_or_default();
-                let lost: Vec<Settlement> = lapsed
+                let ends: Vec<Settlement> = lapsed
                     .iter()
                     .filter(|lapsed| {
                         held.get(&lapsed.id)
@@ -317,12 +326,15 @@ impl Store {
                     })
                     .filter(|lapsed| !deferred.contains(&(lapsed.id.uuid(), lapsed.token.uuid())))
                     .map(|lapsed| {
-                        let again = after_loss(&held[&lapsed.id], policy(&lapsed.id));
-                        let why = "the runner died or lost its lease";
-                        ending(lapsed.id, &held[&lapsed.id], Verdict::Lost, why, again)
+                        let owed = &held[&lapsed.id];
+                        if left.contains(owed.runner.as_str()) {
+                            return ending(lapsed.id, owed, Verdict::Interrupted, LEFT, Again::Now);
+                        }
+                        let again = after_loss(owed, policy(&lapsed.id));
+                        ending(lapsed.id, owed, Verdict::Lost, "the runner died or lost its lease", again)
                     })
                     .collect();
-                end(conn, &shared, &lost, &held, &ordered).await
+                end(conn, &shared, &ends, &held, &ordered).await
             })
         })
         .await?;
@@ -501,6 +513,7 @@ pub(super) async fn end(
         kind: step.owed.kind.clone(),
         queue: step.owed.queue.clone(),
         state: step.state,
+        verdict: step.item.verdict,
         settled: Settled::Done {
             state: step.state,
             execute_at: step.execute_at,

@@ -19,11 +19,12 @@ use crate::attempts::breakers::{EndedCall, Turned, count_calls, counted, mark_co
 use crate::attempts::claim::{Claim, Claims, ClaimsById, NOT_EXPIRED, among, gone, read_step};
 use crate::attempts::claim_batches::{NO_ROOM, Unstarted};
 use crate::rows::limits::{
-    DELETE_SLOTS, FairShare, KEPT_AT_MOST_S, KeyBounds, KeyState, KnownLimits, LimitKey, LimitSetting, LimitsOfClaim,
-    ToPark, begin_with, begin_with_free, begin_within_a_second, count_parked, free_and_let_go, free_slots_kept_in_vain,
-    free_slots_of, kept_in_vain, key_in, keys_of, keys_with_parked_jobs, let_go, let_paused_leave, let_uncovered_go,
-    lines_behind_paused_jobs, lock_free_keys, lock_keys, lock_those_that_are_free, lock_within_a_second, not_among,
-    park_owed, park_step, slots_by_key, state_step, states_in, take_back, without_rows, write_rates,
+    DELETE_SLOTS, FairShare, HELD_DUE_AT, KEPT_AT_MOST_S, KeyBounds, KeyState, KnownLimits, LimitKey, LimitSetting,
+    LimitsOfClaim, ToPark, begin_with, begin_with_free, begin_within_a_second, count_parked, delete_slots_steps,
+    free_and_let_go, free_slots_kept_in_vain, free_slots_of, kept_in_vain, key_in, keys_of, keys_with_parked_jobs,
+    let_go, let_paused_leave, let_uncovered_go, lines_behind_paused_jobs, lock_free_keys, lock_keys,
+    lock_those_that_are_free, lock_within_a_second, not_among, park_owed, park_step, slots_by_key, state_step,
+    states_in, take_back, without_rows, write_rates,
 };
 use crate::rows::owed::{DueJob, SKIP_LOCKED};
 use crate::sql::batch::Batch;
@@ -212,8 +213,9 @@ impl Claims {
         let (list, values) = script.list(&to_park);
         script.push(
             format!(
-                "SELECT id, queue, execute_at FROM owed FORCE INDEX (PRIMARY) WHERE id IN {list} \
-                 AND state IN ('waiting', 'retrying') AND execute_at <= UTC_TIMESTAMP(6) ORDER BY id FOR UPDATE"
+                "SELECT o.id, o.queue, o.execute_at, {HELD_DUE_AT} AS held_due_at FROM owed o FORCE INDEX (PRIMARY) \
+                 WHERE o.id IN {list} AND o.state IN ('waiting', 'retrying') \
+                 AND o.execute_at <= UTC_TIMESTAMP(6) ORDER BY o.id FOR UPDATE"
             ),
             values,
         );
@@ -250,7 +252,13 @@ impl Claims {
         let won_ids: Vec<Uuid> = won.iter().map(|job| job.id).collect();
         let queues: Vec<(Uuid, String, Timestamp)> = still_due
             .iter()
-            .map(|row| Ok((row.try_get("id")?, row.try_get("queue")?, row.try_get("execute_at")?)))
+            .map(|row| {
+                // A job that was let go keeps its place in the line: its due time may be the turn of a rate. The slot
+                // that was kept for it may be lost by now, because its queue was paused or all workers were busy.
+                let held_due_at: Option<Timestamp> = row.try_get("held_due_at")?;
+                let due_at = held_due_at.map_or_else(|| row.try_get("execute_at"), Ok)?;
+                Ok((row.try_get("id")?, row.try_get("queue")?, due_at))
+            })
             .collect::<Result<_, sqlx::Error>>()?;
         let mut script = Script::as_text();
         if !won.is_empty() {
@@ -273,9 +281,7 @@ impl Claims {
             .iter()
             .filter_map(|(id, queue, due_at)| {
                 let key = refused.get(id)?;
-                // A job that was let go keeps its place in the line: its due time may be the turn of a rate.
-                let due_at = kept_for.due_at(*id).unwrap_or(*due_at);
-                Some(ToPark { id: *id, key, queue, due_at: due_at.into() })
+                Some(ToPark { id: *id, key, queue, due_at: (*due_at).into() })
             })
             .collect();
         if !parked.is_empty() {
@@ -995,7 +1001,7 @@ impl Store {
         tell: impl Fn(Vec<DueJob>) + Send + Sync,
     ) -> Result<LimitSweep, StoreError> {
         let LimitSweep { after, mut locked, left } = sweep;
-        tell(self.count_attempts_of_new_limits(&mut locked).await?);
+        tell(self.count_attempts_of_new_limits(&mut locked).await);
         self.share_fairly().await?;
         let limits = self.shared.limits.now();
         tell(self.free_stale_slots(&limits).await?);
@@ -1150,6 +1156,19 @@ impl Store {
         self.shared.limits.locked_keys().has_some()
     }
 
+    /// Return whether a fair limit applies to jobs of this kind and queue, as far as this process knows.
+    #[must_use]
+    pub fn shares_fairly(&self, kind: &Name, queue: &Name) -> bool {
+        self.shared.limits.shares_fairly(kind, queue)
+    }
+
+    /// Return whether a fair limit has no share yet, because no sweep of this process has read one. Until then its jobs
+    /// start like any other, and leave no rows that would call for a sweep.
+    #[must_use]
+    pub fn lacks_shares(&self) -> bool {
+        self.shared.limits.lack_shares()
+    }
+
     /// Return those of these jobs that have a key of a limit that counts as locked. A claim would leave them out.
     ///
     /// # Errors
@@ -1269,23 +1288,29 @@ impl Store {
     /// do not cover any more. Returns those.
     ///
     /// A limit with a key that another session locks is left to a later sweep, after one wait for the lock: the jobs of
-    /// all other limits need their sweeps.
-    async fn count_attempts_of_new_limits(
-        &self,
-        locked: &mut BTreeMap<Name, Instant>,
-    ) -> Result<Vec<DueJob>, StoreError> {
+    /// all other limits need their sweeps. So is a limit that MySQL refuses to count.
+    async fn count_attempts_of_new_limits(&self, locked: &mut BTreeMap<Name, Instant>) -> Vec<DueJob> {
         locked.retain(|_, found| found.elapsed() < LOCKED_RESTS);
         let (mut gone, mut are_counted) = (Vec::new(), false);
         for set in self.shared.limits.uncounted_for(HEARD_AFTER) {
             if locked.contains_key(&set.limit.name) {
                 continue;
             }
-            if !self.count_attempts_of(&set, &mut gone).await? {
-                tracing::debug!(limit = %set.limit.name, "a key of a new limit is locked, it is counted later");
-                locked.insert(set.limit.name, Instant::now());
-                break;
+            match self.count_attempts_of(&set, &mut gone).await {
+                Ok(true) => are_counted = true,
+                Ok(false) => {
+                    tracing::debug!(limit = %set.limit.name, "a key of a new limit is locked, it is counted later");
+                    locked.insert(set.limit.name, Instant::now());
+                    break;
+                }
+                // The jobs of all other limits need the rest of the sweep.
+                Err(error) => {
+                    tracing::warn!(
+                        limit = %set.limit.name, %error,
+                        "cannot count the attempts that ran when a limit was set, its jobs wait"
+                    );
+                }
             }
-            are_counted = true;
         }
         if are_counted {
             // The rest of this sweep lets parked jobs go that have room. Read after the commit, because a count that is
@@ -1299,7 +1324,7 @@ impl Store {
                 tracing::debug!(%error, "cannot read the limits that were counted, the next summary brings them");
             }
         }
-        Ok(gone)
+        gone
     }
 
     /// Return the time until a sweep counts the attempts of a limit that was set a moment ago.
@@ -1311,7 +1336,7 @@ impl Store {
     /// Count the attempts of a new limit. Returns false if another session locks one of its keys. The jobs that it does
     /// not cover any more are added to `gone`.
     async fn count_attempts_of(&self, set: &LimitSetting, gone: &mut Vec<DueJob>) -> Result<bool, StoreError> {
-        if !self.let_uncovered_go(set, gone).await? {
+        if !self.let_uncovered_go(set, gone).await? || !self.free_uncovered_slots(set).await? {
             return Ok(false);
         }
         let set = Arc::new(set.clone());
@@ -1356,6 +1381,92 @@ impl Store {
         }
         Ok(true)
     }
+}
+
+impl Store {
+    /// Free the slots of running attempts that count under another key of a changed limit, or under none. Otherwise a
+    /// job would be parked until attempts end that have nothing to do with the limit any more. Their keys let jobs go in
+    /// the rest of the sweep. Returns false if another session locks one of the keys.
+    ///
+    /// This is done before the attempts are counted. No job of the limit starts until then, so no claim makes such slots.
+    async fn free_uncovered_slots(&self, set: &LimitSetting) -> Result<bool, StoreError> {
+        let (set, mut after) = (Arc::new(set.clone()), Some((Vec::new(), Uuid::nil())));
+        while let Some(position) = after {
+            let set = Arc::clone(&set);
+            let next =
+                transact_unless_locked(&self.shared.pools.loops, "free slots of a changed limit", move |conn, _| {
+                    let (set, position) = (Arc::clone(&set), position.clone());
+                    Box::pin(async move { free_uncovered_slots(conn, &set, &position).await })
+                });
+            let Some(next) = next.await? else { return Ok(false) };
+            after = next;
+        }
+        Ok(true)
+    }
+}
+
+/// Position in the slots of a limit: key and job.
+type SlotPosition = (Vec<u8>, Uuid);
+
+/// Free the slots of a page that the limit does not cover. Returns the end of the page unless it is the last one.
+async fn free_uncovered_slots(
+    conn: &mut Session<'_>,
+    set: &LimitSetting,
+    position: &SlotPosition,
+) -> Result<Option<SlotPosition>, sqlx::Error> {
+    let (found, next) = read_uncovered_slots(conn, set, position).await?;
+    if found.is_empty() {
+        return Ok(next);
+    }
+    lock_keys(conn, &found.keys().collect::<Vec<_>>()).await?;
+    // Some of the attempts may have ended before the keys were locked.
+    let (again, _) = read_uncovered_slots(conn, set, position).await?;
+    let slots: Vec<(&LimitKey, Vec<Uuid>)> =
+        again.iter().filter(|(key, _)| found.contains_key(*key)).map(|(key, ids)| (key, ids.clone())).collect();
+    if !slots.is_empty() {
+        let mut script = Script::as_text();
+        delete_slots_steps(&mut script, &slots, " AND s.kept_until IS NULL");
+        script.run(conn).await?;
+    }
+    Ok(next)
+}
+
+/// Read a page of the slots of a limit behind this position that executing jobs have. Returns those of jobs that count
+/// under another key or under none, and the end of the page unless it is the last one. Slots of ended attempts are left
+/// out: the sweep frees them, once the ends of their calls have counted.
+async fn read_uncovered_slots(
+    conn: &mut Session<'_>,
+    set: &LimitSetting,
+    (key, id): &SlotPosition,
+) -> Result<(BTreeMap<LimitKey, Vec<Uuid>>, Option<SlotPosition>), sqlx::Error> {
+    let name = set.limit.name.as_str();
+    let counted_by = CountedColumns::of(std::slice::from_ref(set));
+    let sql = format!(
+        "SELECT s.limit_name, s.limit_key, s.job_id, o.kind, o.queue, s.kept_until IS NULL AND o.state = 'executing' \
+         AS runs, {} FROM limit_slots s FORCE INDEX (PRIMARY) LEFT JOIN owed o FORCE INDEX (PRIMARY) \
+         ON o.id = s.job_id {} WHERE s.limit_name = ? AND (s.limit_key > ? OR (s.limit_key = ? AND s.job_id > ?)) \
+         ORDER BY s.limit_name, s.limit_key, s.job_id LIMIT {SLOTS_READ}",
+        counted_by.columns.replace("l.limit_key", "l.limit_key AS limit_key_of_job"),
+        counted_by.joins.replace("STRAIGHT_JOIN", "LEFT JOIN")
+    );
+    let rows = statement(sql).bind(name).bind(key).bind(key).bind(*id).fetch_all(conn).await?;
+    let mut uncovered: BTreeMap<LimitKey, Vec<Uuid>> = BTreeMap::new();
+    for row in &rows {
+        let name = |column| row.try_get::<&str, _>(column).ok().and_then(|name| name.parse::<Name>().ok());
+        let (Some(kind), Some(queue)) = (name("kind"), name("queue")) else { continue };
+        let (limit_key, host) = (text(row, "limit_key_of_job")?, text(row, "host")?);
+        let by = CountedBy { limit_key: limit_key.as_deref(), host: host.as_deref() };
+        let (slot_of, counts_under) = (key_in(row)?, set.limit.key_of(&kind, &queue, by));
+        let runs: Option<i64> = row.try_get("runs")?;
+        if runs == Some(1) && counts_under != Some(slot_of.key.as_str()) {
+            uncovered.entry(slot_of).or_default().push(row.try_get("job_id")?);
+        }
+    }
+    let last = match rows.last().filter(|_| rows.len() == SLOTS_READ) {
+        Some(row) => Some((row.try_get("limit_key")?, row.try_get("job_id")?)),
+        None => None,
+    };
+    Ok((uncovered, last))
 }
 
 /// Position in the parked jobs of a limit: key, due time and id.
@@ -1481,7 +1592,10 @@ struct KeysRead {
 async fn count_attempts(conn: &mut Session<'_>, new: &[LimitSetting]) -> Result<(), sqlx::Error> {
     // Every attempt is in a batch of claims until some time after its end, but for a deferred one: it has a row of its own.
     let batches: Vec<Vec<u8>> = sqlx::query_scalar("SELECT ids FROM claim_batches").fetch_all(&mut *conn).await?;
-    let deferred: Vec<Uuid> = sqlx::query_scalar("SELECT job_id FROM deferred_attempts").fetch_all(&mut *conn).await?;
+    // The rows of attempts that have ended stay for as long as their jobs. Only the attempts that another system works
+    // on have a time at which they time out.
+    let sql = "SELECT job_id FROM deferred_attempts FORCE INDEX (deferred_attempts_look) WHERE look_at IS NOT NULL";
+    let deferred: Vec<Uuid> = sqlx::query_scalar(sql).fetch_all(&mut *conn).await?;
     let ids = batches.iter().flat_map(|ids| ids.chunks_exact(16)).filter_map(|id| Uuid::from_slice(id).ok());
     let ids: BTreeSet<Uuid> = ids.chain(deferred).collect();
     let ids: Vec<Uuid> = ids.into_iter().collect();

@@ -167,6 +167,8 @@ pub struct OverdueAttempt {
     pub over: Duration,
     /// Its start, by that clock.
     pub started_at: Timestamp,
+    /// Time since the heartbeat of its worker before this one, if that one listed the job.
+    pub listed_before: Option<Duration>,
 }
 
 /// The answer to the heartbeat of a worker.
@@ -174,6 +176,8 @@ pub struct OverdueAttempt {
 pub struct WorkerBeat {
     /// An operator has drained it.
     pub drained: bool,
+    /// Length of its lease.
+    pub lease: Duration,
     /// Attempts that it does not hold any more. It may list an earlier attempt of a job beside the one that it holds.
     pub lost: Vec<(JobId, AttemptToken)>,
     /// Attempts that a client asked to stop.
@@ -450,8 +454,8 @@ impl Store {
         .await
     }
 
-    /// Read the kinds and the queues for which a worker is registered. Returns nothing if it is not registered, or not any
-    /// more.
+    /// Read the kinds and the queues for which a worker is registered, or was before it left. Returns nothing if there
+    /// is no such worker.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -464,7 +468,7 @@ impl Store {
         on_pool(&self.shared.pools.beats, "read the kinds and queues of a worker", move |conn, _| {
             let worker = worker.clone();
             Box::pin(async move {
-                let sql = "SELECT kinds, queues FROM runners WHERE id = ? AND via = 'http' AND stopped_at IS NULL";
+                let sql = "SELECT kinds, queues FROM runners WHERE id = ? AND via = 'http'";
                 let Some(row) = sqlx::query(sql).bind(worker.as_str()).fetch_optional(conn).await? else {
                     return Ok(None);
                 };
@@ -539,6 +543,22 @@ impl Store {
         .await
     }
 
+    /// Return those of these runners that are remote workers and have left.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    #[boxed]
+    pub async fn workers_that_left(&self, runners: Vec<RunnerId>) -> Result<HashSet<RunnerId>, StoreError> {
+        on_pool(&self.shared.pools.loops, "look for workers that left", move |conn, _| {
+            let runners = runners.clone();
+            Box::pin(async move {
+                let left = left_among(conn, &runners.iter().map(RunnerId::as_str).collect()).await?;
+                Ok(runners.into_iter().filter(|runner| left.contains(runner.as_str())).collect())
+            })
+        })
+        .await
+    }
+
     /// Read what the settlement of these jobs' attempts needs. Jobs that do not exist are left out.
     ///
     /// # Errors
@@ -562,7 +582,11 @@ impl Store {
                         found.insert(attempt.id, attempt);
                     }
                     if !limits.now().is_empty() {
-                        read_slots(conn, page, &mut found).await?;
+                        for (id, slots) in slots_of(conn, page).await? {
+                            if let Some(attempt) = found.get_mut(&id) {
+                                attempt.slots = slots;
+                            }
+                        }
                     }
                 }
                 Ok(found)
@@ -876,7 +900,7 @@ async fn beat(
     caution: &Arc<Caution>,
     arrived: Instant,
 ) -> Result<Option<WorkerBeat>, sqlx::Error> {
-    let sql = "SELECT lease_ms, drained_at IS NOT NULL AS drained, UTC_TIMESTAMP(6) AS moment, \
+    let sql = "SELECT lease_ms, drained_at IS NOT NULL AS drained, slot_jobs, UTC_TIMESTAMP(6) AS moment, \
                TIMESTAMPDIFF(MICROSECOND, heartbeat_at, UTC_TIMESTAMP(6)) AS silent_us FROM runners \
                WHERE id = ? AND via = 'http' AND stopped_at IS NULL";
     let sent = Instant::now();
@@ -888,7 +912,9 @@ async fn beat(
     // Time since the heartbeat before. None if one was written while this one waited, which may be a run of this one.
     let silent = Duration::from_micros(u64::try_from(row.try_get::<i64, _>("silent_us")?).unwrap_or(0));
     let before = Some(silent).filter(|silent| *silent > arrived.elapsed());
-    let mut found = WorkerBeat { drained: row.try_get::<i64, _>("drained")? != 0, ..WorkerBeat::default() };
+    let drained = row.try_get::<i64, _>("drained")? != 0;
+    let mut found = WorkerBeat { drained, lease, ..WorkerBeat::default() };
+    let jobs_before: Vec<u8> = row.try_get::<Option<Vec<u8>>, _>("slot_jobs")?.unwrap_or_default();
     let leased = Instant::now();
     let live = |held: &HeldAttempt| {
         let (id, token) = (held.id, held.token);
@@ -918,6 +944,11 @@ async fn beat(
     let listed: HashSet<(JobId, AttemptToken)> = held.iter().map(|held| (held.id, held.token)).collect();
     found.reading = Some(reading);
     found.overdue = overdue(conn, &listed, timeouts, reading.moment).await?;
+    for overdue in &mut found.overdue {
+        // Of a worker that holds many jobs, the row names the first ones.
+        let id = overdue.attempt.id.uuid();
+        overdue.listed_before = before.filter(|_| jobs_before.chunks_exact(16).any(|job| job == id.as_bytes()));
+    }
     let open = match open_of(conn, worker, None).await {
         Ok((open, _)) => open,
         // Another session has locked a batch that is over, just before it was deleted. A later heartbeat looks again.
@@ -999,7 +1030,7 @@ async fn overdue(
             let timeout = own.map(Duration::from_millis).or_else(|| timeouts.get(&attempt.kind).copied());
             let timeout = timeout.unwrap_or(Duration::from_secs(300));
             if let Some(over) = age.checked_sub(timeout) {
-                found.push(OverdueAttempt { attempt, timeout, over, started_at });
+                found.push(OverdueAttempt { attempt, timeout, over, started_at, listed_before: None });
             }
         }
     }
@@ -1024,20 +1055,34 @@ fn remote_attempt(row: &MySqlRow) -> Result<RemoteAttempt, sqlx::Error> {
     })
 }
 
-async fn read_slots(
+/// Read the keys of limits of which these jobs have a slot.
+pub(super) async fn slots_of(
     conn: &mut Session<'_>,
     page: &[Uuid],
-    found: &mut HashMap<JobId, RemoteAttempt>,
-) -> Result<(), sqlx::Error> {
+) -> Result<HashMap<JobId, Arc<[LimitKey]>>, sqlx::Error> {
     let mut slots: HashMap<JobId, Vec<LimitKey>> = HashMap::new();
     let sql = "SELECT limit_name, limit_key, job_id FROM limit_slots FORCE INDEX (limit_slots_job) WHERE job_id IN";
     for row in &in_list(sql, page, "").fetch_all(conn).await? {
         slots.entry(JobId::from_uuid(row.try_get("job_id")?)).or_default().push(key_in(row)?);
     }
-    for (id, keys) in slots {
-        if let Some(attempt) = found.get_mut(&id) {
-            attempt.slots = keys.into();
+    Ok(slots.into_iter().map(|(id, keys)| (id, keys.into())).collect())
+}
+
+/// Return those of these runners that are remote workers and have left. A runner that died holds attempts while it is
+/// not marked as stopped, and nothing is claimed for one that is. So what a stopped worker holds is to be given back.
+pub(super) async fn left_among(
+    conn: &mut Session<'_>,
+    runners: &BTreeSet<&str>,
+) -> Result<HashSet<String>, sqlx::Error> {
+    let (runners, mut left) = (runners.iter().copied().collect::<Vec<_>>(), HashSet::new());
+    for page in runners.chunks(MAX_ROWS) {
+        let sql = format!(
+            "SELECT id FROM runners FORCE INDEX (PRIMARY) WHERE id IN {} AND via = 'http' AND stopped_at IS NOT NULL",
+            placeholders(padded_len(page.len()))
+        );
+        for row in &bind_padded(statement(sql), page).fetch_all(&mut *conn).await? {
+            left.insert(row.try_get("id")?);
         }
     }
-    Ok(())
+    Ok(left)
 }

@@ -29,11 +29,11 @@ use crate::rows::ledger::{AttemptRow, append_to_ledger};
 use crate::rows::limits::KnownLimits;
 use crate::rows::links::{LinkedEnd, check_links, record_ends};
 use crate::rows::order::{OrderedJobs, close_places, lock_keys_of_and, order_key_of};
-use crate::rows::owed::{DueJob, MAX_LOSSES, MAX_SPARED, Owed, RESTS, delete_owed, lock_held};
+use crate::rows::owed::{DEFERRED, DueJob, MAX_LOSSES, MAX_SPARED, Owed, RESTS, delete_owed, lock_held};
 use crate::rows::tallies::{Lanes, count};
 use crate::rows::unique_keys::release_key_of;
 use crate::sql::batch::Batch;
-use crate::sql::batches::{BYTES_PER_ROW, groups, placeholders, statement, tuples};
+use crate::sql::batches::{BYTES_PER_ROW, MAX_ROWS, groups, in_list, placeholders, statement, tuples};
 use crate::sql::clock::{StoreClock, read_clock};
 use crate::sql::connection::{DbFuture, PriorRun};
 use crate::sql::error::corrupt;
@@ -299,6 +299,7 @@ pub(crate) async fn write_moves(
     let again: Vec<&Transition<'_>> = moves.iter().filter(|step| !step.state.is_end()).collect();
     delete_owed(conn, &ended.iter().map(|step| step.item.id.uuid()).collect::<Vec<_>>()).await?;
     wait_again(conn, &again).await?;
+    forget_times(conn, moves).await?;
     settle_checkpoints(conn, moves, now).await?;
     let started = moves.iter().filter(|step| !step.undone);
     append_to_ledger(conn, &started.clone().map(AttemptRow::from_transition).collect::<Vec<_>>(), now).await?;
@@ -331,6 +332,19 @@ pub(crate) async fn write_moves(
     }
     count(conn, lane, &counts).await?;
     Ok(Written { follow_ups, released, linked })
+}
+
+/// Forget when the times of attempts were up that other systems worked on. The rows stay, so that the finish keys still
+/// find the attempts, which have ended.
+async fn forget_times(conn: &mut Session<'_>, moves: &[Transition<'_>]) -> Result<(), sqlx::Error> {
+    let deferred = moves.iter().filter(|step| step.owed.links & DEFERRED != 0);
+    let deferred: Vec<Uuid> = deferred.map(|step| step.item.id.uuid()).collect();
+    for ids in deferred.chunks(MAX_ROWS) {
+        // No other attempt of these jobs is open, so the tokens need not be compared.
+        let sql = "UPDATE deferred_attempts FORCE INDEX (deferred_attempts_job) SET look_at = NULL WHERE job_id IN";
+        in_list(sql, ids, " AND look_at IS NOT NULL").execute(&mut *conn).await?;
+    }
+    Ok(())
 }
 
 /// Save the checkpoints that are not saved yet, and delete those of jobs that completed. A job that failed or was
@@ -374,9 +388,9 @@ async fn wait_again(conn: &mut Session<'_>, moves: &[&Transition<'_>]) -> Result
             "INSERT INTO owed (id, kind, queue, priority, max_attempts, state, execute_at, attempt, spared, losses, \
              links) VALUES {} ON DUPLICATE KEY UPDATE state = VALUES(state), execute_at = VALUES(execute_at), \
              attempt = VALUES(attempt), spared = VALUES(spared), losses = VALUES(losses), \
-             links = links & ~{RESTS} | VALUES(links), runner = DEFAULT(runner), token = DEFAULT(token), \
-             started_at = DEFAULT(started_at), lease_until = DEFAULT(lease_until), cancel_requested_at = NULL, \
-             progress = NULL",
+             links = links & ~({RESTS} | {DEFERRED}) | VALUES(links), runner = DEFAULT(runner), \
+             token = DEFAULT(token), started_at = DEFAULT(started_at), lease_until = DEFAULT(lease_until), \
+             cancel_requested_at = NULL, progress = NULL",
             tuples(&placeholders(11), group.len())
         );
         let mut query = statement(sql);

@@ -86,7 +86,7 @@ impl Store {
                     released: written.released,
                 };
                 let (kind, queue) = (owed.kind.clone(), owed.queue.clone());
-                Ok(Some(Reaped { id: job, kind, queue, state: step.state, settled }))
+                Ok(Some(Reaped { id: job, kind, queue, state: step.state, verdict: ended.verdict, settled }))
             })
         })
         .await

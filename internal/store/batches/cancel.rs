@@ -173,7 +173,7 @@ impl Store {
     #[boxed]
     pub async fn cancel_left_jobs(&self, id: BatchId, left: &[JobId]) -> Result<BatchCancelled, StoreError> {
         let ids: Vec<Uuid> = left.iter().map(|job| job.uuid()).collect();
-        match self.cancel_jobs_of(&ids, OnLock::Wait).await {
+        match self.cancel_jobs_of(id, &ids, OnLock::Wait).await {
             Ok(Some(done)) => {
                 self.shared.links_ended(AWAITED | IN_BATCH);
                 self.touch_cancel(id).await?;
@@ -188,9 +188,9 @@ impl Store {
         if ids.is_empty() {
             return Ok(BatchCancelled::default());
         }
-        let mut done = self.cancel_jobs_of(ids, OnLock::Leave).await;
+        let mut done = self.cancel_jobs_of(id, ids, OnLock::Leave).await;
         if matches!(done, Ok(None)) {
-            done = self.cancel_jobs_of(ids, OnLock::LeaveKeys).await;
+            done = self.cancel_jobs_of(id, ids, OnLock::LeaveKeys).await;
         }
         let done = match done {
             Ok(Some(done)) => done,
@@ -203,12 +203,18 @@ impl Store {
         Ok(done)
     }
 
-    /// Cancel these jobs in one transaction. Returns nothing if it has waited in vain for a lock of another session.
-    async fn cancel_jobs_of(&self, ids: &[Uuid], on_lock: OnLock) -> Result<Option<BatchCancelled>, StoreError> {
+    /// Cancel these jobs of a batch in one transaction. Returns nothing if it has waited in vain for a lock of another
+    /// session.
+    async fn cancel_jobs_of(
+        &self,
+        id: BatchId,
+        ids: &[Uuid],
+        on_lock: OnLock,
+    ) -> Result<Option<BatchCancelled>, StoreError> {
         let (shared, ids) = (self.shared.clone(), ids.to_vec());
         transact_unless_locked(&self.shared.pools.steering, ATTEMPTED, move |conn, _| {
             let (shared, ids) = (shared.clone(), ids.clone());
-            Box::pin(async move { cancel_jobs(conn, &shared, &ids, on_lock).await })
+            Box::pin(async move { cancel_jobs(conn, &shared, id, &ids, on_lock).await })
         })
         .await
     }
@@ -240,7 +246,7 @@ impl Store {
                 all.left.push(JobId::from_uuid(job));
                 continue;
             }
-            match self.cancel_jobs_of(&[job], OnLock::Leave).await {
+            match self.cancel_jobs_of(id, &[job], OnLock::Leave).await {
                 Ok(Some(done)) => all.add(done),
                 Ok(None) => {
                     all.left.push(JobId::from_uuid(job));
@@ -307,6 +313,11 @@ impl Store {
     pub async fn finish_batch_cancel(&self, id: BatchId) -> Result<bool, StoreError> {
         let gone = transact_unless_locked(&self.shared.pools.loops, "finish the cancel of a batch", move |conn, _| {
             Box::pin(async move {
+                // Nothing waits for a lock while the batch goes on.
+                let unfinished = "SELECT 1 FROM batches WHERE id = ? AND completed_at IS NULL";
+                if sqlx::query(unfinished).bind(id.uuid()).fetch_optional(&mut *conn).await?.is_some() {
+                    return Ok(false);
+                }
                 let sql = "DELETE FROM batch_cancels WHERE batch_id = ? AND NOT EXISTS (SELECT 1 FROM batches \
                            WHERE id = ? AND completed_at IS NULL)";
                 let gone = sqlx::query(sql).bind(id.uuid()).bind(id.uuid()).execute(conn).await?;
@@ -326,18 +337,22 @@ enum OnLock {
     LeaveKeys,
 }
 
-/// Read the unfinished jobs of a batch behind `after`, in id order.
+/// Read the unfinished jobs of a batch behind `after`, in id order: none if the batch has ended. Those were retried
+/// since.
 async fn unfinished_jobs(conn: &mut Session<'_>, id: BatchId, after: Option<JobId>) -> Result<Vec<Uuid>, sqlx::Error> {
     let sql = "SELECT b.job_id FROM batch_jobs b FORCE INDEX (batch_jobs_batch) \
                STRAIGHT_JOIN owed o FORCE INDEX (PRIMARY) ON o.id = b.job_id \
-               WHERE b.batch_id = ? AND b.job_id > ? ORDER BY b.job_id LIMIT ?";
-    let query = statement(sql.to_owned()).bind(id.uuid()).bind(after.map(JobId::uuid).unwrap_or_default()).bind(JOBS);
+               WHERE b.batch_id = ? AND b.job_id > ? \
+               AND EXISTS (SELECT 1 FROM batches WHERE id = ? AND completed_at IS NULL) ORDER BY b.job_id LIMIT ?";
+    let query = statement(sql.to_owned()).bind(id.uuid()).bind(after.map(JobId::uuid).unwrap_or_default());
+    let query = query.bind(id.uuid()).bind(JOBS);
     query.fetch_all(conn).await?.iter().map(|row| row.try_get("job_id")).collect()
 }
 
 async fn cancel_jobs(
     conn: &mut Session<'_>,
     shared: &StoreInner,
+    id: BatchId,
     ids: &[Uuid],
     on_lock: OnLock,
 ) -> Result<BatchCancelled, sqlx::Error> {
@@ -357,6 +372,12 @@ async fn cancel_jobs(
         let keyed: Vec<Uuid> = held.iter().filter(|(_, owed)| owed.keyed).map(|(id, _)| id.uuid()).collect();
         let busy = lock_free_keys(conn, &keyed).await?;
         held.retain(|id, _| !busy.contains(&id.uuid()));
+    }
+    // The batch may have ended since its jobs were read, and an operator may have retried one. The lock of the job is
+    // held here, so this statement sees an end that was committed before the retry.
+    let sql = "SELECT 1 FROM batches WHERE id = ? AND completed_at IS NULL";
+    if sqlx::query(sql).bind(id.uuid()).fetch_optional(&mut *conn).await?.is_none() {
+        return Ok(BatchCancelled::default());
     }
     let left = left_of(conn, ids.iter().copied().map(JobId::from_uuid).collect(), &held).await?;
     let now = read_clock(conn, &shared.clock).await?;

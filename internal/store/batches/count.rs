@@ -9,7 +9,6 @@ use std::collections::BTreeSet;
 use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use sqlx::query::Query;
-use uuid::Uuid;
 
 use crate::batches::callbacks::CallbackEvent;
 use crate::batches::rows::{Batch, BatchCounts, COLUMNS, batch};
@@ -29,6 +28,15 @@ const CHANGES: u32 = 2_000;
 /// Batches that one look finds at most.
 const BATCHES: u32 = 256;
 
+/// Batches whose counts have changed.
+#[derive(Clone, Debug, Default)]
+pub struct ChangedBatches {
+    /// The batches, those with the oldest changes first.
+    pub batches: Vec<BatchId>,
+    /// True if there may be more of them: the look read as many changes, or found as many batches, as it takes at most.
+    pub more: bool,
+}
+
 /// Outcome of adding up the counts of a batch.
 #[derive(Clone, Debug, Default)]
 pub struct BatchCounted {
@@ -47,19 +55,25 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     #[boxed]
-    pub async fn changed_batches(&self, set_aside: Vec<BatchId>) -> Result<Vec<BatchId>, StoreError> {
+    pub async fn changed_batches(&self, set_aside: Vec<BatchId>) -> Result<ChangedBatches, StoreError> {
         on_pool(&self.shared.pools.loops, "look for changed batches", move |conn, _| {
             let set_aside = set_aside.clone();
             Box::pin(async move {
-                let sql = "SELECT DISTINCT batch_id FROM (SELECT batch_id FROM batch_changes FORCE INDEX (PRIMARY) \
-                           ORDER BY id LIMIT ?) c LIMIT ?";
-                let found: Vec<Uuid> =
-                    sqlx::query_scalar(sql).bind(CHANGES).bind(BATCHES).fetch_all(&mut *conn).await?;
-                let mut found: Vec<BatchId> = found.into_iter().map(BatchId::from_uuid).collect();
-                if !found.is_empty() && found.iter().all(|batch| set_aside.contains(batch)) {
-                    found.extend(changed_besides(conn, &set_aside).await?);
+                let sql = "SELECT batch_id, COUNT(*) AS changes FROM (SELECT id, batch_id FROM batch_changes \
+                           FORCE INDEX (PRIMARY) ORDER BY id LIMIT ?) c GROUP BY batch_id ORDER BY MIN(id) LIMIT ?";
+                let found = sqlx::query(sql).bind(CHANGES).bind(BATCHES).fetch_all(&mut *conn).await?;
+                let (mut batches, mut changes) = (Vec::with_capacity(found.len()), 0);
+                for row in &found {
+                    batches.push(BatchId::from_uuid(row.try_get("batch_id")?));
+                    changes += row.try_get::<i64, _>("changes")?;
                 }
-                Ok(found)
+                let mut more = changes >= i64::from(CHANGES) || batches.len() >= BATCHES as usize;
+                if !batches.is_empty() && batches.iter().all(|batch| set_aside.contains(batch)) {
+                    let others = changed_besides(conn, &set_aside).await?;
+                    more = others.len() >= BATCHES as usize;
+                    batches.extend(others);
+                }
+                Ok(ChangedBatches { batches, more })
             })
         })
         .await

@@ -28,7 +28,8 @@ use tickr_job::{JobId, Name, OnParentFailure, State, floor_ms};
 const PARENTS: u32 = 64;
 /// Children that one transaction looks at, at most.
 const CHILDREN: usize = 512;
-/// In place of the last child that was told: all were told, but for some that were left.
+/// In place of the last child that was told, as an older version writes it: all were told, but for some that were left.
+/// They may be anywhere, so the walk begins with the first child.
 const LEFT_ONES: Uuid = Uuid::max();
 /// Parents that are named for a job that waits for them.
 const NAMED: u32 = 20;
@@ -115,11 +116,11 @@ impl Store {
             });
             let page = page.await?;
             let told = self.tell_each(&page).await?;
-            let left = !told.left.is_empty();
+            let left = told.left.clone();
             all.add(told);
             transact(&self.shared.pools.loops, "note which children are told", move |conn, _| {
-                let page = page.clone();
-                Box::pin(async move { note_told(conn, &parent, &page, left).await })
+                let (page, left) = (page.clone(), left.clone());
+                Box::pin(async move { note_told(conn, &parent, &page, &left).await })
             })
             .await?;
             all.more = true;
@@ -301,42 +302,41 @@ async fn ended_parents(conn: &mut Session<'_>, up_to: u64, locks: &str) -> Resul
     Ok(parents)
 }
 
-/// Read the next children of a parent, in id order: all behind those that are told, or those that were left.
+/// Read the next children of a parent that still wait for parents, in id order, behind those that are told.
 async fn children_behind(conn: &mut Session<'_>, parent: &EndedParent) -> Result<Vec<Uuid>, sqlx::Error> {
-    let sql = if parent.told == LEFT_ONES {
-        "SELECT p.child_id FROM job_parents p FORCE INDEX (PRIMARY) \
-         STRAIGHT_JOIN blocked_jobs b FORCE INDEX (PRIMARY) ON b.job_id = p.child_id \
-         WHERE p.parent_id = ? AND p.child_id > ? ORDER BY p.child_id LIMIT ?"
-    } else {
-        "SELECT child_id FROM job_parents FORCE INDEX (PRIMARY) WHERE parent_id = ? AND child_id > ? \
-         ORDER BY child_id LIMIT ?"
-    };
+    let sql = "SELECT p.child_id FROM job_parents p FORCE INDEX (PRIMARY) \
+               STRAIGHT_JOIN blocked_jobs b FORCE INDEX (PRIMARY) ON b.job_id = p.child_id \
+               WHERE p.parent_id = ? AND p.child_id > ? ORDER BY p.child_id LIMIT ?";
     let behind = if parent.told == LEFT_ONES { Uuid::nil() } else { parent.told };
     sqlx::query_scalar(sql).bind(parent.parent).bind(behind).bind(CHILDREN as u32).fetch_all(conn).await
 }
 
-/// Note that these children of a parent are told. If some were left, the parent is noted once more behind all others, for
-/// those alone.
-async fn note_told(conn: &mut Session<'_>, parent: &EndedParent, page: &[Uuid], left: bool) -> Result<(), sqlx::Error> {
-    let last = page.last().filter(|_| page.len() == CHILDREN && parent.told != LEFT_ONES);
-    let noted = match last {
+/// Note that these children of a parent are told. If some were left, the parent is noted once more behind all others,
+/// as told up to the first of them. Children that stay blocked are not left, so a walk that leaves none is the last
+/// one.
+async fn note_told(
+    conn: &mut Session<'_>,
+    parent: &EndedParent,
+    page: &[Uuid],
+    left: &BTreeSet<Uuid>,
+) -> Result<(), sqlx::Error> {
+    let noted = match page.last().filter(|_| page.len() == CHILDREN) {
         Some(last) => {
             let update = sqlx::query("UPDATE parent_ends SET told = ? WHERE id = ?").bind(last).bind(parent.row);
             update.execute(&mut *conn).await?
         }
         None => sqlx::query("DELETE FROM parent_ends WHERE id = ?").bind(parent.row).execute(&mut *conn).await?,
     };
-    // A page of those that were left may not have all of them.
-    let left = left || (parent.told == LEFT_ONES && page.len() == CHILDREN);
     // Without a row, another runner has told them meanwhile.
-    if !left || noted.rows_affected() == 0 {
-        return Ok(());
-    }
-    let sql = "SELECT 1 FROM parent_ends FORCE INDEX (parent_ends_parent) WHERE parent_id = ? AND told = ? LIMIT 1";
-    let is_noted = sqlx::query(sql).bind(parent.parent).bind(LEFT_ONES).fetch_optional(&mut *conn).await?.is_some();
-    if !is_noted {
+    let Some(first) = left.first().filter(|_| noted.rows_affected() > 0) else { return Ok(()) };
+    // The walk of another row of the parent, such as that of an earlier page, may reach this child as well.
+    let sql = "SELECT 1 FROM parent_ends FORCE INDEX (parent_ends_parent) \
+               WHERE parent_id = ? AND id <> ? AND (told < ? OR told = ?) LIMIT 1";
+    let other = sqlx::query(sql).bind(parent.parent).bind(parent.row).bind(first).bind(LEFT_ONES);
+    if other.fetch_optional(&mut *conn).await?.is_none() {
+        let before = Uuid::from_u128(first.as_u128().saturating_sub(1));
         let insert = sqlx::query("INSERT INTO parent_ends (parent_id, told) VALUES (?, ?)");
-        insert.bind(parent.parent).bind(LEFT_ONES).execute(conn).await?;
+        insert.bind(parent.parent).bind(before).execute(conn).await?;
     }
     Ok(())
 }
@@ -376,7 +376,7 @@ async fn tell_page(conn: &mut Session<'_>, shared: &StoreInner, up_to: u64) -> R
     // A parent with many children: a part of them at a time.
     let page = children_behind(conn, first).await?;
     let mut told = tell(conn, shared, &page).await?;
-    note_told(conn, first, &page, !told.left.is_empty()).await?;
+    note_told(conn, first, &page, &told.left).await?;
     told.more = true;
     Ok(told)
 }

@@ -215,7 +215,8 @@ impl Run<'_> {
         }
         let (from, to) = (ledger.newest(), steps.last().map_or(0, |(migration, _)| migration.version));
         tracing::info!(from, to, steps = steps.len(), "migrating the tables");
-        let (all_began, millis) = (Instant::now(), |took: Duration| u64::try_from(took.as_millis()).unwrap_or(u64::MAX));
+        let (all_began, millis) =
+            (Instant::now(), |took: Duration| u64::try_from(took.as_millis()).unwrap_or(u64::MAX));
         for (migration, statements) in &steps {
             let began = Instant::now();
             self.progress.tell(format!("migration {} of {to}: {}", migration.version, migration.description));

@@ -25,7 +25,7 @@ use crate::jobs::unique_keys::{
 use crate::outbox::answers::{RowAnswer, answers_to, keep_answer};
 use crate::outbox::locks::{NeededLock, Tried, WaitsFor, lock_without_a_wait};
 use crate::outbox::rejected::reject;
-use crate::outbox::rows::{MAX_OPTIONS_BYTES, OutboxRow, outbox_row};
+use crate::outbox::rows::{MAX_OPTIONS_BYTES, OutboxRow, WrongTimes, outbox_row};
 use crate::rows::jobs::{Accepted, accepted_at, mark_held, write_jobs};
 use crate::rows::links::{LinkProblem, NewLinks};
 use crate::rows::order::{lock_free_keys_or_make, order_key_of as order_key_of_job};
@@ -36,7 +36,7 @@ use crate::sql::connection::{PriorRun, on_pool, transact, transact_unless_locked
 use crate::sql::session::Session;
 use crate::sql::turns::{Turn, subjects_of};
 use crate::{Store, StoreError, StoreInner};
-use tickr_job::{JobId, NewJob, Producer, limits};
+use tickr_job::{JobId, Name, NewJob, Producer, Timestamp, limits};
 
 /// Rows that one transaction takes at most.
 const ROWS: u32 = 1_000;
@@ -73,10 +73,21 @@ pub struct OutboxPage {
     pub rejected: Vec<(Uuid, String)>,
     /// Rows whose jobs had been accepted before.
     pub repeated: usize,
-    /// Rows that were left to runners of another version, or that wait for a row with the same order key.
+    /// Rows that were left to runners of another version, or that wait for a row with the same order key or for the row
+    /// of a parent.
     pub left: usize,
+    /// Those that wait for another row and have unique keys: each with its kind and its unique key.
+    pub left_keys: Vec<(Uuid, Name, String)>,
     /// The id behind which the next page begins, if there may be one.
     pub next: Option<Uuid>,
+}
+
+impl OutboxPage {
+    /// Note that the row of this job stays, because of another row.
+    fn leave(&mut self, row: Uuid, job: NewJob) {
+        self.left += 1;
+        self.left_keys.extend(job.unique_key.map(|key| (row, job.kind, key)));
+    }
 }
 
 /// Outcome for a row that is moved by itself.
@@ -164,6 +175,7 @@ impl Store {
                     all.rejected.extend(page.rejected);
                     all.repeated += page.repeated;
                     all.left += page.left;
+                    all.left_keys.extend(page.left_keys);
                 }
                 Err(error) if error.is_about_the_row() => {
                     let reason = format!("MySQL refuses the job: {error}");
@@ -306,12 +318,19 @@ fn waiting_for(request: &EnqueueRequest, answers: &BTreeMap<JobId, RowAnswer>) -
 /// committed, so a parent that is not found here has become a job, or never will. A parent behind `row` does not count:
 /// two rows could wait for each other.
 async fn parent_is_in_outbox(conn: &mut Session<'_>, row: Uuid, parents: &[JobId]) -> Result<bool, sqlx::Error> {
-    let parents: Vec<Uuid> = parents.iter().map(|id| id.uuid()).filter(|parent| *parent < row).collect();
+    let parents = parents_in_front(row, parents);
     if parents.is_empty() {
         return Ok(false);
     }
     let found = in_list("SELECT id FROM tickr_outbox FORCE INDEX (PRIMARY) WHERE id IN", &parents, " LIMIT 1");
     Ok(found.fetch_optional(conn).await?.is_some())
+}
+
+/// Return those of these parents whose ids sort before `row`, in their order.
+fn parents_in_front(row: Uuid, parents: &[JobId]) -> Vec<Uuid> {
+    let mut parents: Vec<Uuid> = parents.iter().map(|id| id.uuid()).filter(|parent| *parent < row).collect();
+    parents.sort_unstable();
+    parents
 }
 
 /// Return whether the row of this job was moved before: the job exists, or it completed, keeps its unique key for a
@@ -464,8 +483,12 @@ async fn move_page(
             OutboxRow::COLUMNS
         );
         for row in in_list(&sql, ids, "").fetch_all(&mut *conn).await? {
+            if let Some(reason) = WrongTimes::of(&row)?.reason() {
+                page.rejected.push((row.try_get("id")?, reason));
+                continue;
+            }
             let waited = Duration::from_micros(u64::try_from(row.try_get::<i64, _>("waited_us")?).unwrap_or(0));
-            let row = outbox_row(&row)?;
+            let row = outbox_row(&row, Timestamp::UNIX_EPOCH)?;
             let id = row.id;
             let order_key = row.options.as_deref().and_then(order_key_of);
             match prepare(row, waited) {
@@ -500,7 +523,7 @@ async fn move_page(
             page.repeated += 1;
             done.push(row);
         } else if is_behind(row, &job) {
-            page.left += 1;
+            page.leave(row, job);
         } else if apart.concerns(row, &job)
             || order_key.is_some_and(|key| busy.contains(key.as_bytes()))
             || order_key.is_some_and(|key| one_by_one.contains(key))
@@ -525,7 +548,37 @@ async fn move_page(
         in_list("DELETE FROM tickr_outbox WHERE id IN", ids, &tail).execute(&mut *conn).await?;
     }
     reject(conn, &page.rejected).await?;
+    leave_children(conn, &mut page).await?;
     Ok(page)
+}
+
+/// Leave the rows that wait for the row of a parent, unless that one is moved just before them. A try of one of them
+/// costs a transaction, and there may be any number.
+async fn leave_children(conn: &mut Session<'_>, page: &mut OutboxPage) -> Result<(), sqlx::Error> {
+    let parents_of = |row, job: &NewJob| parents_in_front(row, &job.options.after);
+    let keyed: HashSet<Uuid> = page.keyed.iter().map(|(row, _)| *row).collect();
+    let all: BTreeSet<Uuid> = page.keyed.iter().flat_map(|(row, job)| parents_of(*row, job)).collect();
+    let elsewhere: Vec<Uuid> = all.into_iter().filter(|parent| !keyed.contains(parent)).collect();
+    let mut waiting: HashSet<Uuid> = HashSet::new();
+    for ids in elsewhere.chunks(MAX_ROWS) {
+        let sql = "SELECT id FROM tickr_outbox FORCE INDEX (PRIMARY) WHERE id IN";
+        for row in in_list(sql, ids, "").fetch_all(&mut *conn).await? {
+            waiting.insert(row.try_get("id")?);
+        }
+    }
+    if waiting.is_empty() {
+        return Ok(());
+    }
+    for (row, job) in std::mem::take(&mut page.keyed) {
+        if parents_of(row, &job).iter().any(|parent| waiting.contains(parent)) {
+            // Its own children wait as well.
+            waiting.insert(row);
+            page.leave(row, job);
+        } else {
+            page.keyed.push((row, job));
+        }
+    }
+    Ok(())
 }
 
 /// Rows in front of others that are not moved with them, by their order keys. Rows that were committed together become jobs

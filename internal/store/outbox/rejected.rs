@@ -6,7 +6,7 @@ use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
 use crate::audit::{AuditEntry, record, was_recorded};
-use crate::outbox::rows::{OutboxRow, outbox_row};
+use crate::outbox::rows::{OutboxRow, WrongTimes, outbox_row};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, on_pool, transact};
 use crate::sql::session::Session;
@@ -35,16 +35,22 @@ pub enum RejectedAction {
 
 const COLUMNS: &str = OutboxRow::COLUMNS;
 
-/// Move these rows, with the reasons, to the rejected ones. The rows are locked.
+/// Move these rows, with the reasons, to the rejected ones. The rows are locked. A due time that is none is left out,
+/// and the present time takes the place of a time of the insertion that is none: the server may refuse to store such a
+/// value.
 pub(super) async fn reject(conn: &mut Session<'_>, rows: &[(Uuid, String)]) -> Result<(), sqlx::Error> {
     for (id, reason) in rows {
         // An earlier row with this id may have been rejected as well. The newest counts.
         sqlx::query("DELETE FROM outbox_rejected WHERE id = ?").bind(id).execute(&mut *conn).await?;
-        let sql = format!(
-            "INSERT INTO outbox_rejected ({COLUMNS}, rejected_at, reason) \
-             SELECT {COLUMNS}, UTC_TIMESTAMP(6), ? FROM tickr_outbox WHERE id = ?"
+        let times = sqlx::query("SELECT execute_at, created_at FROM tickr_outbox WHERE id = ?").bind(id);
+        let Some(times) = times.fetch_optional(&mut *conn).await? else { continue };
+        let wrong = WrongTimes::of(&times)?;
+        let insert = sqlx::query(
+            "INSERT INTO outbox_rejected (id, kind, payload, queue, execute_at, options, created_at, copied_from, \
+             rejected_at, reason) SELECT id, kind, payload, queue, IF(?, NULL, execute_at), options, \
+             IF(?, UTC_TIMESTAMP(6), created_at), copied_from, UTC_TIMESTAMP(6), ? FROM tickr_outbox WHERE id = ?",
         );
-        let insert = sqlx::query(sqlx::AssertSqlSafe(sql)).bind(limits::cut(reason.clone())).bind(id);
+        let insert = insert.bind(wrong.execute_at).bind(wrong.created_at).bind(limits::cut(reason.clone())).bind(id);
         insert.execute(&mut *conn).await?;
         sqlx::query("DELETE FROM tickr_outbox WHERE id = ?").bind(id).execute(&mut *conn).await?;
     }
@@ -124,5 +130,6 @@ impl Store {
 }
 
 fn rejected_row(row: &MySqlRow) -> Result<RejectedRow, sqlx::Error> {
-    Ok(RejectedRow { row: outbox_row(row)?, rejected_at: row.try_get("rejected_at")?, reason: row.try_get("reason")? })
+    let rejected_at = row.try_get("rejected_at")?;
+    Ok(RejectedRow { row: outbox_row(row, rejected_at)?, rejected_at, reason: row.try_get("reason")? })
 }

@@ -44,16 +44,51 @@ impl fmt::Debug for OutboxRow {
     }
 }
 
-/// Read a row.
-pub(super) fn outbox_row(row: &MySqlRow) -> Result<OutboxRow, sqlx::Error> {
+/// Read a row. A due time that is none is left out, and `otherwise` takes the place of a time of the insertion that is
+/// none: [`WrongTimes`] tells of them.
+pub(super) fn outbox_row(row: &MySqlRow, otherwise: Timestamp) -> Result<OutboxRow, sqlx::Error> {
     Ok(OutboxRow {
         id: row.try_get("id")?,
         kind: row.try_get("kind")?,
         payload: row.try_get("payload")?,
         queue: row.try_get("queue")?,
-        execute_at: row.try_get("execute_at")?,
+        execute_at: moment(row, "execute_at")?.ok().flatten(),
         options: row.try_get("options")?,
-        created_at: row.try_get("created_at")?,
+        created_at: moment(row, "created_at")?.ok().flatten().unwrap_or(otherwise),
         copied_from: row.try_get("copied_from")?,
     })
+}
+
+/// Times of a row that are none. An application that turns the strict mode of its session off can write `2026-10-00`.
+pub(super) struct WrongTimes {
+    pub(super) execute_at: bool,
+    pub(super) created_at: bool,
+}
+
+impl WrongTimes {
+    /// Read `execute_at` and `created_at` of a row.
+    pub(super) fn of(row: &MySqlRow) -> Result<Self, sqlx::Error> {
+        let created_at = !matches!(moment(row, "created_at")?, Ok(Some(_)));
+        Ok(Self { execute_at: moment(row, "execute_at")?.is_err(), created_at })
+    }
+
+    /// Return why the row cannot become a job.
+    pub(super) fn reason(&self) -> Option<String> {
+        let column = if self.execute_at { "execute_at" } else { "created_at" };
+        (self.execute_at || self.created_at).then(|| format!("the column {column} is no time"))
+    }
+}
+
+/// The value of a column is no time, such as a day in a month without it.
+struct NoTime;
+
+/// Read a time that may be NULL.
+fn moment(row: &MySqlRow, column: &str) -> Result<Result<Option<Timestamp>, NoTime>, sqlx::Error> {
+    match row.try_get(column) {
+        // The driver takes the date `0000-00-00` for NULL, and its bytes for those of a value.
+        Ok(None) if row.try_get_unchecked::<Vec<u8>, _>(column).is_ok() => Ok(Err(NoTime)),
+        Ok(moment) => Ok(Ok(moment)),
+        Err(sqlx::Error::ColumnDecode { .. }) => Ok(Err(NoTime)),
+        Err(error) => Err(error),
+    }
 }

@@ -89,13 +89,14 @@ impl fmt::Debug for OutboxSource {
 /// A page of an outbox.
 #[derive(Debug, Default)]
 pub struct SourcePage {
-    /// The rows, in the order of their ids: at most 1,000, and 4 MiB of payloads and options unless it is one row.
+    /// The rows with the lowest ids, in their order: at most 1,000, and 4 MiB of payloads and options unless it is one
+    /// row.
     pub rows: Vec<CopiedRow>,
     /// By the clock of the source: no row of the page was inserted later, and a row with the same id that was is another
     /// one. None if a row does not say when it was inserted.
     pub until: Option<Timestamp>,
-    /// The id behind which the next page begins, if there may be one.
-    pub next: Option<Uuid>,
+    /// True if there may be more rows.
+    pub more: bool,
 }
 
 /// The rows that wait in an outbox.
@@ -132,28 +133,30 @@ impl OutboxSource {
         Ok(())
     }
 
-    /// Read the committed rows behind this id, except `known`. Takes no locks.
+    /// Read the committed rows with the lowest ids, except `known`. Takes no locks. Every page begins with the first
+    /// row: a transaction that is committed between two pages may have rows in front of the last one and behind it, and
+    /// those in front are copied first. Rows of the page before are deleted at the source, or known.
     ///
     /// # Errors
     /// [`SourceError`] when the source cannot be reached or refuses.
     #[boxed]
-    pub async fn page(&mut self, after: Option<Uuid>, known: &BTreeSet<Uuid>) -> Result<SourcePage, SourceError> {
-        let (compares, from) = after.map_or((">=", Uuid::nil()), |id| (">", id));
+    pub async fn page(&mut self, known: &BTreeSet<Uuid>) -> Result<SourcePage, SourceError> {
+        let most = ROWS + known.len();
         let sql = format!(
             "SELECT id, COALESCE(LENGTH(payload), 0) AS payload_bytes, COALESCE(LENGTH(options), 0) AS options_bytes, \
-             UTC_TIMESTAMP(6) AS now FROM tickr_outbox FORCE INDEX (PRIMARY) WHERE id {compares} ? ORDER BY id LIMIT {ROWS}"
+             UTC_TIMESTAMP(6) AS now FROM tickr_outbox FORCE INDEX (PRIMARY) ORDER BY id LIMIT {most}"
         );
-        let found = self.ask("read the rows", sql, vec![from.into()]).await?.rows;
+        let found = self.ask("read the rows", sql, Vec::new()).await?.rows;
         let heads: Vec<RowHead> = self.read(found.iter().map(row_head))?;
         let Some(last) = heads.last() else { return Ok(SourcePage::default()) };
-        let (mut until, mut next) = (Some(last.now), (heads.len() == ROWS).then_some(last.id));
+        let (mut until, mut more) = (Some(last.now), heads.len() == most);
         let (mut small, mut large, mut bytes) = (Vec::new(), Vec::new(), 0);
-        let mut behind = None;
         for head in heads.iter().filter(|head| !known.contains(&head.id)) {
+            let taken = small.len() + large.len();
             let is_large = too_large(head).is_some();
             bytes += if is_large { MAX_BEGINNING } else { head.payload_bytes + head.options_bytes };
-            if bytes > BYTES && behind.is_some() {
-                next = behind;
+            if taken == ROWS || bytes > BYTES && taken > 0 {
+                more = true;
                 break;
             }
             if is_large {
@@ -161,7 +164,6 @@ impl OutboxSource {
             } else {
                 small.push(head.id);
             }
-            behind = Some(head.id);
         }
         let mut rows = Vec::with_capacity(small.len() + large.len());
         if !small.is_empty() {
@@ -177,7 +179,7 @@ impl OutboxSource {
             // An application may write any time into the column.
             until = until.zip(row.inserted_at).map(|(until, at)| until.max(at));
         }
-        Ok(SourcePage { rows, until, next })
+        Ok(SourcePage { rows, until, more })
     }
 
     async fn rows(&mut self, payload: &str, options: &str, ids: &[Uuid]) -> Result<Vec<CopiedRow>, SourceError> {
@@ -200,6 +202,11 @@ impl OutboxSource {
         let mut left = BTreeSet::new();
         for ids in ids.chunks(ROWS) {
             if self.delete_unless_locked(ids, until).await? {
+                continue;
+            }
+            // Each wait takes a second, so the only one is not tried again.
+            if let [id] = ids {
+                left.insert(*id);
                 continue;
             }
             // One of them is locked. The others must not wait for it, and the next time another one is the first.

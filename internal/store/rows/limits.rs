@@ -334,6 +334,21 @@ impl KnownLimits {
         known.limits = limits;
     }
 
+    /// Return whether a fair limit applies to jobs of this kind and queue.
+    pub(crate) fn shares_fairly(&self, kind: &Name, queue: &Name) -> bool {
+        let is_fair = |set: &LimitSetting| {
+            set.limit.fair
+                && set.limit.concerns_queue(queue)
+                && set.limit.kind.as_ref().is_none_or(|of_limit| of_limit == kind)
+        };
+        self.any.load(Ordering::Acquire) && self.now().iter().any(is_fair)
+    }
+
+    /// Return whether a fair limit has no share yet.
+    pub(crate) fn lack_shares(&self) -> bool {
+        self.any.load(Ordering::Acquire) && self.now().iter().any(|set| set.limit.fair && set.share.is_none())
+    }
+
     /// Return whether a limit may apply to jobs of this queue, or of any queue.
     pub(crate) fn concern(&self, queue: Option<&Name>) -> bool {
         self.any.load(Ordering::Acquire) && concern(&self.now(), queue)
@@ -1617,7 +1632,7 @@ const KEYS_AT_ONCE: usize = 64;
 /// A slot at any other key stays. A session that has locked that key may be making it, and this must not wait for it.
 /// Or a claim has just made it for a new attempt of a job: a job whose limits have changed since its last attempt
 /// counts under other keys.
-fn delete_slots_steps<'a>(script: &mut Script<'a>, slots: &Slots<'a>, and: &str) {
+pub(crate) fn delete_slots_steps<'a>(script: &mut Script<'a>, slots: &Slots<'a>, and: &str) {
     for slots in slots.chunks(KEYS_AT_ONCE) {
         let (any, values) = is_among(script, slots);
         script.push(format!("DELETE s FROM limit_slots s FORCE INDEX (PRIMARY) WHERE ({any}){and}"), values);
@@ -1691,8 +1706,12 @@ pub(crate) async fn free_slots_kept_in_vain(conn: &mut Session<'_>, slots: &Slot
     Ok(())
 }
 
-/// When a job of `owed o` that was let go was due, apart from the turn of a rate. If a binary from before `limit_holds`
-/// let it go, there is no row. The job was due by then.
+/// When a job of `owed o` that was let go was due, apart from the turn of a rate. NULL if it was not let go since its
+/// last attempt, or if a binary from before `limit_holds` let it go.
+pub(crate) const HELD_DUE_AT: &str = "(SELECT h.due_at FROM limit_holds h FORCE INDEX (PRIMARY) WHERE h.job_id = o.id \
+                                      AND h.attempt = o.attempt + 1)";
+
+/// Do what [`HELD_DUE_AT`] does. A job without a row was due by now.
 const DUE_APART: &str = "COALESCE((SELECT h.due_at FROM limit_holds h FORCE INDEX (PRIMARY) WHERE h.job_id = o.id \
                          AND h.attempt = o.attempt + 1), UTC_TIMESTAMP(3))";
 

@@ -177,6 +177,10 @@ pub const MAX_SPARED: u32 = 100;
 /// as due from a minute before its next claim on.
 pub(crate) const RESTS: u8 = 8;
 
+/// Bit of `owed.links`: `deferred_attempts.look_at` says when the time of the attempt is up. The end of the attempt
+/// clears both, so that no later attempt looks for what it does not have.
+pub(crate) const DEFERRED: u8 = 16;
+
 /// Number of losses in a row after which the job fails: it is then taken for the cause of the runners' deaths.
 pub const MAX_LOSSES: u32 = 3;
 
