@@ -281,14 +281,12 @@ impl Presence {
     pub(crate) async fn beat(self, stop: CancellationToken) {
         let mut beat = tokio::time::interval(self.heartbeat());
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let beats = async {
-            loop {
-                beat.tick().await;
-                self.beat_once().await;
-            }
-        };
         // A Redis that does not answer holds up no stop.
-        stop.run_until_cancelled(beats).await.unwrap_or(())
+        while stop.run_until_cancelled(beat.tick()).await.is_some() {
+            if stop.run_until_cancelled(self.beat_once()).await.is_none() {
+                return;
+            }
+        }
     }
 
     async fn beat_once(&self) {
