@@ -2077,7 +2077,7 @@ async fn a_claim_without_room_gives_back_what_its_earlier_run_has_claimed_meanwh
     let ids = test.insert_limited("a", 2).await;
     let (claim, second) = count_during_a_commit(&test, &proxy, &ids).await;
     proxy.leave_held_back();
-    test.until_said("SELECT id, queue, execute_at FROM owed", 1).await;
+    test.until_said("SELECT o.id, o.queue, o.execute_at", 1).await;
     proxy.pass_held_back();
     assert_follows_the_limit(test, claim, &ids, &second).await;
 }
