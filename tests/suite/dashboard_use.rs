@@ -18,7 +18,7 @@ use uuid::Uuid;
 use crate::dashboard::{begin, letter};
 use crate::operations::{DIGITS, dead_letters};
 use crate::support::browser::{Browser, Page, Thing, button, field, heading, link};
-use crate::support::{Proxy, TestApp, answer, eventually, http, lasting_addr, make_api_key};
+use crate::support::{DEADLINE, Proxy, TestApp, answer, eventually, http, lasting_addr, make_api_key};
 
 /// Return script that says how many rows the page shows.
 const ROWS: &str = "document.querySelectorAll('main tr[data-row]').length";
@@ -843,6 +843,228 @@ async fn the_overview_says_what_is_wrong_and_where_and_is_silent_otherwise() {
     page.reads_not("orphans 15 m").await;
     page.click(&link("orphans has no runner")).await;
     page.settles("/queues/orphans").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+/// A drained runner is alive and takes no work. The page must neither miss it nor show it as well.
+#[tokio::test(flavor = "multi_thread")]
+async fn runners_that_are_all_drained_are_said_to_be_and_no_light_is_green() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let mut settings = tickr.app.operator_settings().listen();
+    let path = format!("/v1/runners/{}", tickr.app.runner().to_string().replace('/', "%2F"));
+    assert_eq!(tickr.post(&format!("{path}/drain"), json!({"reason": "its host moves"})).await.status, 200);
+    let heard = settings.wait_for(|settings| settings.drained);
+    tokio::time::timeout(DEADLINE, heard).await.unwrap().unwrap();
+    let job = tickr.enqueue(json!({"kind": "noop", "queue": "post"})).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/").await;
+    page.until(
+        "the verdict says so",
+        "document.querySelector('#verdict')?.innerText.includes('the only runner is drained: nothing starts') === true",
+    )
+    .await;
+    let light = "((light) => light.innerText.includes('1 runner, drained') && light.querySelector('.dot.warn') !== null)\
+                 (document.querySelector('.lights a[href=\"/runners\"]'))";
+    page.until("the light is not green", light).await;
+    let badge = "[...document.querySelectorAll('main .badge.bad')].some((badge) => badge.innerText === 'drained')";
+    page.until("the queue has the badge", badge).await;
+    page.reads_not("no runner").await;
+    page.click(&link("the only runner is drained")).await;
+    page.settles("/runners").await;
+
+    page.visit("/queues/post").await;
+    page.reads("Its runners are drained").await;
+    page.until(
+        "the runner has the badge",
+        "[...document.querySelectorAll('main li .badge.paused')].some((badge) => badge.innerText === 'drained')",
+    )
+    .await;
+    page.reads_not("No living runner").await;
+    page.visit("/enqueue?kind=noop").await;
+    page.reads("The runners of default are drained").await;
+    page.visit(&format!("/jobs/{job}")).await;
+    page.until("the reason is a warning", "document.querySelector('#explain.warn') !== null").await;
+    page.click(&link("To the runners")).await;
+    page.settles("/runners").await;
+
+    assert_eq!(tickr.post(&format!("{path}/resume"), json!({})).await.status, 200);
+    tickr.until(job, State::Completed).await;
+    page.visit("/").await;
+    page.until("the light is green again", &light.replace(", drained", "").replace(".warn", ".good")).await;
+    page.reads_not("drained").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+/// The button that pauses makes room for the one that resumes. The second click of a double click means the first one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_double_click_on_pause_does_not_resume_the_operation() {
+    let Some((tickr, browser)) = begin().await else { return };
+    insert_numbered(&tickr, 1).await;
+    // It is held by no runner of the test, so it stays where it is.
+    tickr.sql("UPDATE operations SET paused_at = NULL, paused_by = NULL").await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/operations/0198a7b0-c0de-7000-8000-000000000001").await;
+    page.has(&button("Pause")).await;
+    page.eval::<()>(
+        "void (window.posts = [], window.plainFetch = fetch, window.fetch = (path, options) => { \
+         if (options?.method === 'POST') posts.push(String(path).split('/').at(-1)); \
+         return plainFetch(path, options); }, \
+         window.named = (name) => [...document.querySelectorAll('main button')].find((one) => one.innerText === name), \
+         window.twice = named('Pause'), twice.click(), twice.click())",
+    )
+    .await;
+    page.has(&button("Resume")).await;
+    let posts: Vec<String> = page
+        .eval("(named('Resume').dispatchEvent(new MouseEvent('click', {bubbles: true, cancelable: true, detail: 2})), posts)")
+        .await;
+    assert_eq!(posts, ["pause"]);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM operations WHERE paused_at IS NOT NULL").await, 1);
+    page.click(&button("Resume")).await;
+    page.reads("The operation runs again").await;
+    assert_eq!(page.eval::<Vec<String>>("posts").await, ["pause", "resume"]);
+    page.assert_calm();
+    drop(page);
+    tickr.stop_broken("its operation was written by hand").await;
+}
+
+/// The page keeps the rows of the former filter until those of the present one are read, and the focus stays at a row.
+#[tokio::test(flavor = "multi_thread")]
+async fn operations_of_another_filter_are_shown_after_back_also_with_the_focus_at_a_row() {
+    let Some((tickr, browser)) = begin().await else { return };
+    insert_numbered(&tickr, 1).await;
+    insert_numbered(&tickr, 2).await;
+    let end = "UPDATE operations SET state = 'cancelled', ended_at = UTC_TIMESTAMP(6), paused_at = NULL";
+    tickr.sql(format!("{end} WHERE filter LIKE '%kind-2%'")).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/operations").await;
+    page.until("the rows are shown", &shows_numbers(&[2, 1])).await;
+    page.follow("/operations?state=cancelled").await;
+    page.until("only the cancelled one is shown", &shows_numbers(&[2])).await;
+    page.eval::<()>("void (document.querySelector('main tr[data-row] a').focus(), history.back())").await;
+    page.until("both are shown", &shows_numbers(&[2, 1])).await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop_broken("its operations were written by hand").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dead_letters_of_a_group_keep_their_places_while_one_has_the_focus() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let strike = async || {
+        let failed = tickr.enqueue(letter(&json!({"to": "nora", "fate": "returns"}))).await;
+        tickr.until(failed, State::Failed).await;
+        failed.to_string()
+    };
+    let (first, second) = (strike().await, strike().await);
+    let groups = tickr.get("/v1/dead-letters/groups").await.body;
+    let group = groups["data"][0]["fingerprint"].as_str().unwrap();
+    let page = browser.page(&tickr.url("")).await;
+    page.visit(&format!("/dead-letters/{group}")).await;
+    page.reads("live").await;
+    let jobs = "[...document.querySelectorAll('main tr[data-row] td[data-label=Job] a')]";
+    let shows = |ids: &[&str]| format!("{jobs}.map((link) => link.title).join() === '{}'", ids.join(","));
+    page.until("the newest is the first", &shows(&[&second, &first])).await;
+    page.eval::<()>(&format!("void {jobs}[1].focus()")).await;
+    let third = strike().await;
+    page.reads("1 new dead letter").await;
+    page.until("no row has moved", &shows(&[&second, &first])).await;
+    page.eval::<()>("void document.activeElement.blur()").await;
+    page.until("the list goes on", &shows(&[&third, &second, &first])).await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+/// The dialog sends what the operator changed, and only if no other caller has changed the job since it was opened.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_is_rescheduled_keeps_the_priority_that_another_operator_gave_it() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let job = tickr.enqueue(json!({"kind": "noop", "delay_ms": 7_200_000})).await;
+    let path = format!("/v1/jobs/{job}");
+    let before = tickr.job(job).await["execute_at"].clone();
+    let due = (chrono::Utc::now() + chrono::TimeDelta::days(2)).format("%Y-%m-%dT%H:%M").to_string();
+    let page = browser.page(&tickr.url("")).await;
+    page.visit(&format!("/jobs/{job}")).await;
+    page.click(&button("Reschedule")).await;
+    let still = "document.querySelector('dialog[open] button[type=submit]')?.disabled === true";
+    page.until("nothing was changed yet", still).await;
+    assert_eq!(tickr.patch(&path, json!({"priority": 2})).await.status, 200);
+    page.fill(&field("Due at"), &due).await;
+    page.click(&button("Reschedule")).await;
+    page.reads("nothing was changed").await;
+    page.expected("412").await;
+    page.press("Escape").await;
+
+    page.click(&button("Reschedule")).await;
+    page.until("the dialog has the new priority", "document.querySelector('dialog[open] #priority')?.value === '2'")
+        .await;
+    page.fill(&field("Due at"), &due).await;
+    page.click(&button("Reschedule")).await;
+    page.reads("The job was changed").await;
+    let changed = tickr.job(job).await;
+    assert_eq!(changed["priority"], 2, "{changed:#}");
+    assert_ne!(changed["execute_at"], before);
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_with_many_attempts_shows_the_last_ones_until_all_are_wanted() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let job = tickr.enqueue(json!({"kind": "noop", "delay_ms": 7_200_000})).await;
+    tickr
+        .sql(format!(
+            "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict) \
+             SELECT x'{}', n + 1, 0, 'gone/1-x', at - INTERVAL (1000 - n) SECOND, at - INTERVAL (1000 - n) SECOND, \
+             at - INTERVAL (1000 - n) SECOND, 'snoozed' FROM (SELECT UTC_TIMESTAMP(3) AS at) t, {}",
+            job.uuid().simple(),
+            numbers(120)
+        ))
+        .await;
+    let page = browser.page(&tickr.url("")).await;
+    let drawn = |attempts: usize, steps: usize| {
+        format!(
+            "document.querySelectorAll('article.attempt').length === {attempts} && \
+             document.querySelectorAll('.timeline > li').length === {steps}"
+        )
+    };
+    page.visit(&format!("/jobs/{job}")).await;
+    page.until("the last ones are drawn", &drawn(50, 60)).await;
+    page.until("the last one comes first", "document.querySelector('article.attempt').id === 'attempt-120'").await;
+    page.click(&button("70 earlier")).await;
+    page.until("all attempts are drawn", &drawn(120, 60)).await;
+    page.click(&button("182 earlier")).await;
+    page.until("all steps are drawn", &drawn(120, 242)).await;
+    // The waterfall leads to an attempt that is not drawn.
+    page.visit(&format!("/jobs/{job}")).await;
+    page.until("the last ones are drawn", &drawn(50, 60)).await;
+    page.eval::<()>("void (location.hash = '#attempt-3')").await;
+    page.until("the attempt is there", "document.querySelector('#attempt-3') !== null").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop_broken("its attempts were written by hand").await;
+}
+
+/// A page of the audit has 200 actions. An operation on more jobs goes on on the next page.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_audit_says_that_it_counts_the_jobs_of_one_page() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let page = browser.page(&tickr.url("")).await;
+    for (jobs, reads) in [(3, "3 jobs"), (300, "200 jobs on this page")] {
+        tickr.enqueue_many((0..jobs).map(|_| json!({"kind": "noop", "delay_ms": 7_200_000}))).await;
+        let before = tickr.count("SELECT COUNT(*) FROM audit WHERE action = 'job.cancel'").await;
+        let cancel = json!({"action": "cancel", "filter": {"q": "state:waiting"}});
+        assert_eq!(tickr.post("/v1/operations", cancel).await.status, 202);
+        tickr.until_count("SELECT COUNT(*) FROM audit WHERE action = 'job.cancel'", before + jobs).await;
+        page.visit("/audit").await;
+        page.until("the jobs are counted", &format!("document.querySelector('main summary').innerText === '{reads}'"))
+            .await;
+    }
     page.assert_calm();
     drop(page);
     tickr.stop().await;

@@ -338,6 +338,28 @@ async fn a_job_opens_beside_the_list_and_follows_the_keys() {
         assert!(page.overflow().await.is_empty(), "{width} px: {:?}", page.overflow().await);
     }
 
+    // The keys go on from the row that the user clicked or stepped to, not from the one that they marked before.
+    page.visit("/jobs").await;
+    has_rows(&page, 8).await;
+    page.press("j").await;
+    let at: (f64, f64) = page
+        .eval(
+            "((cell) => { \
+             cell.scrollIntoView({block: 'center', behavior: 'instant'}); \
+             const {x, y, width, height} = cell.getBoundingClientRect(); \
+             return [x + width / 2, y + height / 2]; })\
+             ([...document.querySelectorAll('main tr[data-row]')[4].cells].find((cell) => !cell.querySelector('a, input')))",
+        )
+        .await;
+    page.drag(at, at).await;
+    shows(&newest[4]).await;
+    page.press("j").await;
+    shows(&newest[5]).await;
+    page.click(&button("Next job")).await;
+    shows(&newest[6]).await;
+    page.press("k").await;
+    shows(&newest[5]).await;
+
     // A click on a row opens it as well, and an address with a job is complete.
     page.visit(&format!("/jobs?q=kind%3Anoop&job={}", newest[3])).await;
     shows(&newest[3]).await;
@@ -351,6 +373,95 @@ async fn a_job_opens_beside_the_list_and_follows_the_keys() {
     page.until("the new one is shown", &format!("{IDS}.length === 9")).await;
     page.click(&link("Open page")).await;
     page.settles(&format!("/jobs/{}", newest[3])).await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+/// The browser tells of a change after each part of a moment that the user types.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_range_that_is_typed_counts_once_it_is_applied() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/incident").await;
+    page.until("the address has both moments", "/from=.*to=/.test(location.search)").await;
+    page.until("the story is told", "document.querySelector('#incident-verdict') !== null").await;
+    let before = page.address().await;
+    // A moment as the field has it, this many seconds after the end of the range.
+    let moment = async |seconds: i32| -> String {
+        page.eval(&format!(
+            "((at) => new Date(at - new Date(at).getTimezoneOffset() * 60000).toISOString().slice(0, 19))\
+             (Date.parse(new URLSearchParams(location.search).get('to')) + 1000 * {seconds})"
+        ))
+        .await
+    };
+    page.click(&button("Edit")).await;
+    for (from, wrong) in [(moment(60).await, "From must be before To"), (String::new(), "From is missing")] {
+        page.fill(&field("From"), &from).await;
+        page.click(&button("Apply")).await;
+        page.reads(wrong).await;
+        assert_eq!(page.address().await, before, "{wrong}");
+    }
+    let from = moment(-7_200).await;
+    page.fill(&field("From"), &from).await;
+    assert_eq!(page.address().await, before, "nothing was applied yet");
+    let kept: bool = page.eval(&format!("Date.parse(__eye.value({{name: 'From'}})) === Date.parse('{from}')")).await;
+    assert!(kept, "the field has what was typed");
+    page.click(&button("Apply")).await;
+    let hours = "((query) => Math.round((Date.parse(query.get('to')) - Date.parse(query.get('from'))) / 1000))\
+                 (new URLSearchParams(location.search)) / 3600";
+    page.until("the range is two hours long", &format!("{hours} === 2")).await;
+    page.until("the story is told", "document.querySelector('#incident-verdict') !== null").await;
+
+    // An address may have the moments in the wrong order.
+    page.visit("/incident?from=2026-01-02T00:00:00Z&to=2026-01-01T00:00:00Z").await;
+    page.reads("The range ends before it begins").await;
+    page.reads_not("at most 7 days").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+/// A page in a loop sends a dry run at each drawing, and shows none of them. A dry run that a busy server refuses is
+/// repeated.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_dialog_that_reschedules_jobs_asks_for_a_dry_run_once() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let job = tickr.enqueue(json!({"kind": "noop", "delay_ms": 7_200_000})).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/jobs").await;
+    has_rows(&page, 1).await;
+    page.eval::<()>(
+        "void (window.dryRuns = 0, window.refuse = false, window.plainFetch = fetch, window.fetch = (path, options) => { \
+         if (!String(options?.body).includes('\"dry_run\":true')) return plainFetch(path, options); \
+         window.dryRuns += 1; \
+         if (!window.refuse) return plainFetch(path, options); \
+         window.refuse = false; \
+         return Promise.resolve(new Response('{\"code\":\"overloaded\"}', {status: 429})); })",
+    )
+    .await;
+    page.click(&field(&format!("Select the job {job}"))).await;
+    page.click(&button("Reschedule")).await;
+    page.reads("1 job matches").await;
+    // What is typed here is no part of what the dry run asks.
+    page.fill(&field("Reason"), "later").await;
+    page.fill(&field("Jobs per second"), "5").await;
+    page.until("one was enough", "dryRuns === 1 && document.querySelector('[data-preview]') !== null").await;
+    page.eval::<()>("void (window.refuse = true)").await;
+    let due = (Utc::now() + TimeDelta::days(2)).format("%Y-%m-%dT%H:%M").to_string();
+    page.fill(&field("Due at"), &due).await;
+    page.until("the refused one is repeated", "dryRuns === 3 && document.querySelector('[data-preview]') !== null")
+        .await;
+    page.press("Escape").await;
+
+    // The effect is the same for each priority.
+    page.eval::<()>("void (window.dryRuns = 0)").await;
+    page.click(&button("Set the priority")).await;
+    page.reads("1 job matches").await;
+    for priority in ["2", "", "7"] {
+        page.fill(&field("Priority"), priority).await;
+    }
+    page.until("one was enough", "dryRuns === 1 && document.querySelector('[data-preview]') !== null").await;
     page.assert_calm();
     drop(page);
     tickr.stop().await;

@@ -44,6 +44,8 @@ export default function Audit() {
   useEffect(() => setText(target), [target]);
   const page = useQuery(url('/v1/audit', { target, cursor, limit: 200 }), { every: cursor ? 0 : 5000 });
   const rows = fold(page.data?.data ?? []);
+  // An operation on many jobs may go on on the next page, or have begun on the one before.
+  const more = Boolean(cursor || page.data?.next_cursor);
   const find = (event) => {
     event.preventDefault();
     change({ target: text.trim(), cursor: null }, { replace: false });
@@ -96,7 +98,7 @@ export default function Audit() {
                   <th>Details</th>
                 </tr>
               </thead>
-              <tbody>${rows.map((row) => html`<${Row} key=${row.key} row=${row} />`)}</tbody>
+              <tbody>${rows.map((row) => html`<${Row} key=${row.key} row=${row} more=${more} />`)}</tbody>
             </table>`
       }
       <${Pages} cursor=${cursor} next=${page.data?.next_cursor} change=${change} />
@@ -104,7 +106,7 @@ export default function Audit() {
   `;
 }
 
-function Row({ row: { acts, operation } }) {
+function Row({ row: { acts, operation }, more }) {
   const act = acts[0];
   const many = acts.length > 1;
   return html`<tr data-row>
@@ -120,7 +122,7 @@ function Row({ row: { acts, operation } }) {
       ${
         many
           ? html`<details>
-            <summary class="nowrap">${plural(acts.length, 'job')}</summary>
+            <summary class="nowrap">${plural(acts.length, 'job')}${more && ' on this page'}</summary>
             <div class="row">${acts.map((one) => html`<${Target} key=${one.id} act=${one} />`)}</div>
           </details>`
           : html`<${Target} act=${act} />`

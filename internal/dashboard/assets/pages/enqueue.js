@@ -3,6 +3,7 @@
 import { me, Problem, seg, send } from '../core/api.js';
 import { html, useEffect, useMemo, useRef, useState } from '../core/dom.js';
 import { backoff, utc } from '../core/format.js';
+import { known } from '../core/known.js';
 import { useObservable } from '../core/observable.js';
 import { useQuery } from '../core/query.js';
 import { useWords } from '../core/route.js';
@@ -20,6 +21,7 @@ import {
   Trouble,
   useMay,
 } from '../ui/base.js';
+import { isDrained } from '../ui/runners.js';
 import { blank, elsewhere, masked, parseWithPayload, Said, SchemaForm } from '../ui/schema-form.js';
 
 const UNITS = [
@@ -356,12 +358,15 @@ function Options({ of: o, set, kind, queues, errors }) {
       ${input(`option-${name}`, name, { ...more, bad: wrong(member) })}
     </${Field}>`;
   const line = o.queue.trim() || 'default';
-  const known = queues?.find((queue) => queue.name === line);
+  const found = queues?.find((queue) => queue.name === line);
+  const drained = isDrained(useObservable(known).runners.data, line);
   const stuck =
     queues &&
-    (!known?.runners
-      ? `No living runner serves ${line}: the job will wait for one.`
-      : known.paused
+    (!found?.runners
+      ? drained
+        ? `The runners of ${line} are drained: the job will wait until one is resumed.`
+        : `No living runner serves ${line}: the job will wait for one.`
+      : found.paused
         ? `${line} is paused: the job will wait.`
         : null);
   return html`<div class="stack">

@@ -3,7 +3,7 @@
 
 import { now, seg, url } from '../core/api.js';
 import { errorOf } from '../core/dead-letter-group.js';
-import { html, useEffect, useMemo } from '../core/dom.js';
+import { html, useEffect, useMemo, useState } from '../core/dom.js';
 import { brief, count, plural, rate, span, utc, whoOf } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { rangeOf, spans, toRange } from '../core/range.js';
@@ -45,6 +45,7 @@ function absolute({ span: words, from, to }) {
 
 export default function Incident() {
   const [query, change] = useWords();
+  const [told, tellStory] = useState({ key: null, text: null });
   const asked = rangeOf(query);
   const fixed = asked.from !== null && asked.to !== null;
   useEffect(() => {
@@ -55,24 +56,60 @@ export default function Incident() {
   const choose = (next) => change(toRange(absolute({ span: '', from: null, to: null, ...next })), { replace: false });
   const only = { queue: query.get('queue') ?? '', kind: query.get('kind') ?? '', cause: query.get('cause') ?? '' };
   const named = { span: '', ...range };
-  const choice = html`<${RangeChoice} range=${named} shown=${range} on=${choose} offered=${offered} />`;
-  if (range.from >= range.to || range.to - range.from > LONGEST)
-    return html`
-      <${Head} title="Incident" />
-      <div class="row">${choice}</div>
-      <section class="panel">
-        <${Empty} title="The page shows at most 7 days">
-          <a href=${url('/incident', { ...toRange({ from: range.to - LONGEST, to: range.to }), ...only })}>
-            The 7 days before the end of this range
-          </a>
-        </${Empty}>
-      </section>
-    `;
+  const link = location.href;
   const key = `${range.from} ${range.to} ${Object.values(only)}`;
-  return html`<${Page} key=${key} range=${range} only=${only} choice=${choice} />`;
+  const reversed = range.from >= range.to;
+  const fits = !reversed && range.to - range.from <= LONGEST;
+  const narrow = (words) => url('/incident', { ...toRange(range), ...only, ...words });
+  // The choice of the range stays the same element while the page of another range takes the place of this one.
+  return html`
+    <${Head} title="Incident" sub=${fits && html`<span class="num" data-range>${wordsOf(range)}</span>`}>
+      ${
+        fits &&
+        html`<div class="row">
+          <${CopyText} text=${link}>Copy link</${CopyText}>
+          <${CopyText} text=${told.key === key ? told.text : null}>Copy as Markdown</${CopyText}>
+        </div>`
+      }
+    </${Head}>
+    <div class="row">
+      <${RangeChoice} range=${named} shown=${range} on=${choose} offered=${offered} />
+      ${Object.entries(only)
+        .filter(([, value]) => value)
+        .map(
+          ([word, value]) => html`<span key=${word} class="tag wrap">
+            ${word}: ${value}${' '}
+            <a href=${narrow({ [word]: '' })} aria-label=${`Without the ${word} ${value}`}>✕</a>
+          </span>`,
+        )}
+    </div>
+    ${
+      fits
+        ? html`<${Page}
+          key=${key}
+          range=${range}
+          only=${only}
+          link=${link}
+          narrow=${narrow}
+          tell=${(text) => tellStory({ key, text })}
+        />`
+        : html`<section class="panel">
+          ${
+            reversed
+              ? html`<${Empty} title="The range ends before it begins">Choose a beginning before its end.</${Empty}>`
+              : html`<${Empty} title="The page shows at most 7 days">
+                <a href=${url('/incident', { ...toRange({ from: range.to - LONGEST, to: range.to }), ...only })}>
+                  The 7 days before the end of this range
+                </a>
+              </${Empty}>`
+          }
+        </section>`
+    }
+  `;
 }
 
-function Page({ range, only, choice }) {
+/** What went wrong in the range. `tell` takes the Markdown of it, for the heading. */
+function Page({ range, only, link, narrow, tell: tellText }) {
   const { from, to } = toRange(range);
   const { queue, kind, cause } = only;
   const settles = range.to > now() - SETTLES;
@@ -106,28 +143,10 @@ function Page({ range, only, choice }) {
     [read, audit.data],
   );
   const lines = useMemo(() => history.data && linesOf(history.data.points), [history.data]);
-  const link = location.href;
   const text = useMemo(() => story && markdownOf(story, link), [story, link]);
+  useEffect(() => tellText(text), [text]);
   const wrong = reads.find((one) => one.error);
-  const narrow = (words) => url('/incident', { from, to, ...only, ...words });
   return html`
-    <${Head} title="Incident" sub=${html`<span class="num" data-range>${wordsOf(range)}</span>`}>
-      <div class="row">
-        <${CopyText} text=${link}>Copy link</${CopyText}>
-        <${CopyText} text=${text}>Copy as Markdown</${CopyText}>
-      </div>
-    </${Head}>
-    <div class="row">
-      ${choice}
-      ${Object.entries(only)
-        .filter(([, value]) => value)
-        .map(
-          ([word, value]) => html`<span key=${word} class="tag wrap">
-            ${word}: ${value}${' '}
-            <a href=${narrow({ [word]: '' })} aria-label=${`Without the ${word} ${value}`}>✕</a>
-          </span>`,
-        )}
-    </div>
     <${Trouble} error=${wrong?.error} retry=${() => wrong.reload()} />
     ${!story && !wrong && html`<${Skeleton} />`}
     ${

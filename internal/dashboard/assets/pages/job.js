@@ -167,7 +167,15 @@ function Explained({ why, job }) {
     return why.error
       ? html`<${Trouble} error=${why.error} />`
       : html`<div class="note" aria-busy="true"><b>${title}</b><p>${'\u00a0'}</p></div>`;
-  const bad = ['queue_paused', 'no_runner', 'queue_not_served', 'kind_unknown', 'overdue', 'lease_over'];
+  const bad = [
+    'queue_paused',
+    'no_runner',
+    'queue_not_served',
+    'kind_unknown',
+    'runners_draining',
+    'overdue',
+    'lease_over',
+  ];
   const worst = has(why.data, ...bad, 'limit_reached', 'breaker_open')
     ? 'warn'
     : job.state === 'failed'
@@ -196,7 +204,7 @@ function Explained({ why, job }) {
       has(why.data, 'queue_paused') && html`<p><a href=${`/queues/${seg(job.queue)}`}>To the queue ${job.queue}</a></p>`
     }
     ${
-      has(why.data, 'no_runner', 'queue_not_served', 'kind_unknown', 'workers_busy') &&
+      has(why.data, 'no_runner', 'queue_not_served', 'kind_unknown', 'runners_draining', 'workers_busy') &&
       html`<p><a href="/runners">To the runners</a></p>`
     }
   </div>`;
@@ -241,7 +249,7 @@ function Actions({ job, path, reload, gone }) {
           >
             Run now
           </button>
-          <button type="button" onClick=${() => reschedule(job, path, done)}>Reschedule</button>
+          <button type="button" onClick=${() => reschedule(path, done)}>Reschedule</button>
         `
       }
       ${
@@ -370,14 +378,23 @@ function Actions({ job, path, reload, gone }) {
   </div>`;
 }
 
-function reschedule(job, path, done) {
-  const local = new Date(Date.parse(job.execute_at) - new Date().getTimezoneOffset() * 60000)
-    .toISOString()
-    .slice(0, 16);
-  ask({
+/** Ask for another due time or priority. What another caller changed meanwhile is not overwritten. */
+async function reschedule(path, done) {
+  let seen;
+  try {
+    seen = await callTagged('GET', path);
+  } catch (problem) {
+    tellProblem(problem);
+    return undefined;
+  }
+  const { body: job, tag } = seen;
+  const at = Date.parse(job.execute_at);
+  const local = new Date(at - new Date(at).getTimezoneOffset() * 60000).toISOString().slice(0, 16);
+  const before = String(job.priority);
+  return ask({
     title: 'When should it run?',
     action: 'Reschedule',
-    values: { when: local, priority: String(job.priority) },
+    values: { when: local, priority: before },
     body: ({ values, set }) => html`<div class="fields">
       <${InputField}
         label="Due at (your local time)"
@@ -401,9 +418,10 @@ function reschedule(job, path, done) {
         set=${set}
       />
     </div>`,
+    ready: ({ when, priority }) => when && priority !== '' && (when !== local || priority !== before),
     submit: async ({ when, priority }) => {
-      const { tag } = await callTagged('GET', path);
-      const body = { priority: Number(priority) };
+      const body = {};
+      if (priority !== before) body.priority = Number(priority);
       if (when !== local) body.execute_at = new Date(when).toISOString();
       await call('PATCH', path, { body, headers: tag ? { 'if-match': tag } : {} });
       return done('The job was changed');
@@ -411,52 +429,81 @@ function reschedule(job, path, done) {
   });
 }
 
-function Attempts({ job, path }) {
-  const now = useNow();
-  if (!job.attempts?.length) return html`<p class="faint">None has begun yet.</p>`;
-  return html`<div class="stack tight">
-    ${[...job.attempts].reverse().map((attempt) => {
-      const end = attempt.finished_at ? Date.parse(attempt.finished_at) : now;
-      // Nothing began when the job expired.
-      const began = attempt.started_at ? Date.parse(attempt.started_at) : null;
-      return html`<article key=${attempt.number} id=${`attempt-${attempt.number}`} class="stack tight attempt">
-        <div class="row apart">
-          <span class="row">
-            <b>Attempt ${attempt.number}</b>
-            ${attempt.verdict ? html`<${Badge} is=${attempt.verdict} />` : html`<${Badge} is="executing" />`}
-          </span>
-          ${
-            began === null
-              ? html`<span class="soft num"><${Time} at=${attempt.finished_at} /></span>`
-              : html`<span class="soft num" title=${`${utc(began)}${attempt.finished_at ? ` to ${utc(end)}` : ''}`}>
-                  ${span(end - began)} · <${Time} at=${attempt.started_at} />
-                </span>`
-          }
-        </div>
-        ${
-          began === null
-            ? html`<div class="faint">Nothing began. <span class="mono">${attempt.runner}</span> ended the job.</div>`
-            : html`<div class="faint">
-                on <span class="mono">${attempt.runner}</span>,${' '}
-                ${span(Math.max(0, began - Date.parse(attempt.execute_at)))} after it was due
-              </div>`
-        }
-        ${attempt.error && html`<div class="error">${attempt.error}</div>`}
-        ${
-          attempt.late_note &&
-          html`<div class="note warn">Reported after its lease was gone, without effect: ${attempt.late_note}</div>`
-        }
-        ${
-          attempt.exchange &&
-          html`<details>
-            <summary>Request and response</summary>
-            <${Json} value=${attempt.exchange} label="exchange" />
-          </details>`
-        }
-        ${attempt.log_bytes && html`<${Log} of=${`${path}/attempts/${attempt.number}`} bytes=${attempt.log_bytes} />`}
-      </article>`;
-    })}
+/** A job may have a thousand attempts. Of them the page draws so many, the last ones, until the user wants all. */
+const LAST_ATTEMPTS = 50;
+/** So many steps of the timeline are drawn at first. */
+const LAST_STEPS = 60;
+
+const Earlier = ({ of, show }) =>
+  of > 0 &&
+  html`<div>
+    <button type="button" class="quiet small" onClick=${() => show(true)}>${plural(of, 'earlier', 'earlier')}</button>
   </div>`;
+
+function Attempts({ job, path }) {
+  const [all, show] = useState(false);
+  // A link of the waterfall leads to an attempt that may not be drawn yet.
+  useEffect(() => {
+    const lead = () => /^#attempt-\d+$/.test(location.hash) && !document.querySelector(location.hash) && show(true);
+    lead();
+    addEventListener('hashchange', lead);
+    return () => removeEventListener('hashchange', lead);
+  }, []);
+  useEffect(() => {
+    if (all && /^#attempt-\d+$/.test(location.hash)) document.querySelector(location.hash)?.scrollIntoView();
+  }, [all]);
+  if (!job.attempts?.length) return html`<p class="faint">None has begun yet.</p>`;
+  const drawn = all ? job.attempts : job.attempts.slice(-LAST_ATTEMPTS);
+  return html`<div class="stack tight">
+    ${[...drawn].reverse().map((attempt) => html`<${Attempt} key=${attempt.number} attempt=${attempt} path=${path} />`)}
+    <${Earlier} of=${job.attempts.length - drawn.length} show=${show} />
+  </div>`;
+}
+
+/** How long an attempt that has no end has gone on. */
+const GoesOn = ({ since }) => span(useNow() - since);
+
+function Attempt({ attempt, path }) {
+  const end = attempt.finished_at ? Date.parse(attempt.finished_at) : null;
+  // Nothing began when the job expired.
+  const began = attempt.started_at ? Date.parse(attempt.started_at) : null;
+  return html`<article id=${`attempt-${attempt.number}`} class="stack tight attempt">
+    <div class="row apart">
+      <span class="row">
+        <b>Attempt ${attempt.number}</b>
+        ${attempt.verdict ? html`<${Badge} is=${attempt.verdict} />` : html`<${Badge} is="executing" />`}
+      </span>
+      ${
+        began === null
+          ? html`<span class="soft num"><${Time} at=${attempt.finished_at} /></span>`
+          : html`<span class="soft num" title=${`${utc(began)}${end === null ? '' : ` to ${utc(end)}`}`}>
+              ${end === null ? html`<${GoesOn} since=${began} />` : span(end - began)}
+              ${' · '}<${Time} at=${attempt.started_at} />
+            </span>`
+      }
+    </div>
+    ${
+      began === null
+        ? html`<div class="faint">Nothing began. <span class="mono">${attempt.runner}</span> ended the job.</div>`
+        : html`<div class="faint">
+            on <span class="mono">${attempt.runner}</span>,${' '}
+            ${span(Math.max(0, began - Date.parse(attempt.execute_at)))} after it was due
+          </div>`
+    }
+    ${attempt.error && html`<div class="error">${attempt.error}</div>`}
+    ${
+      attempt.late_note &&
+      html`<div class="note warn">Reported after its lease was gone, without effect: ${attempt.late_note}</div>`
+    }
+    ${
+      attempt.exchange &&
+      html`<details>
+        <summary>Request and response</summary>
+        <${Json} value=${attempt.exchange} label="exchange" />
+      </details>`
+    }
+    ${attempt.log_bytes && html`<${Log} of=${`${path}/attempts/${attempt.number}`} bytes=${attempt.log_bytes} />`}
+  </article>`;
 }
 
 /** The lines that an attempt wrote. They are read when they are unfolded. */
@@ -516,9 +563,12 @@ const waitsFor = {
   parents: ', and waits for its parents',
 };
 
+/** Says whether a moment is still to come. */
+const Due = ({ at }) => (Date.parse(at) > useNow() ? 'Due' : 'Became due');
+
 /** What happened when, and how long it stayed so. */
 function Timeline({ job, behind }) {
-  const now = useNow();
+  const [all, show] = useState(false);
   const steps = [{ at: job.created_at, is: 'waiting', text: 'Accepted' }];
   for (const attempt of job.attempts ?? []) {
     if (attempt.started_at)
@@ -543,13 +593,15 @@ function Timeline({ job, behind }) {
       text: sentence(`${job.dead_letter.status} by ${job.dead_letter.by ?? 'an operator'}`),
     });
   if (waits(job)) {
-    const due = Date.parse(job.execute_at) > now ? 'Due' : 'Became due';
-    steps.push({ at: job.execute_at, is: 'waiting', text: `${due}${behind ? waitsFor[behind] : ''}` });
+    const text = html`<${Due} at=${job.execute_at} />${behind ? waitsFor[behind] : ''}`;
+    steps.push({ at: job.execute_at, is: 'waiting', text });
   }
-  return html`<ol class="timeline">
-    ${steps.map((step, i) => {
-      const next = steps[i + 1];
-      return html`<li key=${i} class=${step.is}>
+  const left = all ? 0 : Math.max(0, steps.length - LAST_STEPS);
+  return html`<${Earlier} of=${left} show=${show} />
+  <ol class="timeline">
+    ${steps.slice(left).map((step, i, drawn) => {
+      const next = drawn[i + 1];
+      return html`<li key=${left + i} class=${step.is}>
         <div class="row apart">
           <span>${step.text}</span>
           <span class="soft"><${Clock} at=${step.at} /></span>

@@ -31,7 +31,7 @@ export default function Operations() {
   const cursor = query.get('cursor') ?? '';
   const page = useOperations({ state, cursor, limit: 50 }, cursor ? 0 : 5000);
   // The newest one comes first, and a click must not hit another one.
-  const still = useStill(page.data?.data ?? [], `${state} ${cursor}`, false);
+  const still = useStill(page.data?.data ?? [], `${page.loading} ${state} ${cursor}`, false);
   const { rows } = still;
   const end = (operation) =>
     stop(operation, () => {

@@ -19,7 +19,7 @@ export default function Outbox() {
   const state = useQuery('/v1/outbox', { on: ['accepted'], every: 5000, pace: 1000 });
   const page = useQuery(url('/v1/outbox/rejected', { cursor, limit: 50 }), { every: cursor ? 0 : 5000 });
   // The row that was rejected last comes first, and a click must not hit another one.
-  const still = useStill(page.data?.data ?? [], cursor, false, { mixed: true });
+  const still = useStill(page.data?.data ?? [], `${page.loading} ${cursor}`, false, { mixed: true });
   const { rows } = still;
   const again = () => {
     state.reload();

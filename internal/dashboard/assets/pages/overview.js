@@ -10,6 +10,7 @@ import { readAll, useQuery } from '../core/query.js';
 import { Badge, Empty, Figure, Head, JobLink, Panel, Skeleton, Time, Trouble, useNow } from '../ui/base.js';
 import { Chart, ChartToCome } from '../ui/chart.js';
 import { HistoryCharts } from '../ui/history.js';
+import { NoRunner } from '../ui/queues.js';
 import { behindOf, Verdict } from '../ui/verdict.js';
 
 const states = ['waiting', 'executing', 'retrying', 'completed', 'failed', 'cancelled'];
@@ -207,7 +208,7 @@ function Problems({ queues }) {
 }
 
 function standing(queue) {
-  if (queue.runners === 0 && waiting(queue) > 0) return html`<${Badge} is="bad">no runner</${Badge}>`;
+  if (queue.runners === 0 && waiting(queue) > 0) return html`<${NoRunner} queue=${queue} />`;
   if (queue.paused)
     return html`
       <${Badge} is="paused" title=${queue.paused.reason ?? ''}>paused</${Badge}>${' '}
@@ -215,7 +216,7 @@ function standing(queue) {
     `;
   if (queue.concurrency !== null && queue.permits >= queue.concurrency)
     return html`<${Badge} is="warn">limit of ${queue.concurrency} reached</${Badge}>`;
-  return queue.runners === 0 ? html`<${Badge}>idle, no runner</${Badge}>` : html`<span class="soft">running</span>`;
+  return queue.runners === 0 ? html`<${NoRunner} queue=${queue} />` : html`<span class="soft">running</span>`;
 }
 
 const sumOf = (hours, what) => hours.reduce((sum, hour) => sum + (hour[what] ?? 0), 0);

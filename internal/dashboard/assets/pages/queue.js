@@ -3,12 +3,14 @@
 import { seg, url } from '../core/api.js';
 import { cls, html } from '../core/dom.js';
 import { brief, count, plural, span, whoOf } from '../core/format.js';
+import { known } from '../core/known.js';
+import { useObservable } from '../core/observable.js';
 import { useQuery } from '../core/query.js';
 import { Acts } from '../ui/acts.js';
 import { Allowed, Badge, Empty, Figure, Head, JobLink, Panel, Skeleton, Time, Trouble } from '../ui/base.js';
 import { HistoryCharts } from '../ui/history.js';
 import { BEHIND, full, hasUncounted, pause, resume, Standing, setUp, useLate, waiting } from '../ui/queues.js';
-import { standing } from '../ui/runners.js';
+import { isDrained, living, standing } from '../ui/runners.js';
 
 export default function Queue({ params: [name] }) {
   const late = useLate();
@@ -157,10 +159,21 @@ const Jobs = ({ of = 0, capped, ...figure }) =>
 /** What keeps its jobs from starting, the hardest first. */
 function Why({ queue }) {
   const { paused } = queue;
+  const runners = useObservable(known).runners.data;
+  const alone = queue.runners === 0 && waiting(queue) > 0;
+  const drained = isDrained(runners, queue.name);
   return html`
     ${
-      queue.runners === 0 &&
-      waiting(queue) > 0 &&
+      alone &&
+      drained &&
+      html`<div class="note bad">
+        <b>Its runners are drained.</b> An operator told each runner of this queue to take no new work. Its jobs wait
+        until one is resumed, or another runner starts. <a href="/runners">To the runners</a>
+      </div>`
+    }
+    ${
+      alone &&
+      !drained &&
       html`<div class="note bad">
         <b>No living runner serves this queue.</b>${' '}
         <span class="wrap">
@@ -229,8 +242,7 @@ function Some({ title, q, on, error, none }) {
 
 function Runners({ name }) {
   const runners = useQuery('/v1/runners', { every: 10000 });
-  const serving =
-    runners.data?.data.filter((runner) => !runner.stopped_at && !runner.parent && runner.queues.includes(name)) ?? [];
+  const serving = living(runners.data).filter((runner) => runner.queues.includes(name));
   const number = html`<span class="soft num">${count(serving.length, runners.data?.more)}</span>`;
   return html`<${Panel} title="Runners that serve it" side=${number}>
     <${Trouble} error=${runners.error} />
@@ -242,6 +254,7 @@ function Runners({ name }) {
             (runner) => html`<li key=${runner.id} class="row apart">
               <a class="mono wrap" href="/runners">${runner.id}</a>
               <span class="soft num">
+                ${runner.draining && html`<${Badge} is="paused" title=${runner.draining.reason}>drained</${Badge}> `}
                 ${
                   standing(runner) === 'silent'
                     ? html`<${Badge} is="warn">silent for ${span(runner.heartbeat_age_ms)}</${Badge}>`

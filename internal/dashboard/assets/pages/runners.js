@@ -3,6 +3,7 @@
 import { post, seg } from '../core/api.js';
 import { cls, html, useState } from '../core/dom.js';
 import { count, plural, span } from '../core/format.js';
+import { known } from '../core/known.js';
 import { useQuery } from '../core/query.js';
 import {
   Allowed,
@@ -35,6 +36,11 @@ export default function Runners() {
     pace: 2000,
   });
   const [toggled, toggle] = useState({});
+  // The frame shows the runners as well, and reads them less often.
+  const reload = () => {
+    runners.reload();
+    known.get().runners.reload();
+  };
   const all = runners.data?.data ?? [];
   const more = runners.data?.more;
   const living = all.filter((runner) => !runner.stopped_at);
@@ -82,7 +88,7 @@ export default function Runners() {
                   runner=${runner}
                   open=${toggled[runner.id] ?? living.length <= 3}
                   toggle=${(open) => toggle((old) => ({ ...old, [runner.id]: open }))}
-                  reload=${runners.reload}
+                  reload=${reload}
                 />
               `,
             )}

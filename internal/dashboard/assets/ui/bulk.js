@@ -1,7 +1,7 @@
 // What is done to many jobs: first a dry run that shows what would become of them, then an operation to follow.
 
-import { get, post } from '../core/api.js';
-import { html, useEffect, useState } from '../core/dom.js';
+import { call, get, post } from '../core/api.js';
+import { html, useEffect, useRef, useState } from '../core/dom.js';
 import { count, plural, span } from '../core/format.js';
 import { announce } from '../core/live.js';
 import { Badge, JobLink, Skeleton, Trouble, tell } from './base.js';
@@ -36,7 +36,6 @@ function bodyOf(action, filter, values) {
   if (values.rate) body.rate = Number(values.rate);
   if (values.reason) body.reason = values.reason;
   if (action === 'reschedule' && values.when) body.execute_at = new Date(values.when).toISOString();
-  // A dry run is the same for every priority.
   if (action === 'set_priority') body.priority = Number(values.priority || 5);
   return body;
 }
@@ -46,27 +45,45 @@ const complete = (action, values) =>
   (action !== 'set_priority' || values.priority !== '') &&
   (!actions[action].reason || values.reason?.trim());
 
+/** A dry run waits so long for the user to go on typing, in ms. */
+const TYPING = 300;
+/** The server asks for a dry run again so many times in a row before the dialog says so. */
+const PATIENCE = 5;
+/** Longest wait before a dry run is asked for again, in ms; up to as much again is random. */
+const MAX_WAIT = 15000;
+
 /** What an operation would do, as a dry run says. */
 export function Preview({ action, filter, values }) {
   const [state, set] = useState({});
-  // What a dry run says does not depend on pace or reason, but it wants a request that could be made.
+  // Taken once. A request with the present time would be another one at each drawing, and would be sent each time.
+  const due = useRef(null);
+  due.current ??= new Date(Date.now() + 3600e3).toISOString();
+  // What a dry run says does not depend on pace, reason or priority, but it wants a request that could be made.
   const asked = JSON.stringify(
-    bodyOf(action, filter, {
-      ...values,
-      rate: null,
-      reason: 'preview',
-      when: values.when || new Date(Date.now() + 3600e3).toISOString(),
-    }),
+    bodyOf(action, filter, { reason: 'preview', when: values.when || due.current, rate: null, priority: null }),
   );
+  const begun = useRef(false);
   useEffect(() => {
-    let gone = false;
+    const abort = new AbortController();
+    let timer = 0;
+    const read = (refused) =>
+      call('POST', '/v1/operations', { body: { ...JSON.parse(asked), dry_run: true }, signal: abort.signal }).then(
+        (found) => abort.signal.aborted || set({ found }),
+        (error) => {
+          if (abort.signal.aborted) return;
+          // A server with too many heavy reads answers a later one.
+          const again = error.code === 'overloaded';
+          const wait = Math.min(1000 * 2 ** refused, MAX_WAIT) * (1 + Math.random());
+          if (again) timer = setTimeout(read, wait, refused + 1);
+          if (!again || refused >= PATIENCE) set({ error });
+        },
+      );
     set({});
-    post('/v1/operations', { ...JSON.parse(asked), dry_run: true }).then(
-      (found) => gone || set({ found }),
-      (error) => gone || set({ error }),
-    );
+    timer = setTimeout(read, begun.current ? TYPING : 0, 0);
+    begun.current = true;
     return () => {
-      gone = true;
+      abort.abort();
+      clearTimeout(timer);
     };
   }, [asked]);
   if (state.error) return html`<${Trouble} error=${state.error} />`;

@@ -5,6 +5,7 @@ import { html, useEffect, useRef } from '../core/dom.js';
 import { useQuery } from '../core/query.js';
 import { Empty, JobLink, Skeleton, Time, Trouble } from './base.js';
 import { Pages } from './paging.js';
+import { Still, useStill } from './still.js';
 
 const PAGE = 50;
 export const statuses = ['open', 'replayed', 'discarded'];
@@ -42,80 +43,85 @@ export function DeadLetters({ status, kind, fingerprint, cursor, change, busy = 
     pace: 2000,
   });
   useSettled(busy, page.reload);
-  const rows = page.data?.data ?? [];
+  // The job that failed last comes first, and a click must not hit another one.
+  const listing = [page.loading, status, kind, fingerprint, cursor].join(' ');
+  const still = useStill(page.data?.data ?? [], listing, false, { mixed: true });
+  const { rows } = still;
   const alone = Boolean(fingerprint);
   if (!page.data)
     return page.error ? html`<${Trouble} error=${page.error} retry=${page.reload} />` : html`<${Skeleton} />`;
   return html`
     <${Trouble} error=${page.error} retry=${page.reload} />
-    ${
-      rows.length === 0
-        ? html`<${Empty} title=${none[status][0]}>${none[status][1]}</${Empty}>`
-        : html`<table class="cards dense">
-          <thead>
-            <tr>
-              <th>Job</th>
-              ${!alone && html`<th>Kind</th><th>Error</th>`}
-              <th class="optional">Queue</th>
-              <th class="right optional">Attempts</th>
-              <th>Failed</th>
-              ${status === 'open' && alone && html`<th>Error</th>`}
-              ${
-                status !== 'open' &&
-                html`
-                  <th>${status === 'replayed' ? 'Replayed' : 'Discarded'}</th>
-                  <th>By</th>
-                  <th>${status === 'replayed' ? 'As' : 'Reason'}</th>
-                `
-              }
-            </tr>
-          </thead>
-          <tbody>
-            ${rows.map(
-              (job) => html`<tr key=${job.id} data-row>
-                <td data-label="Job"><${JobLink} id=${job.id} /></td>
-                ${
-                  !alone &&
-                  html`
-                    <td data-label="Kind"><span class="bold">${job.kind}</span></td>
-                    <td data-label="Error" class="cause">
-                      <a class="lines" href=${`/dead-letters/${job.dead_letter.fingerprint}`} title=${job.last_error}>
-                        ${job.last_error}
-                      </a>
-                    </td>
-                  `
-                }
-                <td data-label="Queue" class="optional"><a href=${`/queues/${seg(job.queue)}`}>${job.queue}</a></td>
-                <td data-label="Attempts" class="right num optional">${job.attempt} / ${job.max_attempts}</td>
-                <td data-label="Failed"><${Time} at=${job.dead_letter.failed_at} /></td>
-                ${
-                  status === 'open' &&
-                  alone &&
-                  html`<td data-label="Error" class="cause">
-                    <span class="lines" title=${job.last_error}>${job.last_error}</span>
-                  </td>`
-                }
+    <${Still} still=${still} one="new dead letter">
+      ${
+        rows.length === 0
+          ? html`<${Empty} title=${none[status][0]}>${none[status][1]}</${Empty}>`
+          : html`<table class="cards dense">
+            <thead>
+              <tr>
+                <th>Job</th>
+                ${!alone && html`<th>Kind</th><th>Error</th>`}
+                <th class="optional">Queue</th>
+                <th class="right optional">Attempts</th>
+                <th>Failed</th>
+                ${status === 'open' && alone && html`<th>Error</th>`}
                 ${
                   status !== 'open' &&
                   html`
-                    <td data-label=${status === 'replayed' ? 'Replayed' : 'Discarded'}>
-                      <${Time} at=${job.dead_letter.since} />
-                    </td>
-                    <td data-label="By" class="who"><span class="lines">${job.dead_letter.by ?? '–'}</span></td>
-                    <td data-label=${status === 'replayed' ? 'As' : 'Reason'} class="who">
-                      ${
-                        status === 'replayed'
-                          ? html`<${JobLink} id=${job.dead_letter.replayed_as} />`
-                          : html`<span class="lines" title=${job.dead_letter.reason}>${job.dead_letter.reason}</span>`
-                      }
-                    </td>
+                    <th>${status === 'replayed' ? 'Replayed' : 'Discarded'}</th>
+                    <th>By</th>
+                    <th>${status === 'replayed' ? 'As' : 'Reason'}</th>
                   `
                 }
-              </tr>`,
-            )}
-          </tbody>
-        </table>`
-    }
+              </tr>
+            </thead>
+            <tbody>
+              ${rows.map(
+                (job) => html`<tr key=${job.id} data-row>
+                  <td data-label="Job"><${JobLink} id=${job.id} /></td>
+                  ${
+                    !alone &&
+                    html`
+                      <td data-label="Kind"><span class="bold">${job.kind}</span></td>
+                      <td data-label="Error" class="cause">
+                        <a class="lines" href=${`/dead-letters/${job.dead_letter.fingerprint}`} title=${job.last_error}>
+                          ${job.last_error}
+                        </a>
+                      </td>
+                    `
+                  }
+                  <td data-label="Queue" class="optional"><a href=${`/queues/${seg(job.queue)}`}>${job.queue}</a></td>
+                  <td data-label="Attempts" class="right num optional">${job.attempt} / ${job.max_attempts}</td>
+                  <td data-label="Failed"><${Time} at=${job.dead_letter.failed_at} /></td>
+                  ${
+                    status === 'open' &&
+                    alone &&
+                    html`<td data-label="Error" class="cause">
+                      <span class="lines" title=${job.last_error}>${job.last_error}</span>
+                    </td>`
+                  }
+                  ${
+                    status !== 'open' &&
+                    html`
+                      <td data-label=${status === 'replayed' ? 'Replayed' : 'Discarded'}>
+                        <${Time} at=${job.dead_letter.since} />
+                      </td>
+                      <td data-label="By" class="who"><span class="lines">${job.dead_letter.by ?? '–'}</span></td>
+                      <td data-label=${status === 'replayed' ? 'As' : 'Reason'} class="who">
+                        ${
+                          status === 'replayed'
+                            ? html`<${JobLink} id=${job.dead_letter.replayed_as} />`
+                            : html`<span class="lines" title=${job.dead_letter.reason}>${job.dead_letter.reason}</span>`
+                        }
+                      </td>
+                    `
+                  }
+                </tr>`,
+              )}
+            </tbody>
+          </table>`
+      }
+    </${Still}>
     <${Pages} cursor=${cursor} next=${page.data.next_cursor} change=${change} />
   `;
 }

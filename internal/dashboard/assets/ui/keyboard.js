@@ -34,6 +34,21 @@ export function help() {
   });
 }
 
+/** Mark a row: `j` and `k` go on from it, and `x` selects it. */
+export function mark(row) {
+  for (const other of document.querySelectorAll('tr[data-row].at')) {
+    if (other !== row) other.classList.remove('at');
+  }
+  row?.classList.add('at');
+}
+
+// The row that the user clicks, or goes to with Tab, is the one that the keys mean.
+for (const type of ['pointerdown', 'focusin'])
+  document.addEventListener(type, (event) => {
+    const row = event.target.closest?.('tr[data-row]');
+    if (row) mark(row);
+  });
+
 let going = 0;
 addEventListener('keydown', (event) => {
   if ((event.metaKey || event.ctrlKey) && event.key === 'k' && !document.querySelector('dialog[open]')) {
@@ -69,8 +84,7 @@ addEventListener('keydown', (event) => {
     const marked = rows.findIndex((row) => row.classList.contains('at'));
     const at = marked >= 0 ? marked : open;
     const next = rows[Math.max(0, Math.min(rows.length - 1, at + (event.key === 'j' ? 1 : -1)))];
-    rows[at]?.classList.remove('at');
-    next.classList.add('at');
+    mark(next);
     next.querySelector('a:not([tabindex="-1"]), button[aria-expanded]')?.focus();
     next.scrollIntoView({ block: 'nearest' });
   } else if (event.key === 'x') {

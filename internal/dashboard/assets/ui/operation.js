@@ -1,7 +1,7 @@
 // What is being done to many jobs: how far it is, which jobs it means, and how to stop it.
 
 import { post, seg, url } from '../core/api.js';
-import { cls, html, useEffect, useState } from '../core/dom.js';
+import { cls, html, useEffect, useRef, useState } from '../core/dom.js';
 import { count, plural, rate, span } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { Allowed, Badge, Copy, Time, Trouble, tell, tellProblem } from './base.js';
@@ -202,14 +202,57 @@ export const stop = (operation, reload) =>
     },
   );
 
+/** The button stays busy so long at most when no reading shows what it did, in ms. */
+const UNSEEN = 5000;
+
 /** Holds a running operation, and lets it go on. */
 export function PauseButton({ operation, reload, small = false }) {
+  const is = operation.paused_at ? 'paused' : 'running';
+  const [waits, wait] = useState(false);
+  // The browser may bring a second click before the busy button is drawn, so the drawn state alone does not tell.
+  const own = useRef({ busy: false, byKey: false, timer: 0, button: null }).current;
+  const setBusy = (busy) => {
+    clearTimeout(own.timer);
+    own.busy = busy;
+    wait(busy);
+  };
+  // The page has read what the button did.
+  useEffect(() => {
+    setBusy(false);
+    return () => clearTimeout(own.timer);
+  }, [is]);
+  // A button that is disabled takes no focus, and a user who has gone elsewhere meanwhile keeps the place.
+  useEffect(() => {
+    if (waits) return;
+    if (own.byKey && document.activeElement === document.body) own.button?.focus();
+    own.byKey = false;
+  }, [waits]);
   if (!isRunning(operation)) return null;
+  const press = async (event) => {
+    // The second click of a double click meant the button that stood here before.
+    if (own.busy || event.detail > 1) return;
+    setBusy(true);
+    // A user of the keyboard, whose click has no detail, goes on at the button that takes the place of this one.
+    own.byKey = event.detail === 0;
+    try {
+      await pauseOrResume(operation, reload);
+      if (own.busy) own.timer = setTimeout(setBusy, UNSEEN, false);
+    } catch (problem) {
+      tellProblem(problem);
+      setBusy(false);
+    }
+  };
+  const button = (element) => {
+    own.button = element;
+  };
   return html`<${Allowed}>
     <button
+      key=${is}
+      ref=${button}
       type="button"
       class=${cls(small && 'small')}
-      onClick=${() => pauseOrResume(operation, reload).catch(tellProblem)}
+      disabled=${waits}
+      onClick=${press}
     >
       ${operation.paused_at ? 'Resume' : 'Pause'}
     </button>

@@ -7,6 +7,7 @@ import { known } from '../core/known.js';
 import { useObservable } from '../core/observable.js';
 import { Badge, tell, tellProblem } from './base.js';
 import { ask, InputField } from './dialog.js';
+import { isDrained } from './runners.js';
 
 /** Jobs that have been due for longer than this are no longer on their way. */
 export const BEHIND = '<-10s';
@@ -26,10 +27,19 @@ const alone = (queue) => queue.runners === 0 && waiting(queue) > 0;
 export const troubleOf = (queue, behind) =>
   (alone(queue) ? 8 : 0) + (queue.paused ? 4 : 0) + (full(queue) ? 2 : 0) + (behind?.count ? 1 : 0);
 
+/** That no runner takes its jobs, as a badge: the frame knows whether there are drained ones. */
+export function NoRunner({ queue }) {
+  const drained = isDrained(useObservable(known).runners.data, queue.name);
+  const word = drained ? 'drained' : 'no runner';
+  if (!alone(queue)) return html`<${Badge}>idle, ${word}</${Badge}>`;
+  const title = drained ? 'It has jobs, and its runners are drained' : 'It has jobs, and no living runner serves it';
+  return html`<${Badge} is="bad" title=${title}>${word}</${Badge}>`;
+}
+
 /** Its standing as badges, the worst first. */
 export function Standing({ queue, behind }) {
   const all = [
-    alone(queue) && html`<${Badge} is="bad" title="It has jobs, and no living runner serves it">no runner</${Badge}>`,
+    alone(queue) && html`<${NoRunner} queue=${queue} />`,
     queue.paused && html`<${Badge} is="paused" />`,
     full(queue) && html`<${Badge} is="warn" title="As many of its jobs run as may">limit reached</${Badge}>`,
     behind?.count > 0 &&
@@ -38,7 +48,7 @@ export function Standing({ queue, behind }) {
       </${Badge}>`,
   ].filter(Boolean);
   if (!all.length)
-    all.push(queue.runners ? html`<span class="soft">running</span>` : html`<${Badge}>idle, no runner</${Badge}>`);
+    all.push(queue.runners ? html`<span class="soft">running</span>` : html`<${NoRunner} queue=${queue} />`);
   return html`<span class="row tight">${all}</span>`;
 }
 
@@ -84,7 +94,13 @@ export function resume(queue) {
       ${queue.paused?.reason && html`<p class="wrap soft">It was paused because: ${queue.paused.reason}</p>`}
       ${
         queue.runners === 0 &&
-        html`<p class="warn">No living runner serves it, so nothing will start until one does.</p>`
+        html`<p class="warn">
+          ${
+            isDrained(known.get().runners.data, queue.name)
+              ? 'Its runners are drained, so nothing will start until one is resumed.'
+              : 'No living runner serves it, so nothing will start until one does.'
+          }
+        </p>`
       }
     `,
     submit: async () => {

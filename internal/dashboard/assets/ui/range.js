@@ -1,6 +1,6 @@
 // The choice of the range of time.
 
-import { html } from '../core/dom.js';
+import { html, useEffect, useState } from '../core/dom.js';
 import { spans } from '../core/range.js';
 import { Drop } from './drop.js';
 import { momentText, rangeText } from './histogram.js';
@@ -21,6 +21,56 @@ export function rangeName({ span, from, to }) {
   if (from === null && to === null) return '';
   if (from === null) return `before ${momentText(to)}`;
   return to === null ? `since ${momentText(from)}` : `in the range ${rangeText(from, to)}`;
+}
+
+/**
+ * The fields of a range: `{from, to}` in ms, `to` null for now. What is typed counts once it is applied: a field of the
+ * browser tells of a change after each part of its moment, and each would be another range.
+ */
+function Fields({ from, to, range, on }) {
+  const shown = { from: local(from), to: to === null ? '' : local(to) };
+  const [text, setText] = useState(shown);
+  const [wrong, say] = useState(null);
+  const back = () => {
+    setText(shown);
+    say(null);
+  };
+  useEffect(back, [range.from, range.to]);
+  const field = (name, label) => html`<label class="field">
+    ${label}
+    <input
+      name=${name}
+      type="datetime-local"
+      step="1"
+      value=${text[name]}
+      onInput=${(event) => {
+        const { value } = event.target;
+        setText((old) => ({ ...old, [name]: value }));
+        say(null);
+      }}
+    />
+  </label>`;
+  const apply = (event) => {
+    event.preventDefault();
+    // A moment that is typed in part has no text, and an empty end means now.
+    if (event.target.elements.to.validity.badInput) return say('To is not a whole moment.');
+    // The field has no milliseconds. A moment that was not changed keeps its own.
+    const next = {
+      from: text.from === shown.from ? from : read(text.from),
+      to: text.to === shown.to ? to : read(text.to),
+    };
+    if (next.from === null) return say('From is missing, or is not a whole moment.');
+    if (next.from >= (next.to ?? Date.now()))
+      return say(next.to ? 'From must be before To.' : 'From must be in the past.');
+    say(null);
+    event.target.closest('details').open = false;
+    return on(next);
+  };
+  return html`<form class="stack tight" novalidate onSubmit=${apply}>
+    ${field('from', 'From (your local time)')} ${field('to', 'To; empty for now')}
+    ${wrong && html`<div class="field"><span class="wrong" role="alert">${wrong}</span></div>`}
+    <div class="row end"><button type="submit" class="small primary">Apply</button></div>
+  </form>`;
 }
 
 /**
@@ -48,24 +98,7 @@ export function RangeChoice({ range, shown, own, on, offered = spans }) {
       custom &&
       html`
         <${Drop} label="Edit" small end>
-            <label class="field">
-              From (your local time)
-              <input
-                type="datetime-local"
-                step="1"
-                value=${local(from)}
-                onChange=${(event) => on({ from: read(event.target.value), to: range.to })}
-              />
-            </label>
-            <label class="field">
-              To; empty for now
-              <input
-                type="datetime-local"
-                step="1"
-                value=${range.to === null ? '' : local(range.to)}
-                onChange=${(event) => on({ from: range.from ?? from, to: read(event.target.value) })}
-              />
-            </label>
+          <${Fields} from=${from} to=${range.to} range=${range} on=${on} />
         </${Drop}>
         <button
           type="button"

@@ -10,7 +10,7 @@ import { go } from '../core/route.js';
 import { Icon } from './base.js';
 import { menuOpen } from './menu.js';
 import { isSilent } from './outage.js';
-import { standing } from './runners.js';
+import { drainedOf, standing } from './runners.js';
 import { behindOf } from './verdict.js';
 
 const Dot = ({ is }) => html`<span class=${cls('dot', is)} aria-hidden="true"></span>`;
@@ -27,7 +27,9 @@ export function StatusBar({ ready, stats, runners, index }) {
   const silent = alive?.filter((runner) => standing(runner) === 'silent').length ?? 0;
   const health = ready.data?.index ?? stats.data?.index?.health;
   const out = isSilent(ready, stats);
-  const running = alive?.length === 0 ? 'bad' : silent ? 'warn' : 'good';
+  // Each of them is up, and none takes work.
+  const drained = drainedOf(runners.data) > 0;
+  const running = alive?.length === 0 ? 'bad' : silent || drained ? 'warn' : 'good';
   const stale = useObservable(outage) !== null;
   // The overview names a queue that no runner serves or that is paused. Here it would hide the others.
   const some = stats.data?.lateness.oldest_due_ms > LATE;
@@ -77,7 +79,7 @@ export function StatusBar({ ready, stats, runners, index }) {
                 alive
                   ? `${count(alive.length, runners.data.more)} ${alive.length === 1 ? 'runner' : 'runners'}${
                       silent ? `, ${silent} silent` : ''
-                    }`
+                    }${drained ? ', drained' : ''}`
                   : 'runners'
               }
             </${Light}>

@@ -5,7 +5,7 @@ import { cls, html } from '../core/dom.js';
 import { count, plural, span, whoOf } from '../core/format.js';
 import { Time } from './base.js';
 import { waiting } from './queues.js';
-import { standing } from './runners.js';
+import { drainedOf, isDrained, standing } from './runners.js';
 
 /** Parts of each sort that are named; the rest is counted. */
 const MANY = 3;
@@ -115,18 +115,37 @@ export function partsOf({ stats, queues, groups, runners, ready, ...sources }) {
     });
   const all = queues?.data ?? [];
   const jobs = (queue) => `${count(waiting(queue), !queue.exact)} ${waiting(queue) === 1 ? 'job' : 'jobs'}`;
+  const drained = drainedOf(runners);
+  if (drained)
+    parts.push({
+      key: 'drained',
+      bad: true,
+      to: '/runners',
+      text: `${drained === 1 ? 'the only runner is' : `all ${drained} runners are`} drained: nothing starts`,
+    });
   const orphans = all
     .filter((queue) => alive?.length !== 0 && queue.runners === 0 && waiting(queue) > 0 && late[queue.name] > PATIENCE)
+    // That all runners are drained is said once, not for each queue.
+    .filter((queue) => !(drained && isDrained(runners, queue.name)))
     .sort((a, b) => late[b.name] - late[a.name]);
   parts.push(
     ...named(
-      orphans.map((queue) => ({
-        key: `orphan ${queue.name}`,
-        bad: true,
-        to: `/queues/${seg(queue.name)}`,
-        text: `${queue.name} has no runner: ${jobs(queue)}, ${span(late[queue.name])}`,
-      })),
-      (n) => ({ key: 'orphans', bad: true, to: '/queues', text: `${n} more queues have none` }),
+      orphans.map((queue) =>
+        isDrained(runners, queue.name)
+          ? {
+              key: `orphan ${queue.name}`,
+              bad: true,
+              to: '/runners',
+              text: `${queue.name} waits, its runners are drained: ${jobs(queue)}, ${span(late[queue.name])}`,
+            }
+          : {
+              key: `orphan ${queue.name}`,
+              bad: true,
+              to: `/queues/${seg(queue.name)}`,
+              text: `${queue.name} has no runner: ${jobs(queue)}, ${span(late[queue.name])}`,
+            },
+      ),
+      (n) => ({ key: 'orphans', bad: true, to: '/queues', text: `${n} more queues have no runner that takes work` }),
     ),
   );
   const paused = all.filter((queue) => queue.paused).sort((a, b) => waiting(b) - waiting(a));
