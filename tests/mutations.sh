@@ -263,6 +263,38 @@ mutants() {
     mutant 'lease of a canary for older binaries' internal/store/bulk.rs \
         '{ (EXPIRED, LEFT_ALONE) }' '{ (EXPIRED, EXPIRED) }' \
         canary::a_binary_that_knows_no_canary_and_no_pause_leaves_both_alone
+    mutant 'time of the step in released dead letters' internal/store/bulk.rs \
+        'step.map_or(now, |step| step.max(now))' \
+        'step.map_or(now, |_| now)' \
+        canary::a_canary_stops_by_itself_also_when_the_clock_was_set_back_since_its_step_began
+    mutant 'begin of a step behind the one before' internal/store/canary.rs \
+        'since: Some(since),' \
+        'since: Some(now.min(since)),' \
+        canary::a_step_counts_no_job_of_the_one_before_when_the_clock_was_set_back_between_them
+    mutant 'filter behind the locks of an operation' internal/store/bulk.rs \
+        'jobs.retain(|id| matching.contains(id));' \
+        'jobs.retain(|id| matching.contains(id) || !id.uuid().is_nil());' \
+        operations::a_job_that_no_longer_matches_when_its_lock_ends_is_left_as_it_is operations::an_ended_job_that_no_longer_matches_when_a_delete_has_its_lock_is_kept
+    mutant 'seat of a start of an operation' internal/api/bulk.rs \
+        'run_with_seat(api, async move { counting.count_for(action, filter).await }).await?' \
+        'counting.count_for(action, filter).await?' \
+        operations::a_start_of_an_operation_is_refused_while_heavy_reads_take_every_seat
+    mutant 'ledger behind a schedule that is changed' internal/store/schedules/mod.rs \
+        'if row.last_at.is_none() {' \
+        'if row.last_at.is_none() && false {' \
+        schedules::a_schedule_that_is_made_again_and_changed_ticks_behind_the_ledger_of_its_name
+    mutant 'ids that are ahead in a purge' internal/store/retention/purge.rs \
+        'old.extend(ahead);' \
+        'drop(ahead);' \
+        janitor::a_job_whose_id_is_hours_ahead_is_removed_when_its_retention_has_ended
+    mutant 'start after a claim that was undone' internal/api/events.rs \
+        'attempt.started_at.is_some_and(|at| at != begun_at)' \
+        'attempt.started_at.is_some_and(|at| at < begun_at)' \
+        events::the_start_of_a_job_is_told_also_after_a_claim_that_was_undone
+    mutant 'start in the revision of a job' internal/store/jobs/watch.rs \
+        'started_at: row.try_get("started_at")?,' \
+        'started_at: None,' \
+        events::the_start_of_a_job_is_told_also_after_a_claim_that_was_undone
     mutant 'one release of a group at a time' internal/store/bulk.rs \
         'new.filter.fingerprint.filter(|_| new.action == Action::Replay)' 'new.filter.fingerprint.filter(|_| false)' \
         dashboard_use::of_releases_of_a_group_that_begin_at_the_same_time_one_is_accepted
@@ -2637,6 +2669,11 @@ mutants() {
         key_limits::running_jobs_that_a_changed_limit_does_not_cover_any_more_keep_no_slot_of_it
     mutant 'end of a batch before its cancel' internal/engine/batches.rs \
         'if shared.store.finish_batch_cancel(batch).await? {' 'if false {' \
+        internal/store/batches/cancel.rs \
+        'AND EXISTS (SELECT 1 FROM batches WHERE id = ? AND completed_at IS NULL) ORDER BY b.job_id LIMIT ?' \
+        'AND EXISTS (SELECT 1 FROM batches WHERE id = ?) ORDER BY b.job_id LIMIT ?' \
+        internal/store/batches/cancel.rs 'let sql = "SELECT 1 FROM batches WHERE id = ? AND completed_at IS NULL";' \
+        'let sql = "SELECT 1 FROM batches WHERE id = ?";' \
         batches::a_job_that_is_retried_in_a_cancelled_batch_is_not_cancelled_again
     mutant 'look at more batches at once' internal/engine/batches.rs \
         'more = matches!(counted, Ok(true));' 'more = false;' \

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 use utoipa::{IntoParams, ToSchema};
 
-use crate::bulk::OperationView;
+use crate::bulk::{OperationView, start_counted};
 use crate::http::auth::RequestActor;
 use crate::http::body::{BatchPath, Body, Object, QueryParams, or_default};
 use crate::http::caller::Requester;
@@ -458,7 +458,7 @@ pub(super) async fn cancel(
         (status = 202, description = "The bulk operation is accepted", body = OperationView),
         (status = 404, description = "not_found", body = Problem),
         (status = 422, description = "invalid_id", body = Problem),
-        (status = 429, description = "overloaded: fifty bulk operations have not ended, paused ones included", body = Problem),
+        (status = 429, description = "overloaded: fifty bulk operations have not ended, paused ones included, or this runner is at its limit of heavy reads", body = Problem),
     )
 )]
 pub(super) async fn retry(
@@ -482,7 +482,7 @@ pub(super) async fn retry(
         canary: None,
     };
     let build = move |operation: &Operation| json_answer(StatusCode::ACCEPTED, &OperationView::new(operation, now));
-    let outcome = store.start_operation(new, &who, idempotent, Arc::new(build)).await?;
+    let outcome = start_counted(&api, new, &who, idempotent, Arc::new(build)).await?;
     // Only a release of a group is refused.
     respond_to_outcome(outcome, ResponseContent::Other, |_| {
         Err(Problem::new(Code::Internal, "MySQL refused a bulk operation for an unknown reason"))

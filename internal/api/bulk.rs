@@ -24,10 +24,13 @@ use crate::jobs::json_answer;
 use crate::view::{Moment, StateWord};
 use crate::{Api, json};
 use tickr_job::{
-    Action, Canary, DeadLetterStatus, Filter, Job, NewOperation, Operation, OperationParams, OperationState, Priority,
-    State as JobState, Timestamp, Wanted, operation,
+    Action, Actor, Canary, DeadLetterStatus, Filter, Job, NewOperation, Operation, OperationParams, OperationState,
+    Priority, State as JobState, Timestamp, Wanted, operation,
 };
-use tickr_store::{Breakdown, CancelOutcome, MadeJobs, ReleaseRunning, Replayed, StoreError};
+use tickr_store::{
+    Breakdown, CancelOutcome, IdempotentOutcome, IdempotentRequest, MadeJobs, ReleaseRunning, Replayed,
+    ResponseBuilder, StoreError,
+};
 
 /// Number of jobs that a dry run shows.
 const SAMPLE: u32 = 10;
@@ -309,7 +312,7 @@ pub(super) struct SampleView {
         (status = 200, description = "A dry run: nothing was changed", body = DryRunAnswer),
         (status = 409, description = "release_running: a bulk operation releases this group already", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
-        (status = 429, description = "overloaded: fifty bulk operations have not ended, paused ones included", body = Problem),
+        (status = 429, description = "overloaded: fifty bulk operations have not ended, paused ones included, or this runner is at its limit of heavy reads", body = Problem),
     )
 )]
 pub(super) async fn start(
@@ -376,7 +379,7 @@ pub(super) async fn start(
         return Ok(json(StatusCode::OK, answer));
     }
     let build = move |operation: &Operation| json_answer(StatusCode::ACCEPTED, &OperationView::new(operation, now));
-    let outcome = store.start_operation(new, &who, idempotent, Arc::new(build)).await?;
+    let outcome = start_counted(&api, new, &who, idempotent, Arc::new(build)).await?;
     respond_to_outcome(outcome, ResponseContent::Other, |ReleaseRunning { id }| {
         let detail = match id {
             Some(id) => {
@@ -386,6 +389,24 @@ pub(super) async fn start(
         };
         Err(Problem::new(Code::ReleaseRunning, detail))
     })
+}
+
+/// Start a bulk operation. The count of its jobs takes a seat, as that of a dry run does.
+pub(super) async fn start_counted(
+    api: &Api,
+    new: NewOperation,
+    who: &Actor,
+    idempotent: Option<IdempotentRequest>,
+    build: ResponseBuilder<Operation>,
+) -> Result<IdempotentOutcome<(), ReleaseRunning>, Problem> {
+    let store = api.broker.store();
+    let new = match store.prepare_operation(new, idempotent.clone()).await? {
+        Ok(new) => new,
+        Err(outcome) => return Ok(outcome),
+    };
+    let (counting, action, filter) = (store.clone(), new.action, new.filter.clone());
+    let estimate = run_with_seat(api, async move { counting.count_for(action, filter).await }).await?;
+    Ok(store.start_operation((new, estimate), who, idempotent, build).await?)
 }
 
 fn read(body: OperationBody, now: Timestamp) -> Result<NewOperation, Vec<tickr_handlers::Problem>> {

@@ -190,6 +190,8 @@ struct ReportedState {
     ended: u32,
     /// The last attempt whose start was sent.
     begun: u32,
+    /// The time of that start. Absent if an earlier stream sent it.
+    begun_at: Option<Timestamp>,
     state: Option<StateEvent>,
     progress: Option<(f64, Option<String>)>,
 }
@@ -223,13 +225,20 @@ impl ReportedState {
                 finished_at: attempt.finished_at.filter(|_| ended).map(Moment),
                 verdict: attempt.verdict.filter(|_| ended),
             };
-            if number > self.begun {
+            // After a claim that was undone, the next one has the same number and another runner.
+            let begins_anew = number == self.begun
+                && attempt.finished_at.is_none()
+                && self.begun_at.is_some_and(|begun_at| attempt.started_at.is_some_and(|at| at != begun_at));
+            if number > self.begun || begins_anew {
                 // Nothing started when the job expired.
                 if attempt.started_at.is_some() {
                     messages.push_back(message("attempt", Some(format!("{number}.begin")), &event(false)));
                 }
                 self.begun = number;
                 self.progress = None;
+            }
+            if number == self.begun {
+                self.begun_at = attempt.started_at;
             }
             if attempt.finished_at.is_some() && number > self.ended {
                 messages.push_back(message("attempt", Some(format!("{number}.done")), &event(true)));

@@ -31,7 +31,7 @@ use crate::rows::aged::{Aged, purge_aged};
 use crate::rows::jobs::Accepted;
 use crate::rows::limits::{note_due_time, waits_for_turn};
 use crate::rows::links::{AWAITED, IN_BATCH};
-use crate::rows::order::{lock_free_keys as lock_free_order_keys, order_keys_of};
+use crate::rows::order::{lock_free_keys as lock_free_order_keys, lock_open_keys_of, order_keys_of};
 use crate::rows::owed::{Owed, RESTS, SKIP_LOCKED, expiries_of, left_of, lock_free};
 use crate::rows::unique_keys::lock_free_keys;
 use crate::sql::batches::{MAX_ROWS, groups, in_list, placeholders, statement, tuples};
@@ -267,40 +267,62 @@ impl Store {
         .await
     }
 
-    /// Start a bulk operation, at most once for the idempotency key of `once`. `build` builds the response. A second
-    /// release of a group that is being released is refused.
+    /// Return a bulk operation that may start, with the time up to which jobs belong to it. Return the outcome instead
+    /// if the request was carried out before, or if it is a second release of a group that is being released.
     ///
     /// # Errors
     /// [`StoreError::Overloaded`] when too many operations run, otherwise when MySQL cannot be reached or refuses.
     #[boxed]
-    pub async fn start_operation(
+    pub async fn prepare_operation(
         &self,
         mut new: NewOperation,
+        idempotent: Option<IdempotentRequest>,
+    ) -> Result<Result<NewOperation, IdempotentOutcome<(), ReleaseRunning>>, StoreError> {
+        let attempted = "start an operation";
+        let (shared, sent_before, group) = (self.shared.clone(), idempotent, fingerprint_of(&new));
+        let running = on_pool(&self.shared.pools.steering, attempted, move |conn, _| {
+            let (shared, sent_before) = (shared.clone(), sent_before.clone());
+            Box::pin(async move {
+                let release = releasing(conn, group).await?;
+                // A request that is repeated gets its answer, however many operations run.
+                if let Some(outcome) = stored_before(conn, sent_before.as_ref(), Some(())).await? {
+                    return Ok(Err(outcome));
+                }
+                // The count of the jobs takes seconds, and would be in vain.
+                if release.is_some() {
+                    return Ok(Err(IdempotentOutcome::Refused(ReleaseRunning { id: release })));
+                }
+                let sql = "SELECT COUNT(*) FROM (SELECT 1 FROM operations WHERE state = 'running' LIMIT ?) r";
+                let running = sqlx::query_scalar::<_, i64>(sql).bind(MAX_RUNNING).fetch_one(&mut *conn).await?;
+                // By the estimate of the clock, a job that the client enqueued just before may lie in the future.
+                let now = read_clock(conn, &shared.clock).await?;
+                Ok(Ok((running, now)))
+            })
+        });
+        let now = match running.await? {
+            Err(outcome) => return Ok(Err(outcome)),
+            Ok((running, _)) if running >= MAX_RUNNING => return Err(StoreError::Overloaded { attempted }),
+            Ok((_, now)) => now,
+        };
+        new.filter.created_before = Some(new.filter.created_before.map_or(now, |before| before.min(now)));
+        Ok(Ok(new))
+    }
+
+    /// Start a bulk operation that [`prepare_operation`](Self::prepare_operation) has returned, at most once for the
+    /// idempotency key of `once`. `estimate` is the number of its jobs, and `build` builds the response. A second
+    /// release of a group that is being released is refused.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    #[boxed]
+    pub async fn start_operation(
+        &self,
+        (new, estimate): (NewOperation, Counted),
         by: &Actor,
         idempotent: Option<IdempotentRequest>,
         build: ResponseBuilder<Operation>,
     ) -> Result<IdempotentOutcome<(), ReleaseRunning>, StoreError> {
         let attempted = "start an operation";
-        let sent_before = idempotent.clone();
-        let running = on_pool(&self.shared.pools.steering, attempted, move |conn, _| {
-            let sent_before = sent_before.clone();
-            Box::pin(async move {
-                // A request that is repeated gets its answer, however many operations run.
-                if let Some(outcome) = stored_before(conn, sent_before.as_ref(), Some(())).await? {
-                    return Ok(Err(outcome));
-                }
-                let sql = "SELECT COUNT(*) FROM (SELECT 1 FROM operations WHERE state = 'running' LIMIT ?) r";
-                sqlx::query_scalar::<_, i64>(sql).bind(MAX_RUNNING).fetch_one(conn).await.map(Ok)
-            })
-        });
-        match running.await? {
-            Err(outcome) => return Ok(outcome),
-            Ok(running) if running >= MAX_RUNNING => return Err(StoreError::Overloaded { attempted }),
-            Ok(_) => {}
-        }
-        let now = self.clock().now();
-        new.filter.created_before = Some(new.filter.created_before.map_or(now, |before| before.min(now)));
-        let estimate = self.count_for(new.action, new.filter.clone()).await?;
         let shared = self.shared.clone();
         let detail = json!({
             "action": new.action,
@@ -325,10 +347,11 @@ impl Store {
                 let now = read_clock(conn, &shared.clock).await?;
                 if let Err(error) = insert(conn, &new, &act.actor, estimate, now).await {
                     let release = fingerprint_of(&new).filter(|_| fault(&error) == Fault::Duplicate);
-                    let Some(group) = release else { return Err(error) };
+                    if release.is_none() {
+                        return Err(error);
+                    }
                     // The server may have ended it since, and its index knows nothing of it then.
-                    let sql = "SELECT id FROM operations WHERE releasing = ?";
-                    let id = sqlx::query_scalar(sql).bind(group.bytes().to_vec()).fetch_optional(conn).await?;
+                    let id = releasing(conn, release).await?;
                     return Ok(IdempotentOutcome::Refused(ReleaseRunning { id }));
                 }
                 let operation = read(conn, new.id).await?.ok_or_else(|| corrupt("an operation without a row"))?;
@@ -574,6 +597,13 @@ fn micros(span: Duration) -> i64 {
 /// Return the group that an operation releases, if it releases one.
 fn fingerprint_of(new: &NewOperation) -> Option<Fingerprint> {
     new.filter.fingerprint.filter(|_| new.action == Action::Replay)
+}
+
+/// Return the operation that releases this group at present.
+async fn releasing(conn: &mut Session<'_>, group: Option<Fingerprint>) -> Result<Option<Uuid>, sqlx::Error> {
+    let Some(group) = group else { return Ok(None) };
+    let sql = "SELECT id FROM operations WHERE releasing = ?";
+    sqlx::query_scalar(sql).bind(group.bytes().to_vec()).fetch_optional(conn).await
 }
 
 async fn insert(
@@ -948,6 +978,46 @@ async fn next_jobs(
     Ok((ids, None))
 }
 
+/// Return those of these jobs that still match the filter of an operation, in their order. The search has found them
+/// without a lock, some of them many batches ago. The caller has locked them, so what is true now stays true until the
+/// COMMIT.
+async fn still_matching(
+    conn: &mut Session<'_>,
+    operation: &Operation,
+    mut jobs: Vec<JobId>,
+) -> Result<Vec<JobId>, sqlx::Error> {
+    let mut matching = BTreeSet::new();
+    for ids in jobs.chunks(MAX_ROWS) {
+        let filter = Filter { ids: ids.to_vec(), ..operation.filter.clone() };
+        let search = Search::among(&filter, Order::OldestFirst, operation.action.among());
+        let Some(span) = search.span(None) else { continue };
+        let found = search.matching("j.id", &search.whole(span), ids.len() as i64).fetch_all(&mut *conn).await?;
+        for row in &found {
+            matching.insert(JobId::from_uuid(row.try_get("id")?));
+        }
+    }
+    jobs.retain(|id| matching.contains(id));
+    Ok(jobs)
+}
+
+/// Lock ended jobs, and return those of them that still match the filter of an operation. The order keys come before
+/// the rows in `jobs`, as wherever both are locked.
+async fn lock_matching(conn: &mut Session<'_>, operation: &Operation, ids: &[Uuid]) -> Result<Vec<Uuid>, sqlx::Error> {
+    lock_open_keys_of(conn, ids).await?;
+    lock_rows(conn, ids).await?;
+    let jobs = ids.iter().copied().map(JobId::from_uuid).collect();
+    Ok(still_matching(conn, operation, jobs).await?.into_iter().map(JobId::uuid).collect())
+}
+
+/// Lock the rows of these jobs. Waits for other sessions.
+async fn lock_rows(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<(), sqlx::Error> {
+    for ids in ids.chunks(MAX_ROWS) {
+        let sql = "SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE id IN";
+        in_list(sql, ids, " ORDER BY id FOR UPDATE").fetch_all(&mut *conn).await?;
+    }
+    Ok(())
+}
+
 /// Outcome of a batch while it is being carried out.
 #[derive(Default)]
 struct Work {
@@ -989,23 +1059,30 @@ impl Work {
         now: Timestamp,
     ) -> Result<(), sqlx::Error> {
         match operation.action {
-            Action::Cancel => self.act_on_each(conn, shared, ids, StateInput::Cancel, now).await,
-            Action::Retry => self.act_on_each(conn, shared, ids, StateInput::Retry, now).await,
-            Action::RunNow => self.act_on_each(conn, shared, ids, StateInput::RunNow, now).await,
+            Action::Cancel => self.act_on_each(conn, shared, (operation, ids), StateInput::Cancel, now).await,
+            Action::Retry => self.act_on_each(conn, shared, (operation, ids), StateInput::Retry, now).await,
+            Action::RunNow => self.act_on_each(conn, shared, (operation, ids), StateInput::RunNow, now).await,
             Action::Reschedule | Action::SetPriority => self.change(conn, operation, ids, now).await,
             Action::Delete => {
-                let removed = remove(conn, ids, Removal::Asked, now).await?;
+                let ids = lock_matching(conn, operation, ids).await?;
+                let removed = remove(conn, &ids, Removal::Asked, now).await?;
                 (self.done, self.until) = (removed.gone, removed.until);
                 Ok(())
             }
             Action::Replay => {
-                let each = replay_all(conn, ids, remake, (&operation.actor, Some(operation.id)), now).await?;
+                let ids = lock_matching(conn, operation, ids).await?;
+                // The canary finds the jobs of its step by this time, also when the clock was set back since the step
+                // began.
+                let step = operation.canary.as_ref().and_then(|(_, state)| state.since);
+                let since = step.map_or(now, |step| step.max(now));
+                let each = replay_all(conn, &ids, remake, (&operation.actor, Some(operation.id)), (now, since)).await?;
                 self.batched.accepted = self.sort(each);
                 Ok(())
             }
             Action::Discard => {
                 let reason = operation.params.reason.as_deref().unwrap_or("no reason was given");
-                let each = discard_all(conn, ids, reason, &operation.actor, now).await?;
+                let ids = lock_matching(conn, operation, ids).await?;
+                let each = discard_all(conn, &ids, reason, &operation.actor, now).await?;
                 self.sort(each);
                 self.batched.discarded = self.done.iter().copied().map(JobId::from_uuid).collect();
                 Ok(())
@@ -1115,7 +1192,7 @@ impl Work {
         &mut self,
         conn: &mut Session<'_>,
         shared: &StoreInner,
-        ids: &[Uuid],
+        (operation, ids): (&Operation, &[Uuid]),
         event: StateInput,
         now: Timestamp,
     ) -> Result<(), sqlx::Error> {
@@ -1132,7 +1209,13 @@ impl Work {
             let free = ids.iter().copied().filter(|id| !locked.contains(&JobId::from_uuid(*id))).collect();
             locked.extend(lock_more(conn, event, free, &held).await?);
         }
-        for id in self.share_out(&ids, locked, now) {
+        let handled = self.share_out(&ids, locked, now);
+        if event == StateInput::Retry && !self.is_careful {
+            // Ended jobs have no row in `owed` that is locked by now.
+            let ended = handled.iter().filter(|id| !held.contains_key(id)).map(|id| id.uuid());
+            lock_rows(conn, &ended.collect::<Vec<_>>()).await?;
+        }
+        for id in still_matching(conn, operation, handled).await? {
             if !self.begins(conn, id).await? {
                 continue;
             }
@@ -1176,7 +1259,8 @@ impl Work {
         let locked = left_of(conn, ids.iter().copied().map(JobId::from_uuid).collect(), &free).await?;
         let expiries = if due.is_some() { expiries_of(conn, ids).await? } else { BTreeMap::new() };
         let mut changed = Vec::new();
-        for id in self.share_out(ids, locked, now) {
+        let handled = self.share_out(ids, locked, now);
+        for id in still_matching(conn, operation, handled).await? {
             let Some(owed) = free.remove(&id) else { continue };
             let held = waits_for_turn(owed.execute_at);
             if !matches!(owed.state, State::Waiting | State::Retrying) || (held && due.is_some()) {

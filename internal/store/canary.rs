@@ -91,10 +91,11 @@ async fn turn(
         }
         CanaryDecision::Wait => {}
         CanaryDecision::MoveUp => {
+            let since = begin_of_next_step(conn, held.id, state.since, now).await?;
             state = CanaryState {
                 step: state.step + 1,
                 released_before: operation.done,
-                since: Some(now),
+                since: Some(since),
                 counted_at: Some(now),
                 ..CanaryState::default()
             };
@@ -113,6 +114,23 @@ async fn turn(
     let end = if turn.over { OperationState::Done } else { OperationState::Running };
     write(conn, held.id, &state, (end, None), (now, lease)).await?;
     Ok(turn)
+}
+
+/// Return the time with which the next step begins. The clock may have been set back since the present step released
+/// its jobs, and then the next step must not count them as its own.
+async fn begin_of_next_step(
+    conn: &mut Session<'_>,
+    id: Uuid,
+    since: Option<Timestamp>,
+    now: Timestamp,
+) -> Result<Timestamp, sqlx::Error> {
+    // A step with a next one has fewer jobs than this looks at.
+    let sql = "SELECT MAX(w.since) AS newest FROM (SELECT since FROM dead_letters FORCE INDEX (dead_letters_operation) \
+               WHERE operation = ? ORDER BY replayed_as DESC LIMIT ?) w";
+    let row = sqlx::query(sql).bind(id).bind(Canary::MAX_LOOKED_AT).fetch_one(conn).await?;
+    let newest: Option<Timestamp> = row.try_get("newest")?;
+    let behind = newest.map(|newest| newest + TimeDelta::microseconds(1));
+    Ok([since, behind].into_iter().flatten().fold(now, Timestamp::max))
 }
 
 async fn write(

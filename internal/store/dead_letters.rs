@@ -166,6 +166,9 @@ async fn lock_failed(
     conn: &mut Session<'_>,
     ids: &[Uuid],
 ) -> Result<BTreeMap<Uuid, Result<Failure, Refusal>>, sqlx::Error> {
+    if ids.is_empty() {
+        return Ok(BTreeMap::new());
+    }
     let lock = "SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE id IN";
     in_list(lock, ids, " ORDER BY id FOR UPDATE").fetch_all(&mut *conn).await?;
     let sql = "SELECT j.id, j.kind, j.queue, o.state, a.end_state, a.finished_at, a.error, d.standing, d.replayed_as \
@@ -244,13 +247,14 @@ async fn take_key(conn: &mut Session<'_>, job: &NewJob) -> Result<Option<Refusal
 pub(super) type Each<T> = Vec<(JobId, Result<T, Refusal>)>;
 
 /// Insert a new job for each failed job, and store in both which one belongs to it. Runs in the caller's transaction.
-/// `ids` must be sorted. `operation` is the bulk operation that asks for it.
+/// `ids` must be sorted. `operation` is the bulk operation that asks for it, and `since` the time that the dead letters
+/// get.
 pub(super) async fn replay_all(
     conn: &mut Session<'_>,
     ids: &[Uuid],
     remake: &Remake,
     (actor, operation): (&Actor, Option<Uuid>),
-    now: Timestamp,
+    (now, since): (Timestamp, Timestamp),
 ) -> Result<Each<Accepted>, sqlx::Error> {
     lock_open_keys_of(conn, ids).await?;
     let failed = lock_failed(conn, ids).await?;
@@ -297,7 +301,7 @@ pub(super) async fn replay_all(
     }
     let columns = |job: &NewJob| StatusColumns {
         status: DeadLetterStatus::Replayed,
-        since: now,
+        since,
         replayed_as: Some(job.id.uuid()),
         operation,
         actor: Some(actor.as_str()),
@@ -372,7 +376,7 @@ impl Store {
                 let made = job.clone();
                 let remake: Remake = Arc::new(move |_| Ok(made.clone()));
                 let now = read_clock(conn, &shared.clock).await?;
-                let each = replay_all(conn, &[id.uuid()], &remake, (&act.actor, None), now).await?;
+                let each = replay_all(conn, &[id.uuid()], &remake, (&act.actor, None), (now, now)).await?;
                 let done = each.into_iter().next().map_or(Err(Refusal::Missing), |(_, done)| done);
                 let done = match done {
                     // This is the job of an earlier run of this call, whose commit got no answer.

@@ -182,6 +182,56 @@ async fn a_canary_of_which_half_fail_again_stops_by_itself_and_says_why() {
     tickr.stop().await;
 }
 
+/// Let the first step of four jobs pass while the canary is paused.
+async fn paused_behind_its_first_step(tickr: &TestApp, address: &Address, path: &str) {
+    until(tickr, path, "the first step waits", |now| now["canary"]["awaits_outcomes"] == true).await;
+    let paused = tickr.post(&format!("{path}/pause"), json!({})).await.body;
+    assert_eq!((&paused["done"], paused["paused_at"].is_string()), (&json!(4), true), "{paused:#}");
+    address.door.cancel();
+    tickr.until_idle().await;
+}
+
+/// The test writes into the row what a step back of the clock leaves there: a step that began an hour ahead.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_canary_stops_by_itself_also_when_the_clock_was_set_back_since_its_step_began() {
+    let address = Address::new();
+    let parcels = (0..60).map(|n| json!({"number": n, "lost": n >= 4}));
+    let (tickr, group) = returned(&address, parcels).await;
+    address.mend();
+    let path = release(&tickr, &group, json!({"steps": [{"rate": 20, "jobs": 4}, {"rate": 20}]})).await;
+    paused_behind_its_first_step(&tickr, &address, &path).await;
+    tickr
+        .sql(
+            "UPDATE operations SET canary_state = JSON_SET(canary_state, '$.step', 1, '$.released_before', 4, \
+             '$.since', DATE_FORMAT(UTC_TIMESTAMP(6) + INTERVAL 1 HOUR, '%Y-%m-%dT%H:%i:%s.%fZ'))",
+        )
+        .await;
+    assert_eq!(tickr.post(&format!("{path}/resume"), json!({})).await.status, 200);
+    let over = until(&tickr, &path, "the canary is over", |now| now["state"] != "running").await;
+    assert_eq!((&over["state"], &over["canary"]["stopped"]), (&json!("failed"), &json!(true)), "{over:#}");
+    assert!(over["canary"]["outcomes"]["failed"].as_u64().unwrap() >= 5, "{over:#}");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs WHERE execute_at > UTC_TIMESTAMP(6)").await, 0, "due at once");
+    tickr.until_idle().await;
+    tickr.stop().await;
+}
+
+/// The test sets the times of the released dead letters ahead, as if the clock had been set back since.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_counts_no_job_of_the_one_before_when_the_clock_was_set_back_between_them() {
+    let address = Address::new();
+    let (tickr, group) = returned(&address, (0..40).map(|n| json!({"number": n}))).await;
+    address.mend();
+    let path = release(&tickr, &group, json!({"steps": [{"rate": 50, "jobs": 4}, {"rate": 200}]})).await;
+    paused_behind_its_first_step(&tickr, &address, &path).await;
+    tickr.sql("UPDATE dead_letters SET since = since + INTERVAL 1 HOUR WHERE operation IS NOT NULL").await;
+    assert_eq!(tickr.post(&format!("{path}/resume"), json!({})).await.status, 200);
+    let over = until(&tickr, &path, "the canary is over", |now| now["state"] != "running").await;
+    assert_eq!((&over["state"], &over["done"]), (&json!("done"), &json!(40)), "{over:#}");
+    let seen = &over["canary"];
+    assert_eq!((&seen["released"], &seen["outcomes"]["passed"]), (&json!(36), &json!(36)), "{over:#}");
+    tickr.stop().await;
+}
+
 /// A canary counts outcomes by the dead letters that it released and by the new jobs.
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_whose_outcomes_a_canary_counts_are_not_removed_before_its_next_step() {

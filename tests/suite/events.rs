@@ -98,6 +98,34 @@ async fn a_story_goes_on_behind_the_last_event_without_losing_a_line_of_the_ledg
     tickr.stop().await;
 }
 
+/// The test writes what two runners leave in the tables: one whose claim is undone, and one that starts the job.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_start_of_a_job_is_told_also_after_a_claim_that_was_undone() {
+    let tickr = TestApp::start().await;
+    let id = tickr.enqueue(json!({"kind": "noop", "queue": "parked"})).await;
+    let mut stream = EventStream::open(&tickr.url(&format!("/v1/jobs/{id}/events")), None).await;
+    assert_eq!(stream.next().await.unwrap().data["state"], "waiting");
+    for runner in ["undone/1-abcdef", "real/1-abcdef"] {
+        tickr
+            .sql(format!(
+                "UPDATE owed SET state = 'executing', attempt = 1, runner = '{runner}', \
+                 token = UNHEX(REPEAT('11', 16)), started_at = UTC_TIMESTAMP(6), \
+                 lease_until = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR"
+            ))
+            .await;
+        let begun = stream.until("the start is told", |told| told.kind == "attempt").await;
+        assert_eq!((begun.id.as_deref(), &begun.data["runner"]), (Some("1.begin"), &json!(runner)), "{begun:?}");
+    }
+    tickr
+        .sql(
+            "UPDATE owed SET state = 'waiting', attempt = 0, runner = '', token = DEFAULT(token), \
+             started_at = DEFAULT(started_at), lease_until = DEFAULT(lease_until)",
+        )
+        .await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await.status, 200);
+    tickr.stop().await;
+}
+
 /// Return true if the runner of the test, which has no listener of its own, has published an event. The runner with the
 /// listener publishes from the beginning.
 async fn publishes(tickr: &TestApp) -> bool {

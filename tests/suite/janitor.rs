@@ -13,6 +13,7 @@ use tickr::handlers::Registry;
 use tickr::job::State;
 use tickr::telemetry::Tracer;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use crate::support::{TestApp, eventually};
 
@@ -200,6 +201,28 @@ async fn the_janitor_empties_its_tables_and_another_carries_on() {
     .await;
     assert_eq!(tickr.count("SELECT COUNT(*) FROM limit_keys").await, 2, "hosts that fail are not forgotten");
     tickr.stop_broken("rows of jobs that never were, and a job that went before its time").await;
+}
+
+/// An application makes the ids of its rows in the outbox, by its own clock.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_whose_id_is_hours_ahead_is_removed_when_its_retention_has_ended() {
+    let tickr = without_purges(|_| {}).await;
+    // The outbox takes ids within a day of the INSERT.
+    let ahead = chrono::Utc::now() + chrono::TimeDelta::hours(12);
+    let ms = u128::from(ahead.timestamp_millis().unsigned_abs());
+    for (n, kind, payload) in [(1, "noop", "{}"), (2, "fail", "{\"permanent\": true}")] {
+        let id = Uuid::from_u128((ms << 80) | (0x7 << 76) | (0x8 << 60) | n);
+        let insert = sqlx::query("INSERT INTO tickr_outbox (id, kind, payload) VALUES (?, ?, ?)");
+        insert.bind(id).bind(kind).bind(payload).execute(&mut tickr.mysql().await).await.unwrap();
+    }
+    tickr.until_count("SELECT COUNT(*) FROM attempts WHERE end_state IN ('completed', 'failed')", 2).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM distant_ids").await, 2);
+    let runner = runner(&tickr, 1).await;
+    tickr.until_count("SELECT COUNT(*) FROM jobs", 1).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM distant_ids").await, 1);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM dead_letters").await, 1, "failed jobs are kept for longer");
+    runner.stop(Duration::ZERO, CancellationToken::new()).await;
+    tickr.stop_broken("a job that went before its time").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
-use futures_util::future::join_all;
+use futures_util::future::{join_all, select_all};
 use serde_json::{Value, json};
 use sqlx::{Connection, Executor};
 use tickr::handlers::Registry;
 use tickr::job::{
     Action, Actor, DeadLetterStatus, Filter, JobId, NewJob, NewOperation, OperationParams, RunnerId, State,
 };
-use tickr::store::{Answer as Kept, Original, Store, StoreSettings};
+use tickr::store::{Answer as Kept, Counted, Original, Store, StoreSettings};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -624,7 +624,7 @@ async fn a_lost_commit_in_a_batch_neither_repeats_nor_skips_a_job() {
     };
     let word = |_: &tickr::job::Operation| Kept { status: 202, body: "{}".into() };
     proxy.cut_after("COMMIT");
-    store.start_operation(operation, &Actor::anyone(), None, Arc::new(word)).await.unwrap();
+    store.start_operation((operation, Counted::default()), &Actor::anyone(), None, Arc::new(word)).await.unwrap();
     let lease = Duration::from_secs(60);
     let runner = RunnerId::new_for_host("test");
     let taken = store.lease_operations(runner.clone(), lease).await.unwrap();
@@ -713,6 +713,90 @@ async fn a_locked_job_holds_up_no_other_job_of_an_operation_and_is_handled_once_
         }
     }
     assert_eq!(tickr.count("SELECT COUNT(*) FROM owed").await, 0);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_no_longer_matches_when_its_lock_ends_is_left_as_it_is() {
+    let tickr = TestApp::start().await;
+    let job = json!({"kind": "noop", "payload": {"plan": "old"}, "delay_ms": LATER_MS});
+    let ids = tickr.enqueue_many((0..5).map(|_| job.clone())).await;
+    let filter = json!({"q": "state:waiting payload.plan:old"});
+    let mut session = tickr.mysql().await;
+    session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await.unwrap();
+    for (action, changed, others) in [
+        (json!({"action": "set_priority", "filter": filter, "priority": 1}), ids[1], 4),
+        (json!({"action": "cancel", "filter": filter}), ids[2], 3),
+    ] {
+        session.execute("BEGIN").await.unwrap();
+        let row = sqlx::query("SELECT id FROM owed WHERE id = ? FOR UPDATE").bind(changed.uuid());
+        row.fetch_one(&mut session).await.unwrap();
+        let id = start(&tickr, action).await;
+        eventually("the others are done", || async { (show(&tickr, id).await["done"] == others).then_some(()) }).await;
+        let change = sqlx::query("UPDATE jobs SET payload = '{\"plan\": \"new\"}' WHERE id = ?").bind(changed.uuid());
+        change.execute(&mut session).await.unwrap();
+        session.execute("COMMIT").await.unwrap();
+        let over = until_over(&tickr, id).await;
+        assert_eq!(
+            (&over["state"], &over["done"], &over["skipped"], &over["failed"]),
+            (&json!("done"), &json!(others), &json!(1), &json!(0)),
+            "{over:#}"
+        );
+        assert_eq!(tickr.job(changed).await["state"], "waiting");
+    }
+    assert_ne!(tickr.job(ids[1]).await["priority"], 1);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM owed").await, 2);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ended_job_that_no_longer_matches_when_a_delete_has_its_lock_is_kept() {
+    let tickr = TestApp::start().await;
+    let ids = tickr.enqueue_many((0..3).map(|_| json!({"kind": "noop", "payload": {"plan": "old"}}))).await;
+    tickr.until_idle().await;
+    let mut session = tickr.mysql().await;
+    session.execute("BEGIN").await.unwrap();
+    let row = sqlx::query("SELECT id FROM jobs WHERE id = ? FOR UPDATE").bind(ids[1].uuid());
+    row.fetch_one(&mut session).await.unwrap();
+    let delete = json!({"action": "delete", "filter": {"q": "state:completed payload.plan:old"}});
+    let id = start(&tickr, delete).await;
+    // The batch has found all three.
+    tickr.until_said("SELECT id FROM jobs FORCE INDEX", 1).await;
+    let change = sqlx::query("UPDATE jobs SET payload = '{\"plan\": \"new\"}' WHERE id = ?").bind(ids[1].uuid());
+    change.execute(&mut session).await.unwrap();
+    session.execute("COMMIT").await.unwrap();
+    let over = until_over(&tickr, id).await;
+    assert_eq!((&over["state"], &over["done"]), (&json!("done"), &json!(2)), "{over:#}");
+    assert_eq!(tickr.job(ids[1]).await["state"], "completed");
+    tickr.stop().await;
+}
+
+/// A start counts up to a hundred thousand rows, as a dry run does.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_of_an_operation_is_refused_while_heavy_reads_take_every_seat() {
+    // With so few connections a runner has one seat for heavy reads.
+    let tickr = TestApp::start_with(|config| config.mysql_connections = 10, Registry::new()).await;
+    let batch = tickr.post("/v1/batches", json!({"jobs": [{"kind": "noop", "payload": {}}], "close": true})).await.body;
+    let retry = format!("/v1/batches/{}/retry", batch["id"].as_str().unwrap());
+    tickr.until_idle().await;
+    let body = |dry_run: bool| json!({"action": "cancel", "filter": {"kind": "noop"}, "dry_run": dry_run});
+    let mut session = tickr.mysql().await;
+    session.execute("LOCK TABLES jobs WRITE").await.unwrap();
+    // One of these waits for the table and keeps the seat, so the other one is refused.
+    let dry_runs = [true, true].map(|dry_run| Box::pin(tickr.post("/v1/operations", body(dry_run))));
+    let (refused, _, waiting) = select_all(dry_runs).await;
+    assert_eq!((refused.status, refused.code()), (429, "overloaded"), "{:#}", refused.body);
+    for (path, body) in [("/v1/operations", body(false)), (retry.as_str(), json!({}))] {
+        let started = tickr.post(path, body).await;
+        assert_eq!((started.status, started.code()), (429, "overloaded"), "{path}: {:#}", started.body);
+    }
+    session.execute("UNLOCK TABLES").await.unwrap();
+    for counted in join_all(waiting).await {
+        assert_eq!(counted.status, 200, "{:#}", counted.body);
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM operations").await, 0);
+    assert_eq!(tickr.post(&retry, json!({})).await.status, 202);
+    assert_eq!(carried_out(&tickr, body(false)).await, (0, 0, 0));
     tickr.stop().await;
 }
 
@@ -867,7 +951,7 @@ async fn a_runner_whose_operation_another_one_has_taken_does_not_take_it_for_end
         canary: None,
     };
     let word = |_: &tickr::job::Operation| Kept { status: 202, body: "{}".into() };
-    store.start_operation(operation, &Actor::anyone(), None, Arc::new(word)).await.unwrap();
+    store.start_operation((operation, Counted::default()), &Actor::anyone(), None, Arc::new(word)).await.unwrap();
     let (first, second) = (RunnerId::new_for_host("first"), RunnerId::new_for_host("second"));
     let lost = store.lease_operations(first, Duration::ZERO).await.unwrap();
     let held = eventually("the lease is over", || async {
@@ -922,7 +1006,7 @@ async fn a_runner_that_gives_an_operation_back_or_ends_it_waits_for_no_session_t
         canary: None,
     };
     let word = |_: &tickr::job::Operation| Kept { status: 202, body: "{}".into() };
-    store.start_operation(operation, &Actor::anyone(), None, Arc::new(word)).await.unwrap();
+    store.start_operation((operation, Counted::default()), &Actor::anyone(), None, Arc::new(word)).await.unwrap();
     let runner = RunnerId::new_for_host("runner");
     let held = store.lease_operations(runner.clone(), Duration::from_secs(60)).await.unwrap()[0];
     let mut session = support::connect(&url).await;

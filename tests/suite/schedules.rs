@@ -847,6 +847,25 @@ async fn a_change_takes_effect_at_once_and_what_was_due_before_it_gets_its_line(
     tickr.stop().await;
 }
 
+/// Such a ledger is what a deleted schedule leaves behind when the clock of MySQL is set back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schedule_that_is_made_again_and_changed_ticks_behind_the_ledger_of_its_name() {
+    let tickr = TestApp::start().await;
+    tickr
+        .sql(
+            "INSERT INTO ticks (schedule, due_at, outcome, cause, recorded_at, recorded_by) VALUES \
+             ('nightly', '2049-06-01', 'skipped', 'missed', UTC_TIMESTAMP(6), 'gone/1-abcdef')",
+        )
+        .await;
+    assert_eq!(put(&tickr, "nightly", &yearly()).await["next_at"], "2050-01-01T00:00:00.000Z");
+    // From the present time on, the next tick of either would be one that the ledger has.
+    for (cron, next) in [("0 0 1 6 *", "2050-06-01T00:00:00.000Z"), ("0 0 2 1 *", "2050-01-02T00:00:00.000Z")] {
+        let changed = put(&tickr, "nightly", &with(yearly(), json!({"cron": cron}))).await;
+        assert_eq!(changed["next_at"], next, "{changed:#}");
+    }
+    tickr.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_interval_ticks_from_its_anchor_and_a_change_of_its_job_does_not_move_it() {
     let tickr = TestApp::start().await;

@@ -20,6 +20,8 @@ pub struct JobRevision {
     state: Option<State>,
     execute_at: Option<Timestamp>,
     attempt: Option<u32>,
+    /// A claim that was undone and the one that follows it have the same number.
+    started_at: Option<Timestamp>,
     priority: Option<u8>,
     cancel_requested_at: Option<Timestamp>,
     progress: Option<String>,
@@ -41,7 +43,8 @@ impl Store {
                 let mut seen = HashMap::with_capacity(ids.len());
                 for ids in ids.chunks(MAX_ROWS) {
                     let sql = format!(
-                        "SELECT j.id, o.state, o.execute_at, o.attempt, o.priority, o.cancel_requested_at, o.progress, \
+                        "SELECT j.id, o.state, o.execute_at, o.attempt, o.started_at, o.priority, \
+                         o.cancel_requested_at, o.progress, \
                          (SELECT MAX(a.number) FROM attempts a WHERE a.job_id = j.id) AS last_line \
                          FROM jobs j FORCE INDEX (PRIMARY) LEFT JOIN owed o ON o.id = j.id WHERE j.id IN {}",
                         placeholders(padded_len(ids.len()))
@@ -55,6 +58,7 @@ impl Store {
                                 .transpose()?,
                             execute_at: row.try_get("execute_at")?,
                             attempt: row.try_get("attempt")?,
+                            started_at: row.try_get("started_at")?,
                             priority: row.try_get("priority")?,
                             cancel_requested_at: row.try_get("cancel_requested_at")?,
                             progress: row.try_get("progress")?,

@@ -35,6 +35,7 @@ impl Store {
     /// Remove the jobs past their retention time from one page of the ledger after `after`.
     ///
     /// Ids are made before jobs end. So the walk begins at the oldest id and stops where no job can be old enough.
+    /// Behind that, it goes on with the few jobs whose ids are of a later time than their acceptance.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -135,16 +136,66 @@ fn page<'c>(
         }
         // These are candidates. `remove` checks each one again after locking it, by its last ledger line instead of the
         // last one in this page.
-        let old: Vec<Uuid> = last_lines
+        let mut old: Vec<Uuid> = last_lines
             .into_iter()
             .filter(|(id, (end, finished_at, kind))| {
                 alone == Some(*id) || end.is_some_and(|end| *finished_at < before(keep.for_end(kind.as_deref(), end)))
             })
             .map(|(id, _)| id)
             .collect();
+        if !full {
+            let from = after.map_or(newest, |after| newest.max(just_behind(after.uuid())));
+            let (ahead, rest) = old_ahead(conn, from, &keep, now).await?;
+            old.extend(ahead);
+            next = rest;
+        }
         let removed = remove(conn, &old, Removal::Aged { keep: &keep, now }, now).await?;
         let next = removed.until.map(JobId::from_uuid).or(next);
         let jobs = removed.gone.len();
         Ok(Purged { jobs, next })
     })
+}
+
+/// Find jobs at or above an id that ended long enough ago, in one page. The clocks that made their ids were ahead.
+/// Return also the position to continue after; absent at the end.
+async fn old_ahead(
+    conn: &mut Session<'_>,
+    from: Uuid,
+    keep: &Retention,
+    now: Timestamp,
+) -> Result<(Vec<Uuid>, Option<JobId>), sqlx::Error> {
+    let before = |age: Duration| now - TimeDelta::from_std(age).unwrap_or(TimeDelta::MAX / 4);
+    let kind = if keep.kinds.is_empty() { "NULL" } else { "(SELECT j.kind FROM jobs j WHERE j.id = w.job_id)" };
+    // No job ends before it is accepted. This index has the acceptance and the id, so jobs that are too young are not
+    // read.
+    let found = statement(format!(
+        "SELECT w.job_id, a.end_state, a.finished_at, {kind} AS kind FROM \
+         (SELECT job_id FROM distant_ids FORCE INDEX (distant_ids_created) WHERE created_at < ? AND job_id >= ? \
+         ORDER BY job_id LIMIT ?) w LEFT JOIN attempts a ON a.job_id = w.job_id \
+         AND a.number = (SELECT MAX(l.number) FROM attempts l WHERE l.job_id = w.job_id) ORDER BY w.job_id"
+    ))
+    .bind(before(keep.shortest_ended()))
+    .bind(from)
+    .bind(PAGE)
+    .fetch_all(&mut *conn)
+    .await?;
+    let (mut old, mut last) = (Vec::new(), None);
+    for row in &found {
+        let id: Uuid = row.try_get("job_id")?;
+        last = Some(JobId::from_uuid(id));
+        let (end, finished_at): (Option<&str>, Option<Timestamp>) =
+            (row.try_get("end_state")?, row.try_get("finished_at")?);
+        let Some((word, finished_at)) = end.zip(finished_at) else { continue };
+        let end = State::from_word(word).ok_or_else(|| corrupt("end_state"))?;
+        let kind: Option<String> = row.try_get("kind")?;
+        if finished_at < before(keep.for_end(kind.as_deref(), end)) {
+            old.push(id);
+        }
+    }
+    Ok((old, last.filter(|_| found.len() == PAGE as usize)))
+}
+
+/// Return the id that follows `id` directly.
+fn just_behind(id: Uuid) -> Uuid {
+    Uuid::from_u128(id.as_u128().saturating_add(1))
 }

@@ -349,6 +349,10 @@ async fn put(
                     Some(pause) => (SkipCause::Paused, pause.in_words()),
                     None => (SkipCause::Changed, format!("changed by {by}")),
                 };
+                if row.last_at.is_none() {
+                    // It has not ticked yet, but an earlier schedule with its name has, by a clock that was ahead.
+                    row.last_at = last_tick_of(conn, name).await?;
+                }
                 pass_over(conn, &mut row, cause, &why, by, now).await?;
                 row.schedule = schedule.clone();
                 row.next_at = schedule.cadence.next_after(row.last_at.map_or(now, |last| last.max(now)));
