@@ -567,13 +567,14 @@ impl Store {
             "SELECT x.*, i.place FROM chat_inbox i \
              JOIN chat_messages x ON x.conversation = i.conversation AND x.seq = i.seq \
              WHERE i.conversation = ? AND i.user = ? AND i.seq BETWEEN ? AND ? AND i.delivered_at IS NULL \
-             AND NOT {EXPIRED} ORDER BY i.seq"
+             AND (i.seq = ? OR NOT {EXPIRED}) ORDER BY i.seq"
         );
+        // The message of the job began its delivery in time, also if its expiry comes between the statements.
         let (until, behind) = (format!("{sql} DESC LIMIT ?"), format!("{sql} LIMIT ?"));
         let mut messages = Vec::new();
         for (sql, from, to, most) in [(until, first, *seq, BEFORE + 1), (behind, *seq + 1, last, TOGETHER)] {
             let found = sqlx::query(AssertSqlSafe(sql)).bind(conversation).bind(user).bind(from).bind(to);
-            let found = found.bind(self.age()).bind(most);
+            let found = found.bind(seq).bind(self.age()).bind(most);
             for row in found.fetch_all(&self.pool).await? {
                 messages.push(Message::of(&row)?);
             }

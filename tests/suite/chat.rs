@@ -1644,7 +1644,7 @@ async fn a_page_asks_again_for_what_the_server_could_not_do() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_expires_in_the_inbox_is_delivered_by_a_replay_only() {
     let world = World::new().await;
-    let server = world.server(&[("CHAT_EXPIRY_MS", "3000")]).await;
+    let server = world.server(&[("CHAT_EXPIRY_MS", "5000")]).await;
     let tickr = server.runner.base().await;
     let conversation = server.direct("ada", "bob").await;
     // The first delivery ends well, because bob is offline. That of the second one is tried until it expires.
