@@ -11,6 +11,7 @@
 //! - `hints.rs`: the background task that sends hints to the index.
 //! - `lane_times.rs`: the due times to which this process has come.
 //! - `batches.rs`: batches of jobs.
+//! - `object.rs`: a JSON object and nothing else.
 //! - `outbox.rs`: moves jobs from the outbox.
 //! - `other_versions.rs`: rows and ticks that are left to runners of another version.
 //! - `queues.rs`: changes of queues.
@@ -28,6 +29,7 @@ mod draft;
 mod hints;
 mod idempotency;
 mod lane_times;
+mod object;
 mod operator_settings;
 mod other_versions;
 mod outbox;
@@ -42,6 +44,7 @@ pub use deferred::Finished;
 pub use draft::{Draft, Invalid, problem_of_due};
 pub use hints::Wake;
 pub use idempotency::{IdempotencyKey, InvalidKey};
+pub use object::Object;
 pub use operator_settings::{API_KEYS_HOLD, OperatorSettings, OperatorSettingsCopy};
 pub use outbox::OutboxPass;
 pub use remote_workers::{ClockTrust, JobDelivery, Poll, WorkerBeaten, WorkerFinish, WorkerFinished, WorkerReport};

@@ -1,16 +1,12 @@
 //! Moves jobs from the outbox, where other programs requested them with a plain INSERT.
 
 use std::collections::{HashMap, HashSet};
-use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::marker::PhantomData;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_recursion::async_recursion as boxed;
 use chrono::TimeDelta;
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use tokio::sync::watch;
@@ -18,6 +14,7 @@ use uuid::Uuid;
 
 use crate::Broker;
 use crate::draft::Draft;
+use crate::object::Object;
 use crate::other_versions::{LEFT_AT_MOST, another_may_read};
 use tickr_handlers::Registry;
 use tickr_job::{
@@ -261,27 +258,6 @@ struct RowOptions {
     tags: Vec<String>,
     #[serde(deserialize_with = "object_or_null")]
     trace: Option<RowTrace>,
-}
-
-/// A JSON object as `T`. A derived `Deserialize` would also accept an array of the values of its fields.
-struct Object<T>(T);
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Fields<T>(PhantomData<T>);
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
-            type Value = T;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<T, A::Error> {
-                T::deserialize(MapAccessDeserializer::new(fields))
-            }
-        }
-        deserializer.deserialize_map(Fields(PhantomData)).map(Self)
-    }
 }
 
 /// Read an object. Null counts as left out.

@@ -770,7 +770,7 @@ async fn rows_of_a_transaction_that_is_committed_between_two_pages_are_copied_in
     let after = json!({"after": [parent]}).to_string();
     let sql = "INSERT INTO tickr_outbox (id, kind, payload, options) VALUES (?, 'noop', '{}', ?)";
     sqlx::query(sql).bind(child).bind(after).execute(&mut slow).await.unwrap();
-    // The copy of the first page waits for this row, which nobody has read yet.
+    // The copy of the first page waits for this row, which no runner has read yet.
     let mut holds = tickr.mysql().await;
     holds.execute("BEGIN").await.unwrap();
     insert(&mut holds, first, "noop", "{}").await;

@@ -1,16 +1,13 @@
 //! Extractors for bodies, paths and query strings. Each error becomes a problem document that names its position.
 
 use std::convert::Infallible;
-use std::fmt;
-use std::marker::PhantomData;
 use std::time::Duration;
 
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 use futures_util::StreamExt as _;
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{DeserializeOwned, MapAccess, Visitor};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use utoipa::openapi::path::Operation;
@@ -19,6 +16,7 @@ use utoipa::openapi::{OpenApi, RefOr, Required};
 use crate::Api;
 use crate::http::answers::operations;
 use crate::http::problem::{Code, Problem, add_problems};
+pub(crate) use tickr_broker::Object;
 use tickr_handlers::wording;
 use tickr_job::limits::{MAX_LEVELS, deeper_than};
 use tickr_job::{BatchId, InvalidName, JobId, Name};
@@ -253,29 +251,6 @@ fn remove_field(body: &mut serde_json::Value, pointer: &str) -> bool {
         Some(serde_json::Value::String(text)) if text.is_empty() => false,
         Some(_) => true,
         None => fields.insert(name, String::new().into()).is_none(),
-    }
-}
-
-/// A JSON object as `T`. A derived `Deserialize` would also accept an array of the values of its fields, which is not
-/// documented.
-#[derive(Debug)]
-pub(crate) struct Object<T>(pub(crate) T);
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Fields<T>(PhantomData<T>);
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
-            type Value = T;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<T, A::Error> {
-                T::deserialize(MapAccessDeserializer::new(fields))
-            }
-        }
-        deserializer.deserialize_map(Fields(PhantomData)).map(Self)
     }
 }
 
