@@ -1,14 +1,18 @@
 //! `[alerts]`: thresholds for the number and age of dead letters, and the target of the alert.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 use super::error::Wrong;
 use super::setting::Setting;
+use super::url::masked;
 use super::{duration, parse};
 
 /// Alerts about dead letters. They always have a URL, and at least one threshold. So has each section for a kind.
-#[derive(Debug, Clone)]
+///
+/// `Debug` masks the URL, which may contain a secret.
+#[derive(Clone)]
 pub struct Alerts {
     /// Target URL of the signed callback.
     pub url: String,
@@ -20,6 +24,15 @@ pub struct Alerts {
     pub all: Threshold,
     /// Thresholds by kind.
     pub kinds: BTreeMap<String, Threshold>,
+}
+
+impl fmt::Debug for Alerts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { url, queue, cooldown, all, kinds } = self;
+        let mut shown = f.debug_struct("Alerts");
+        shown.field("url", &masked(url)).field("queue", queue).field("cooldown", cooldown);
+        shown.field("all", all).field("kinds", kinds).finish()
+    }
 }
 
 /// Thresholds of one rule.

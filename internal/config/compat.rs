@@ -1,8 +1,11 @@
 //! `[compat.delayed]` and `[compat.later]`: interfaces of other services, for clients that were written for them.
 
+use std::fmt;
+
 use super::alerts::url;
 use super::parse;
 use super::setting::Setting;
+use super::url::masked;
 
 /// The interfaces of other services that the API serves too.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -13,11 +16,18 @@ pub struct Compat {
     pub later: bool,
 }
 
-/// Delivery of delayed messages.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Delivery of delayed messages. `Debug` masks the URL, which may contain a secret.
+#[derive(Clone, PartialEq, Eq)]
 pub struct DelayedMessages {
     /// URL of the service that each message is delivered to.
     pub url: String,
+}
+
+impl fmt::Debug for DelayedMessages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { url } = self;
+        f.debug_struct("DelayedMessages").field("url", &masked(url)).finish()
+    }
 }
 
 /// Delayed messages before it is known that they have a URL.

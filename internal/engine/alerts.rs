@@ -1,27 +1,35 @@
 //! Alerts about dead letters: metrics of their number and age, and a callback when a threshold is exceeded.
 //!
 //! Every runner measures; MySQL lets only one of them send an alert. The message is an ordinary `http` job: durable,
-//! signed, retried, and visible like any other job.
+//! signed, retried, and visible like any other job. It has an order key, so the receiver hears the messages of a rule in
+//! the order in which they were sent. The receiver may be out for long, so the job has many attempts.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
 use serde_json::value::RawValue;
+use tokio::time::Instant;
 
 use super::EngineState;
 use tickr_broker::Draft;
-use tickr_job::{AlertChange, AlertRule, Measured, Name, NewJob};
+use tickr_job::{AlertChange, AlertRule, Measured, Name, NewJob, OnFailure, RetryRequest, limits};
 use tickr_store::{DeadLetterCount, StoreError};
 
 /// Time between two measurements.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// Most open dead letters that are counted from the oldest on, and from the newest on.
 const MAX_COUNTED: u32 = 100_000;
+/// Longest time between two attempts to deliver a message, in milliseconds. With all its attempts, a delivery outlasts an
+/// outage of the receiver of twenty minutes. After that, it has failed, and the message is sent anew.
+const MAX_DELAY_MS: u64 = 15_000;
+/// Time between two log lines about dead letters that cannot be counted.
+const SAID_EVERY: Duration = Duration::from_secs(30);
 
-/// Receiver of alerts, and the rules that cause them.
-#[derive(Clone, Debug)]
+/// Receiver of alerts, and the rules that cause them. `Debug` hides the URL, which may contain a secret.
+#[derive(Clone)]
 pub struct AlertSettings {
     /// URL of the callback.
     pub url: String,
@@ -33,12 +41,26 @@ pub struct AlertSettings {
     pub rules: Vec<AlertRule>,
 }
 
+impl fmt::Debug for AlertSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { url: _, queue, cooldown, rules } = self;
+        let mut shown = f.debug_struct("AlertSettings");
+        shown.field("url", &"***").field("queue", queue).field("cooldown", cooldown).field("rules", rules).finish()
+    }
+}
+
 pub(super) async fn run_until_stopped(shared: Arc<EngineState>) {
     // Kinds that have a metric. It goes back to zero when the kind has no more dead letters.
     let mut shown: BTreeSet<Name> = BTreeSet::new();
+    let mut said: Option<Instant> = None;
     loop {
-        if let Err(error) = look(&shared, &mut shown).await {
-            tracing::debug!(%error, "cannot count dead letters");
+        match look(&shared, &mut shown).await {
+            Ok(()) => said = None,
+            Err(error) if said.is_none_or(|said| said.elapsed() > SAID_EVERY) => {
+                tracing::warn!(%error, "cannot count dead letters or send alerts about them yet");
+                said = Some(Instant::now());
+            }
+            Err(_) => {}
         }
         tokio::select! {
             () = shared.stop_loops.cancelled() => return,
@@ -53,14 +75,17 @@ async fn look(shared: &EngineState, shown: &mut BTreeSet<Name>) -> Result<(), St
     shown.extend(shared.registry.known_names());
     shown.extend(counts.iter().map(|count| count.kind.clone()));
     for kind in shown.iter() {
-        let measured = of_kind(&counts, Some(kind));
+        let measured = of_kind(counts.iter(), Some(kind));
         metrics::gauge!("tickr_dead_letters", "kind" => kind.to_string()).set(measured.open as f64);
         metrics::gauge!("tickr_dead_letter_oldest_seconds", "kind" => kind.to_string())
             .set(measured.oldest.as_secs_f64());
     }
     let Some(alerts) = &shared.settings.alerts else { return Ok(()) };
+    let mut failed = None;
     for rule in &alerts.rules {
-        let measured = of_kind(&counts, rule.kind.as_ref());
+        // A failed delivery of an alert is no reason for the alert to go on.
+        let counts = counts.iter().filter(|count| !count.of_alerts);
+        let measured = of_kind(counts, rule.kind.as_ref());
         // Build both messages before it is known which one is sent: building one may fail, and then nothing must be
         // recorded as sent.
         let messages = (
@@ -79,20 +104,24 @@ async fn look(shared: &EngineState, shown: &mut BTreeSet<Name>) -> Result<(), St
             AlertChange::Fired => fired.clone(),
             AlertChange::Resolved => resolved.clone(),
         });
-        if let Some((told, accepted)) = shared.store.send_alert(rule.clone(), measured, alerts.cooldown, either).await?
-        {
-            tracing::warn!(alert = rule.name(), ?told, open = measured.open, job = %accepted.id, "alert");
-            metrics::counter!("tickr_alerts_total", "alert" => rule.name()).increment(1);
-            shared.broker.announce(&[accepted]);
+        match shared.store.send_alert(rule.clone(), measured, alerts.cooldown, either).await {
+            Ok(None) => {}
+            Ok(Some((told, accepted))) => {
+                tracing::warn!(alert = rule.name(), ?told, open = measured.open, job = %accepted.id, "alert");
+                metrics::counter!("tickr_alerts_total", "alert" => rule.name()).increment(1);
+                shared.broker.announce(&[accepted]);
+            }
+            // The next rule may concern other rows.
+            Err(error) => failed = Some(error),
         }
     }
-    Ok(())
+    failed.map_or(Ok(()), Err)
 }
 
 /// Sum up the open dead letters of a kind, or of all kinds if none is named.
-fn of_kind(counts: &[DeadLetterCount], kind: Option<&Name>) -> Measured {
+fn of_kind<'c>(counts: impl Iterator<Item = &'c DeadLetterCount>, kind: Option<&Name>) -> Measured {
     let mut measured = Measured::default();
-    for count in counts.iter().filter(|count| kind.is_none_or(|kind| *kind == count.kind)) {
+    for count in counts.filter(|count| kind.is_none_or(|kind| *kind == count.kind)) {
         measured.open += count.open;
         measured.oldest = measured.oldest.max(Duration::from_millis(u64::try_from(count.oldest_ms).unwrap_or(0)));
     }
@@ -112,6 +141,7 @@ fn message(
     };
     let body = json!({
         "type": event,
+        "at": shared.store.clock().now(),
         "alert": rule.name(),
         "kind": rule.kind,
         "open": measured.open,
@@ -120,6 +150,28 @@ fn message(
     });
     let payload = json!({"method": "POST", "url": alerts.url, "body": body}).to_string();
     let payload = RawValue::from_string(payload).map_err(|e| e.to_string())?;
-    let draft = Draft { queue: Some(alerts.queue.clone()), priority: Some(0), ..Draft::new("http", payload) };
+    // An operator may have set a longer first delay for the kind.
+    let first_ms = shared.registry.find("http").map_or(0, |kind| kind.defaults().retry.base_ms);
+    let draft = Draft {
+        queue: Some(alerts.queue.clone()),
+        priority: Some(0),
+        max_attempts: Some(limits::MAX_ATTEMPTS),
+        retry: Some(RetryRequest { cap_ms: Some(MAX_DELAY_MS.max(first_ms)), ..RetryRequest::default() }),
+        order_key: Some(format!("alert:{}", rule.name())),
+        on_failure: Some(OnFailure::Skip),
+        ..Draft::new("http", payload)
+    };
     shared.broker.prepare(draft).map_err(|invalid| invalid.in_full())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_hides_the_url_of_alerts() {
+        let url = "https://a.example/hook?token=canary".to_owned();
+        let settings = AlertSettings { url, queue: "default".to_owned(), cooldown: LOOK_EVERY, rules: Vec::new() };
+        assert!(!format!("{settings:?}").contains("canary"));
+    }
 }

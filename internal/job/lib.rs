@@ -81,7 +81,7 @@ mod trace;
 mod verdict;
 
 pub use actor::{Actor, is_terminal_control};
-pub use alert::{AlertChange, AlertRule, Measured};
+pub use alert::{AlertChange, AlertRule, LastAlert, Measured};
 pub use canary::{Canary, CanaryDecision, CanaryOutcomes, CanaryState, CanaryStep};
 pub use canonical_json::{is_equal_json, json_members, write_canonical};
 pub use dead_letter::{DeadLetter, DeadLetterStatus};

@@ -1,12 +1,16 @@
 //! Alerts about dead letters. Each rule has one row in `alerts`. The decision to send an alert is made under the lock
 //! of that row, and the message is a job that is accepted in the same commit.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_recursion::async_recursion as boxed;
 use sqlx::Row;
+use uuid::Uuid;
 
+use crate::dead_letters::discard_all;
+use crate::rows::alerts::{as_column, in_column, open_dead_letters_of};
 use crate::rows::jobs::{Accepted, insert_owed};
 use crate::rows::links::NewLinks;
 use crate::sql::clock::read_clock;
@@ -14,7 +18,7 @@ use crate::sql::connection::{PriorRun, on_pool, transact};
 use crate::sql::error::{Fault, again, fault};
 use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
-use tickr_job::{AlertChange, AlertRule, Measured, NewJob, Timestamp};
+use tickr_job::{Actor, AlertChange, AlertRule, LastAlert, Measured, NewJob, Timestamp};
 
 /// Builds the job that delivers the message of an alert.
 pub type Message = Arc<dyn Fn(AlertChange) -> NewJob + Send + Sync>;
@@ -39,8 +43,8 @@ impl Store {
         let quiet = on_pool(&self.shared.pools.loops, "read an alert", move |conn, _| {
             let (rule, name) = (seen.clone(), name.clone());
             Box::pin(async move {
-                let (firing, fired_ago) = read(conn, &name, "").await?.unwrap_or((false, None));
-                Ok(rule.judge(measured, firing, fired_ago, cooldown).is_none())
+                let known = read(conn, &name, "").await?.unwrap_or_default();
+                Ok(rule.judge(measured, known.last, cooldown).is_none())
             })
         });
         if quiet.await? {
@@ -55,18 +59,38 @@ impl Store {
     }
 }
 
-type Last = (bool, Option<Duration>);
+/// The row of a rule.
+#[derive(Default)]
+struct Known {
+    last: LastAlert,
+    /// The jobs that deliver its messages, the newest first.
+    deliveries: Vec<Uuid>,
+    /// Those of them that have an open dead letter.
+    failed: BTreeSet<Uuid>,
+}
 
-async fn read(conn: &mut Session<'_>, name: &str, lock: &str) -> Result<Option<Last>, sqlx::Error> {
+async fn read(conn: &mut Session<'_>, name: &str, lock: &str) -> Result<Option<Known>, sqlx::Error> {
     let sql = format!(
-        "SELECT firing, TIMESTAMPDIFF(MICROSECOND, fired_at, UTC_TIMESTAMP(6)) AS fired_ago_us FROM alerts \
-         WHERE name = ? {lock}"
+        "SELECT firing, TIMESTAMPDIFF(MICROSECOND, fired_at, UTC_TIMESTAMP(6)) AS fired_ago_us, \
+         TIMESTAMPDIFF(MICROSECOND, IF(firing, fired_at, resolved_at), UTC_TIMESTAMP(6)) AS told_ago_us, deliveries \
+         FROM alerts WHERE name = ? {lock}"
     );
-    let Some(row) = crate::sql::batches::statement(sql).bind(name).fetch_optional(conn).await? else {
+    let Some(row) = crate::sql::batches::statement(sql).bind(name).fetch_optional(&mut *conn).await? else {
         return Ok(None);
     };
-    let ago: Option<i64> = row.try_get("fired_ago_us")?;
-    Ok(Some((row.try_get("firing")?, ago.map(|micros| Duration::from_micros(u64::try_from(micros).unwrap_or(0))))))
+    let ago = |column: &str| {
+        let micros: Option<i64> = row.try_get(column)?;
+        Ok::<_, sqlx::Error>(micros.map(|micros| Duration::from_micros(u64::try_from(micros).unwrap_or(0))))
+    };
+    let deliveries = in_column(row.try_get("deliveries")?);
+    let failed = open_dead_letters_of(conn, &deliveries).await?;
+    let undelivered = deliveries.first().is_some_and(|newest| failed.contains(newest));
+    let last = LastAlert {
+        firing: row.try_get("firing")?,
+        fired_ago: ago("fired_ago_us")?,
+        undelivered_for: if undelivered { ago("told_ago_us")? } else { None },
+    };
+    Ok(Some(Known { last, deliveries, failed }))
 }
 
 async fn send_alert(
@@ -78,8 +102,8 @@ async fn send_alert(
     message: &Message,
 ) -> Result<Option<(AlertChange, Accepted)>, sqlx::Error> {
     let name = rule.name();
-    let (firing, fired_ago) = match read(conn, &name, "FOR UPDATE").await? {
-        Some(last) => last,
+    let known = match read(conn, &name, "FOR UPDATE").await? {
+        Some(known) => known,
         None => {
             // This rule has no row yet. Another runner may insert the same row at this moment.
             let sql = "INSERT INTO alerts (name, firing) VALUES (?, FALSE)";
@@ -87,22 +111,31 @@ async fn send_alert(
                 Fault::Duplicate => again("another runner has just recorded this alert"),
                 _ => e,
             })?;
-            (false, None)
+            Known::default()
         }
     };
-    let Some(told) = rule.judge(measured, firing, fired_ago, cooldown) else { return Ok(None) };
+    let Some(told) = rule.judge(measured, known.last, cooldown) else { return Ok(None) };
     let now: Timestamp = read_clock(conn, &shared.clock).await?;
+    let job = message(told);
     let (column, firing) = match told {
         AlertChange::Fired => ("fired_at", true),
         AlertChange::Resolved => ("resolved_at", false),
     };
-    crate::sql::batches::statement(format!("UPDATE alerts SET firing = ?, {column} = ? WHERE name = ?"))
-        .bind(firing)
-        .bind(now)
-        .bind(&name)
-        .execute(&mut *conn)
-        .await?;
-    let job = message(told);
+    crate::sql::batches::statement(format!(
+        "UPDATE alerts SET firing = ?, {column} = ?, deliveries = ? WHERE name = ?"
+    ))
+    .bind(firing)
+    .bind(now)
+    .bind(as_column(std::iter::once(job.id.uuid()).chain(known.deliveries)))
+    .bind(&name)
+    .execute(&mut *conn)
+    .await?;
+    // The new job locks the order key of the alert, and that comes before the rows of the failed jobs.
     let accepted = insert_owed(conn, &[&job], &NewLinks::default(), &shared.clock, PriorRun::Nothing).await?.pop();
+    let failed: Vec<Uuid> = known.failed.into_iter().collect();
+    if !failed.is_empty() {
+        let reason = "a newer message of this alert was sent";
+        discard_all(conn, &failed, reason, &Actor::tickr(), now).await?;
+    }
     Ok(accepted.map(|accepted| (told, accepted)))
 }

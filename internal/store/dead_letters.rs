@@ -18,6 +18,7 @@ use crate::idempotency::{Answer, IdempotentOutcome, IdempotentRequest, ResponseB
 use crate::jobs::actions::{ActionOutcome, UpdatedJob};
 use crate::jobs::key_holders::take_for_operator;
 use crate::jobs::read::read_job;
+use crate::rows::alerts::failed_deliveries;
 use crate::rows::dead_letters::{NewDeadLetter, StatusColumns, group, insert_dead_letters, write};
 use crate::rows::jobs::{Accepted, accepted_at, mark_held, receipts, write_jobs};
 use crate::rows::links::{BatchChanges, NewLinks, hand_children_over};
@@ -41,6 +42,8 @@ const MAX_COUNTED: i64 = 100_000;
 const MAX_READ: i64 = 20_000;
 /// Hours for which a group has the number of its failures per hour.
 const HOURS: usize = 24;
+/// A list of jobs in which no job is. A list in a statement needs at least one value.
+const NO_JOB: [Uuid; 1] = [Uuid::nil()];
 /// Ledger rows that are read in one page of the search for missing dead letters.
 const PAGE: i64 = 2_000;
 
@@ -516,11 +519,13 @@ pub struct DeadLetterGroup {
     pub error: String,
 }
 
-/// The open dead letters of one kind.
+/// The open dead letters of one kind. The jobs that deliver alerts are counted apart from the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadLetterCount {
     /// The kind.
     pub kind: Name,
+    /// True if they are the jobs that deliver alerts.
+    pub of_alerts: bool,
     /// Their number, up to the limit of the count.
     pub open: u64,
     /// Age of the oldest failure in milliseconds, by the clock of the database.
@@ -600,9 +605,9 @@ impl Store {
         .await
     }
 
-    /// Count the open dead letters by kind, with the age of the oldest. Counts the oldest of all kinds together and the
-    /// newest, at most `most` of either. Dead letters of a kind that begins to fail are among the newest, however many
-    /// older ones there are.
+    /// Count the open dead letters by kind, with the age of the oldest. Deliveries of alerts are counted apart. Counts
+    /// the oldest of all kinds together and the newest, at most `most` of either. Dead letters of a kind that begins to
+    /// fail are among the newest, however many older ones there are.
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
@@ -611,7 +616,8 @@ impl Store {
         on_pool(&self.shared.pools.loops, "count dead letters", move |conn, _| {
             Box::pin(async move {
                 let mut counts = BTreeMap::new();
-                count_open(conn, "", most, &mut counts).await?;
+                let alerts: Vec<Uuid> = failed_deliveries(conn).await?.into_iter().collect();
+                count_open(conn, "", most, &alerts, &mut counts).await?;
                 let oldest: u64 = counts.values().map(|count: &DeadLetterCount| count.open).sum();
                 if oldest >= u64::from(most) {
                     let known: i64 = sqlx::query_scalar(
@@ -623,7 +629,7 @@ impl Store {
                     .await?;
                     // Those that are among the oldest as well are counted once.
                     let newest = u32::try_from(known).unwrap_or(u32::MAX).saturating_sub(most);
-                    count_open(conn, " DESC", newest, &mut counts).await?;
+                    count_open(conn, " DESC", newest, &alerts, &mut counts).await?;
                 }
                 Ok(counts.into_values().collect())
             })
@@ -632,23 +638,29 @@ impl Store {
     }
 }
 
-/// Count the open dead letters at one end of the order of their age, and add them to `counts`.
+/// Count the open dead letters at one end of the order of their age, and add them to `counts`. Those of the jobs in
+/// `alerts` are counted apart.
 async fn count_open(
     conn: &mut Session<'_>,
     direction: &str,
     most: u32,
-    counts: &mut BTreeMap<String, DeadLetterCount>,
+    alerts: &[Uuid],
+    counts: &mut BTreeMap<(String, bool), DeadLetterCount>,
 ) -> Result<(), sqlx::Error> {
+    let alerts = if alerts.is_empty() { &NO_JOB } else { alerts };
     let sql = format!(
-        "SELECT d.kind, COUNT(*) AS counted, \
+        "SELECT d.kind, d.of_alerts, COUNT(*) AS counted, \
          TIMESTAMPDIFF(MICROSECOND, MIN(d.since), UTC_TIMESTAMP(6)) DIV 1000 AS oldest_ms FROM \
-         (SELECT kind, since FROM dead_letters FORCE INDEX (dead_letters_since) WHERE standing = 'open' \
-         ORDER BY since{direction}, kind{direction}, fingerprint{direction}, job_id{direction} LIMIT ?) d GROUP BY d.kind"
+         (SELECT kind, since, job_id IN {} AS of_alerts FROM dead_letters FORCE INDEX (dead_letters_since) \
+         WHERE standing = 'open' ORDER BY since{direction}, kind{direction}, fingerprint{direction}, job_id{direction} \
+         LIMIT ?) d GROUP BY d.kind, d.of_alerts",
+        placeholders(padded_len(alerts.len()))
     );
-    for row in statement(sql).bind(most).fetch_all(conn).await? {
-        let name: String = row.try_get("kind")?;
+    for row in bind_padded(statement(sql), alerts).bind(most).fetch_all(conn).await? {
+        let (name, of_alerts): (String, bool) = (row.try_get("kind")?, row.try_get::<i64, _>("of_alerts")? != 0);
         let kind = name.parse::<Name>().map_err(|_| corrupt("kind"))?;
-        let count = counts.entry(name).or_insert(DeadLetterCount { kind, open: 0, oldest_ms: 0 });
+        let none = DeadLetterCount { kind, of_alerts, open: 0, oldest_ms: 0 };
+        let count = counts.entry((name, of_alerts)).or_insert(none);
         count.open += row.try_get::<i64, _>("counted")?.unsigned_abs();
         count.oldest_ms = count.oldest_ms.max(row.try_get("oldest_ms")?);
     }

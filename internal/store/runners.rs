@@ -96,6 +96,8 @@ impl RunnerSeen {
 pub struct RunnerCounts {
     /// Number of runners whose last heartbeat is not older than their lease, without the processes of suspects.
     pub alive: u64,
+    /// Number of those that have workers, remote workers included. The others serve the API only.
+    pub with_workers: u64,
     /// Number of the others.
     pub silent: u64,
     /// Age of the oldest last heartbeat, that of a process of a suspect included.
@@ -215,12 +217,15 @@ impl Store {
     /// When MySQL cannot be reached or refuses.
     #[boxed]
     pub async fn runner_counts(&self) -> Result<RunnerCounts, StoreError> {
-        on_pool(&self.shared.pools.reads, "count runners", |conn, _| {
+        // Reads of clients may keep their connections busy for longer than the metrics wait for this.
+        on_pool(&self.shared.pools.loops, "count runners", |conn, _| {
             Box::pin(async move {
                 let row = sqlx::query(
                     "SELECT CAST(COALESCE(SUM(r.parent IS NULL AND r.age_us <= r.lease_us), 0) AS SIGNED) AS alive, \
+                     CAST(COALESCE(SUM(r.parent IS NULL AND r.age_us <= r.lease_us AND r.slots > 0), 0) AS SIGNED) \
+                     AS with_workers, \
                      CAST(COALESCE(SUM(r.parent IS NULL AND r.age_us > r.lease_us), 0) AS SIGNED) AS silent, \
-                     COALESCE(MAX(r.age_us), 0) AS oldest_us FROM (SELECT parent, \
+                     COALESCE(MAX(r.age_us), 0) AS oldest_us FROM (SELECT parent, slots, \
                      CAST(lease_ms AS SIGNED) * 1000 AS lease_us, \
                      TIMESTAMPDIFF(MICROSECOND, heartbeat_at, UTC_TIMESTAMP(6)) AS age_us \
                      FROM runners FORCE INDEX (runners_stopped) WHERE stopped_at IS NULL) r",
@@ -228,7 +233,7 @@ impl Store {
                 .fetch_one(&mut *conn)
                 .await?;
                 let number = |name: &str| row.try_get::<i64, _>(name).map(|number| u64::try_from(number).unwrap_or(0));
-                let (alive, silent) = (number("alive")?, number("silent")?);
+                let (alive, with_workers, silent) = (number("alive")?, number("with_workers")?, number("silent")?);
                 let oldest_heartbeat = Duration::from_micros(number("oldest_us")?);
                 // Most runners serve the same queues. Those of processes come before those of remote workers.
                 let lists = sqlx::query(
@@ -244,7 +249,7 @@ impl Store {
                     let names: Vec<Name> = serde_json::from_str(list.try_get("served")?).unwrap_or_default();
                     queues.extend(names);
                 }
-                Ok(RunnerCounts { alive, silent, oldest_heartbeat, queues })
+                Ok(RunnerCounts { alive, with_workers, silent, oldest_heartbeat, queues })
             })
         })
         .await

@@ -119,6 +119,13 @@ pub static METRICS: &[Metric] = &[
     row("tickr_index_ready", Gauge, All, &["queue"], "Entries in the ready lists of a queue that this runner serves"),
     row("tickr_index_waiting", Gauge, All, &[], "Entries in Redis that are not due yet"),
     row("tickr_runners", Gauge, All, &[], "Registered runners whose last heartbeat is not older than their lease"),
+    row(
+        "tickr_runners_with_workers",
+        Gauge,
+        All,
+        &[],
+        "Those of tickr_runners that have workers, remote workers included; the others serve the API only",
+    ),
     row("tickr_runners_silent", Gauge, All, &[], "Registered runners whose last heartbeat is older than their lease"),
     row("tickr_breakers_open", Gauge, All, &[], "Open breakers: hosts to which no calls start after repeated failures"),
     row(

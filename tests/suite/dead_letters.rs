@@ -6,12 +6,14 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use sqlx::{Connection as _, Row as _};
+use tickr::config::{Alerts, Config, KindConfig, Threshold};
 use tickr::handlers::{Context, Failure, Kind, Outcome, Registry};
 use tickr::job::{JobId, State};
 use tickr::store::Retention;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{TestApp, answer, eventually, http};
+use crate::support::sink::Sink;
+use crate::support::{Proxy, Runner, TestApp, answer, eventually, http};
 
 /// Fails for good with the given text.
 #[derive(Debug, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -533,6 +535,137 @@ async fn an_alert_fires_once_with_two_runners_and_resolves_once() {
     tickr.assert_sound().await;
     tickr.stop().await;
     receiver.abort();
+}
+
+/// Alerts about the first dead letter of all kinds.
+fn alerts_to(receiver: &Sink, cooldown: Duration) -> Alerts {
+    Alerts {
+        url: receiver.url(),
+        queue: "default".into(),
+        cooldown,
+        all: Threshold { dead_letters: Some(1), dead_letter_age: None },
+        kinds: BTreeMap::new(),
+    }
+}
+
+/// Callbacks that are tried again after this time.
+fn retried_after(delay: Duration) -> [(String, KindConfig); 1] {
+    let http = KindConfig { retry_base: Some(delay), retry_factor: Some(1.0), ..KindConfig::default() };
+    [("http".into(), http)]
+}
+
+/// Wait until the receiver has been called this often, and return the bodies.
+async fn heard(receiver: &Sink, times: usize) -> Vec<Value> {
+    eventually(&format!("the receiver is called {times} times"), || async {
+        let calls = receiver.calls();
+        (calls.len() >= times).then(|| calls.into_iter().map(|call| call.body).collect())
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outage_of_the_receiver_delays_an_alert_and_does_not_lose_it() {
+    // More failures than a callback has attempts of its own accord.
+    const OUT: usize = 8;
+    let receiver = Sink::start(|call, _| (if call < OUT { 503 } else { 200 }, String::new())).await;
+    let alerts = alerts_to(&receiver, Duration::from_secs(3_600));
+    let change = |config: &mut Config| {
+        config.alerts = Some(alerts);
+        config.kinds.extend(retried_after(Duration::from_millis(50)));
+    };
+    let tickr = TestApp::start_with(change, kinds()).await;
+    let failed = fails(&tickr, "user 7 not found").await;
+    let bodies = heard(&receiver, OUT + 1).await;
+    assert!(bodies.iter().all(|body| body == &bodies[0]), "{bodies:#?}");
+    assert_eq!((&bodies[0]["type"], &bodies[0]["open"]), (&json!("dead_letters.fired"), &json!(1)));
+    tickr.until_idle().await;
+    assert_eq!(dead_letters(&tickr, "").await, [failed]);
+    assert_eq!(receiver.calls().len(), OUT + 1);
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_alert_that_its_receiver_refuses_is_sent_again_and_counts_for_no_rule() {
+    let receiver = Sink::start(|call, _| (if call == 0 { 404 } else { 200 }, String::new())).await;
+    let alerts = alerts_to(&receiver, Duration::from_secs(1));
+    let tickr = TestApp::start_with(|config| config.alerts = Some(alerts), kinds()).await;
+    let failed = fails(&tickr, "user 7 not found").await;
+    let bodies = heard(&receiver, 2).await;
+    // The failed delivery is a second open dead letter, which the rule does not count.
+    for body in &bodies {
+        assert_eq!((&body["type"], &body["open"]), (&json!("dead_letters.fired"), &json!(1)), "{bodies:#?}");
+    }
+    let calls = receiver.calls();
+    assert_ne!(calls[0].headers["tickr-job-id"], calls[1].headers["tickr-job-id"], "another job delivers it");
+    // The message that was sent again replaces the one that failed.
+    assert_eq!(dead_letters(&tickr, "").await, [failed]);
+    assert_eq!(dead_letters(&tickr, "status=discarded").await.len(), 1);
+    tickr.until_idle().await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn resolved_does_not_overtake_the_alert_before_it_at_its_receiver() {
+    let receiver = Sink::start(|call, _| (if call == 0 { 503 } else { 200 }, String::new())).await;
+    let alerts = alerts_to(&receiver, Duration::from_secs(3_600));
+    // A runner measures every five seconds, so `resolved` is sent before the second attempt.
+    let change = |config: &mut Config| {
+        config.alerts = Some(alerts);
+        config.kinds.extend(retried_after(Duration::from_millis(6_500)));
+    };
+    let tickr = TestApp::start_with(change, kinds()).await;
+    let failed = fails(&tickr, "user 7 not found").await;
+    heard(&receiver, 1).await;
+    let done = tickr.post(&format!("/v1/jobs/{failed}/discard"), json!({"reason": "known"})).await;
+    assert_eq!(done.status, 200, "{:#}", done.body);
+    let bodies = heard(&receiver, 3).await;
+    let types: Vec<&str> = bodies.iter().map(|body| body["type"].as_str().unwrap()).collect();
+    assert_eq!(types, ["dead_letters.fired", "dead_letters.fired", "dead_letters.resolved"]);
+    let at = |body: &Value| body["at"].as_str().unwrap().parse::<tickr::job::Timestamp>().unwrap();
+    assert!(at(&bodies[1]) < at(&bodies[2]), "{bodies:#?}");
+    tickr.until_idle().await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_alert_that_cannot_be_written_does_not_hold_up_other_rules() {
+    let receiver = Sink::start(|_, _| (200, String::new())).await;
+    let tickr = start().await;
+    fails(&tickr, "user 7 not found").await;
+    let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
+    // The rule for all kinds comes first.
+    proxy.refuse("UPDATE alerts SET firing", 1142, 1);
+    let mut alerts = alerts_to(&receiver, Duration::from_secs(3_600));
+    alerts.kinds.insert("say".into(), Threshold { dead_letters: Some(1), dead_letter_age: None });
+    let through = Config::for_tests(&proxy.url(), "redis://unused");
+    let change = |config: &mut Config| (config.mysql_url, config.alerts) = (through.mysql_url, Some(alerts));
+    let other = tickr.another_with(change, kinds()).await;
+    heard(&receiver, 2).await;
+    let first = "SELECT COUNT(*) FROM alerts a JOIN alerts b ON b.name = 'dead_letters' \
+                 WHERE a.name = 'dead_letters:say' AND a.fired_at < b.fired_at";
+    assert_eq!(tickr.count(first).await, 1, "the rule behind the one that failed is told first");
+    tickr.until_idle().await;
+    other.stop(CancellationToken::new()).await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_count_of_dead_letters_that_mysql_refuses_is_said_in_the_log() {
+    let tickr = start().await;
+    let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
+    proxy.refuse("SELECT d.kind, d.of_alerts, COUNT(*) AS counted", 1142, usize::MAX);
+    let url = proxy.url();
+    let runner = Runner::start(&tickr, &[("TICKR_MYSQL_URL", url.as_str())]);
+    runner.until_log("cannot count dead letters").await;
+    let log = runner.log();
+    let line = log.lines().find(|line| line.contains("cannot count dead letters")).unwrap();
+    assert!(line.contains("WARN"), "{line}");
+    drop(runner);
+    tickr.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

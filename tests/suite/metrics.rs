@@ -18,7 +18,9 @@ use yaml_rust2::{Yaml, YamlLoader};
 
 use crate::support::limits::set_and_wait;
 use crate::support::program::example;
-use crate::support::{Pulse, Runner, TestApp, call, contract, drop_database, eventually, eventually_seen, http};
+use crate::support::{
+    Halt, Proxy, Pulse, Runner, TestApp, call, contract, drop_database, eventually, eventually_seen, http,
+};
 
 /// Metrics that appear only after events that this file does not cause.
 const RARE: &[&str] = &[
@@ -306,6 +308,24 @@ async fn a_runner_is_counted_as_silent_after_its_own_lease_and_not_before() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn processes_without_workers_are_not_counted_among_runners_with_workers() {
+    let tickr = TestApp::start_with(|config| config.workers = 0, Registry::new()).await;
+    let runner = Runner::start(&tickr, &[("TICKR_WORKERS", "0"), ("TICKR_LEASE", "30s")]);
+    let base = runner.base().await;
+    assert_eq!(tickr.put("/v1/kinds/resize", json!({"queue": "pictures"})).await.status, 201);
+    // A fleet may have remote workers only.
+    let worker = json!({"name": "far", "kinds": ["resize"], "slots": 4, "lease_ms": 3_600_000});
+    assert_eq!(tickr.post("/v1/workers", worker).await.status, 201);
+    eventually_seen("one of three has workers", || async {
+        let page = scrape(&base).await;
+        let counts = (page.sum("tickr_runners", &[]), page.sum("tickr_runners_with_workers", &[]));
+        if counts == (3.0, 1.0) { Ok(()) } else { Err(format!("{counts:?}")) }
+    })
+    .await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn runners_are_counted_however_many_there_are() {
     let tickr = idle().await;
     let runner = Runner::start(&tickr, &[]);
@@ -484,6 +504,73 @@ async fn a_scrape_answers_while_mysql_and_redis_do_not_and_says_so() {
     tickr.services().redis().resume().unwrap();
     tickr.services().mysql().resume().unwrap();
     eventually("both are up again", || async { (up(&scrape(&base).await) == (1.0, 1.0)).then_some(()) }).await;
+    tickr.stop().await;
+}
+
+/// The first statement of the counts of jobs.
+const COUNT: &str = "SELECT queue, state, CAST(SUM(n) AS SIGNED) AS jobs FROM tallies";
+
+/// Start a process whose MySQL is behind this proxy. The metrics of the test's own process have those of other tests as
+/// well.
+async fn runner_behind(proxy: &Proxy, tickr: &TestApp) -> (Runner, String) {
+    let url = proxy.url();
+    let runner = Runner::start(tickr, &[("TICKR_MYSQL_URL", url.as_str())]);
+    let base = runner.base().await;
+    (runner, base)
+}
+
+async fn until_mysql_is(up: f64, base: &str) {
+    eventually(&format!("tickr_up of MySQL is {up}"), || async {
+        let page = scrape(base).await;
+        let says = page.has("tickr_up", &[("server", "mysql")]) && page.sum("tickr_up", &[("server", "mysql")]) == up;
+        says.then_some(())
+    })
+    .await;
+}
+
+/// Counts that took longer than a second are repeated after a minute, which is longer than the test waits.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_stops_after_a_long_count_is_told_before_the_next_count() {
+    let tickr = idle().await;
+    let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
+    let (runner, base) = runner_behind(&proxy, &tickr).await;
+    proxy.hold_back(COUNT);
+    // The runners are known, although the counts are not.
+    eventually("the runners are known while the count goes on", || async {
+        let page = scrape(&base).await;
+        (proxy.holds_one_back() && page.sum("tickr_runners", &[]) == 2.0).then_some(())
+    })
+    .await;
+    tokio::time::sleep(Duration::from_millis(1_300)).await;
+    proxy.pass_held_back();
+    eventually("the count has ended", || async {
+        scrape(&base).await.has("tickr_order_keys_blocked", &[]).then_some(())
+    })
+    .await;
+    proxy.halt_at("SELECT", 1, Halt::Held);
+    until_mysql_is(0.0, &base).await;
+    proxy.let_in();
+    until_mysql_is(1.0, &base).await;
+    drop(runner);
+    tickr.stop().await;
+}
+
+/// The time limits of all reads together are longer than the test waits.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mysql_that_stops_amid_the_counts_is_told_before_they_all_time_out() {
+    let tickr = idle().await;
+    let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
+    let (runner, base) = runner_behind(&proxy, &tickr).await;
+    proxy.halt_at(COUNT, 1, Halt::Held);
+    eventually("MySQL stops", || async {
+        let page = scrape(&base).await;
+        (proxy.has_halted() && page.sum("tickr_up", &[("server", "mysql")]) == 1.0).then_some(())
+    })
+    .await;
+    until_mysql_is(0.0, &base).await;
+    proxy.let_in();
+    until_mysql_is(1.0, &base).await;
+    drop(runner);
     tickr.stop().await;
 }
 
@@ -704,6 +791,43 @@ fn the_alert_about_silent_runners_looks_back_and_does_not_wait() {
         }
     }
     assert_eq!(about, 1);
+}
+
+/// Return the expression of an alert on one line.
+fn expression_of(name: &str) -> String {
+    let rules = alert_rules();
+    let groups = rules["groups"].as_vec().unwrap();
+    let mut all = groups.iter().flat_map(|group| group["rules"].as_vec().unwrap());
+    let rule = all.find(|rule| rule["alert"].as_str() == Some(name)).unwrap();
+    rule["expr"].as_str().unwrap().split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// The API of the Helm chart has no workers. Remote workers are runners with workers, and an idle fleet may be scaled to
+/// none.
+#[test]
+fn the_alert_about_runners_fires_when_only_processes_without_workers_are_left() {
+    let expression = expression_of("TickrNoRunner");
+    let alone = "or max by (job) (tickr_runners_with_workers and on (job, instance) tickr_up{server=\"mysql\"} == 1) == 0 \
+                 and max by (job) (tickr_oldest_due_seconds) > 60";
+    assert!(expression.contains(alone), "{expression}");
+}
+
+/// A runner that is cut off from MySQL keeps the figures of its last reading. By `min` a low one would hide what the
+/// others see, and so would a high `up` by `max`.
+#[test]
+fn a_runner_that_is_cut_off_hides_no_alert_about_the_outbox() {
+    let fresh = |series: &str| format!("({series} and on (job, instance) tickr_reading_age_seconds < 180)");
+    for (alert, figures, bound) in [
+        ("TickrOutboxLate", format!("max by (job) {}", fresh("tickr_outbox_oldest_seconds")), "> 30"),
+        ("TickrOutboxSourceDown", format!("min by (job, source) {}", fresh("tickr_outbox_source_up")), "== 0"),
+        (
+            "TickrOutboxSourceLate",
+            format!("max by (job, source) {}", fresh("tickr_outbox_source_oldest_seconds")),
+            "> 60",
+        ),
+    ] {
+        assert_eq!(expression_of(alert), format!("{figures} {bound}"));
+    }
 }
 
 #[test]

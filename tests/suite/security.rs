@@ -874,3 +874,19 @@ fn a_start_warns_of_mysql_on_other_machines_whose_certificate_is_not_checked() {
         assert!(warned(host, query).is_empty(), "{host}{query}");
     }
 }
+
+/// The URL of a receiver may have a token in its query or in its path.
+#[test]
+fn debug_of_the_configuration_shows_no_secret_in_the_url_of_a_receiver() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tickr.toml");
+    let text = "mysql_url = \"mysql://u@h/tickr\"\n[alerts]\nurl = \"https://a.example/hook?token=CANARY\"\n\
+                dead_letters = 1\n[compat.delayed]\nurl = \"https://b.example/CANARY/in?token=CANARY\"\n";
+    std::fs::write(&file, text).unwrap();
+    let config = Config::load(&Flags::default(), std::iter::empty(), Some(file)).unwrap().config;
+    let (alerts, delayed) = (config.alerts.as_ref().unwrap(), config.compat.delayed.as_ref().unwrap());
+    assert!(alerts.url.contains("CANARY") && delayed.url.contains("CANARY"));
+    for shown in [format!("{config:?}"), format!("{alerts:?}"), format!("{delayed:?}")] {
+        assert!(shown.contains("https://***") && !shown.contains("CANARY"), "{shown}");
+    }
+}

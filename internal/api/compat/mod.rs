@@ -13,18 +13,28 @@ mod delayed;
 mod later;
 pub(crate) mod refusal;
 
+use std::fmt;
+
 use axum::Router;
 use axum::routing::{delete, post};
 
 use crate::Api;
 
-/// The interfaces of other services that this process serves.
-#[derive(Clone, Debug, Default)]
+/// The interfaces of other services that this process serves. `Debug` hides the URL, which may contain a secret.
+#[derive(Clone, Default)]
 pub struct CompatRoutes {
     /// URL that delayed messages are delivered to; absent if they are off.
     pub delayed_url: Option<String>,
     /// True to serve the interface of Later.
     pub later: bool,
+}
+
+impl fmt::Debug for CompatRoutes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { delayed_url, later } = self;
+        let delayed_url = delayed_url.as_ref().map(|_| "***");
+        f.debug_struct("CompatRoutes").field("delayed_url", &delayed_url).field("later", later).finish()
+    }
 }
 
 /// Return the routes that are turned on.
@@ -40,4 +50,15 @@ pub(super) fn routes(on: &CompatRoutes) -> Router<Api> {
             .route("/query", post(later::query));
     }
     routes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_hides_the_url_of_delayed_messages() {
+        let on = CompatRoutes { delayed_url: Some("https://a.example/in?token=canary".to_owned()), later: true };
+        assert_eq!(format!("{on:?}"), "CompatRoutes { delayed_url: Some(\"***\"), later: true }");
+    }
 }

@@ -4,6 +4,9 @@
 //! scrapes. A scrape starts a reading unless there is a recent one, waits for it a moment, and shows what is known
 //! then. So the page never hangs, whatever the servers do, and it takes only a small share of their time, however often
 //! it is scraped.
+//!
+//! Each server is asked every few seconds whether it answers. The counts in MySQL rest for longer when they take long,
+//! and do not delay that question.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::future::Future;
@@ -13,6 +16,7 @@ use std::time::{Duration, Instant};
 use axum::extract::State;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
+use futures_util::future::join_all;
 use metrics::gauge;
 use tokio_util::task::TaskTracker;
 
@@ -62,14 +66,29 @@ struct ReadingsInner {
     last: Mutex<Last>,
 }
 
-/// The state of the newest reading.
+/// The times of one of the readings.
 #[derive(Debug, Default)]
-struct Last {
-    /// True while a reading is running.
+struct Turn {
+    /// True while it is running.
     under_way: bool,
     /// Time after which the next one may begin; `None` before the first has ended.
     next: Option<Instant>,
-    /// Time of the last reading that MySQL answered.
+}
+
+/// MySQL answers no query at this moment.
+#[derive(Debug)]
+struct Silent;
+
+/// The state of the newest readings.
+#[derive(Debug, Default)]
+struct Last {
+    /// The question whether MySQL answers, with the runners.
+    mysql: Turn,
+    /// The counts in MySQL.
+    counts: Turn,
+    /// The lists in Redis.
+    redis: Turn,
+    /// Time of the last counts of jobs.
     known: Option<Instant>,
     /// The queues that have series. A queue that is gone gets 0, because its series would otherwise keep its last
     /// value.
@@ -79,8 +98,8 @@ struct Last {
 }
 
 impl Readings {
-    /// Make the readings for a runner that serves these queues and copies from these outboxes of applications. Each reading runs in a task of its own, which `tasks`
-    /// joins and which ends within a few seconds.
+    /// Make the readings for a runner that serves these queues and copies from these outboxes of applications. Each
+    /// reading runs in a task of its own, which `tasks` joins and which ends by its time limits.
     #[must_use]
     pub fn new(store: Store, index: Index, queues: Vec<Name>, outboxes: Vec<Name>, tasks: TaskTracker) -> Self {
         Self {
@@ -96,15 +115,19 @@ impl Readings {
         }
     }
 
-    /// Start a reading unless there is a recent one, wait for it a moment, and set the metrics that need no server.
+    /// Start the readings that are due, wait for them a moment, and set the metrics that need no server.
     async fn refresh(&self) {
         let shared = &self.shared;
-        if shared.begin() {
+        let mysql = shared.begin(|last| &mut last.mysql).then(|| {
             let reading = Arc::clone(shared);
-            let reading = shared.tasks.spawn(async move { reading.read().await });
-            // After the timeout the task goes on by itself.
-            let _ = tokio::time::timeout(PATIENCE, reading).await;
-        }
+            shared.tasks.spawn(async move { reading.read_mysql().await })
+        });
+        let redis = shared.begin(|last| &mut last.redis).then(|| {
+            let reading = Arc::clone(shared);
+            shared.tasks.spawn(async move { reading.read_redis().await })
+        });
+        // After the timeout the tasks go on by themselves.
+        let _ = tokio::time::timeout(PATIENCE, join_all([mysql, redis].into_iter().flatten())).await;
         shared.set_own();
     }
 }
@@ -114,74 +137,104 @@ impl ReadingsInner {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Return whether this scrape should start a reading: one is due and none is running.
-    fn begin(&self) -> bool {
+    /// Return whether this scrape should start a reading: it is due and not running.
+    fn begin(&self, which: fn(&mut Last) -> &mut Turn) -> bool {
         let mut last = self.last();
-        let due = !last.under_way && last.next.is_none_or(|next| next <= Instant::now());
-        last.under_way |= due;
+        let turn = which(&mut last);
+        let due = !turn.under_way && turn.next.is_none_or(|next| next <= Instant::now());
+        turn.under_way |= due;
         due
     }
 
-    async fn read(&self) {
-        let store = async {
-            // The short query for the runners shows whether MySQL answers; counting a large backlog may take longer.
-            let runners = answer_within(LIMIT, self.store.runner_counts()).await;
-            gauge!("tickr_up", "server" => "mysql").set(f64::from(runners.is_some()));
-            let runners = runners?;
-            let began = Instant::now();
-            let stats = answer_within(COUNT_LIMIT, self.store.stats()).await;
-            if let Some(open) = answer_within(LIMIT, self.store.open_breakers()).await {
-                gauge!("tickr_breakers_open").set(open as f64);
-            }
-            if let Some(parked) = answer_within(LIMIT, self.store.parked_jobs()).await {
-                gauge!("tickr_parked_jobs").set(parked as f64);
-            }
-            let held = answer_within(COUNT_LIMIT, self.store.held_jobs()).await;
-            if let Some((blocked, batches)) = answer_within(LIMIT, self.store.blocked_and_unfinished()).await {
-                gauge!("tickr_blocked_jobs").set(blocked as f64);
-                gauge!("tickr_batches_unfinished").set(batches as f64);
-            }
-            if let Some(deferred) = answer_within(LIMIT, self.store.deferred_attempts()).await {
-                gauge!("tickr_deferred_attempts").set(deferred as f64);
-            }
-            if let Some(outbox) = answer_within(LIMIT, self.store.outbox_state()).await {
-                gauge!("tickr_outbox_rejected").set(f64::from(outbox.rejected));
-                gauge!("tickr_outbox_oldest_seconds").set(outbox.oldest_us as f64 / 1e6);
-            }
-            if !self.outboxes.is_empty()
-                && let Some(states) = answer_within(LIMIT, self.store.source_states()).await
-            {
-                set_sources(&self.outboxes, &states);
-            }
-            if let Some(blocked) = answer_within(LIMIT, self.store.blocked_order_keys()).await {
-                gauge!("tickr_order_keys_blocked").set(blocked as f64);
-            }
-            Some((runners, stats, held, began.elapsed()))
-        };
-        let index = async {
-            let lines = Lane::all_of(&self.queues);
-            let depth = answer_within(LIMIT, self.index.depth(&lines)).await;
-            gauge!("tickr_up", "server" => "redis").set(f64::from(depth.is_some()));
-            let (waiting, lengths) = depth?;
-            self.set_index(waiting, &lengths);
-            Some(())
-        };
-        let (store, index) = tokio::join!(store, index);
-        let rest = if store.is_some() && index.is_some() { FRESH } else { AGAIN };
-        let took = store.as_ref().map_or(Duration::ZERO, |(_, _, _, took)| *took);
-        let rest = rest.max((took * SHARE).min(LONGEST));
-        let mut last = self.last();
-        if let Some((runners, Some(stats), held, _)) = store {
-            let named = self.named(&runners);
-            set_runners(&runners);
+    fn end(&self, which: fn(&mut Last) -> &mut Turn, next: Instant) {
+        *which(&mut self.last()) = Turn { under_way: false, next: Some(next) };
+    }
+
+    /// Ask MySQL for the runners, and then for the counts if they are due. The counts may take long, so the next scrape
+    /// asks for the runners beside them.
+    async fn read_mysql(&self) {
+        let began = Instant::now();
+        let runners = self.probe().await;
+        let rest = if runners.is_some() { FRESH } else { AGAIN };
+        self.end(|last| &mut last.mysql, began + rest);
+        let Some(runners) = runners else { return };
+        if self.begin(|last| &mut last.counts) {
+            let counted = self.count(&runners).await;
+            let now = Instant::now();
+            let next = match counted {
+                Ok(()) => (began + FRESH).max(now + ((now - began) * SHARE).min(LONGEST)),
+                Err(Silent) => now + AGAIN,
+            };
+            self.end(|last| &mut last.counts, next);
+        }
+    }
+
+    /// Ask MySQL for the runners. This short query shows whether it answers: counting a large backlog may take longer.
+    async fn probe(&self) -> Option<RunnerCounts> {
+        let runners = answer_within(LIMIT, self.store.runner_counts()).await;
+        gauge!("tickr_up", "server" => "mysql").set(f64::from(runners.is_some()));
+        if let Some(runners) = &runners {
+            set_runners(runners);
+        }
+        runners
+    }
+
+    /// Wait for an answer of MySQL. One that does not come in time is left out if MySQL answers a short query then.
+    async fn ask<T, E>(&self, limit: Duration, asked: impl Future<Output = Result<T, E>>) -> Result<Option<T>, Silent> {
+        if let Ok(answer) = tokio::time::timeout(limit, asked).await {
+            return Ok(answer.ok());
+        }
+        if self.probe().await.is_some() { Ok(None) } else { Err(Silent) }
+    }
+
+    async fn count(&self, runners: &RunnerCounts) -> Result<(), Silent> {
+        let named = self.named(runners);
+        if let Some(stats) = self.ask(COUNT_LIMIT, self.store.stats()).await? {
+            let mut last = self.last();
             set_jobs(&stats, &named, &mut last.queues);
-            if let Some(held) = held {
-                set_held(&held, &named, &last.queues);
-            }
             last.known = Some(Instant::now());
         }
-        last.under_way = false;
-        last.next = Some(Instant::now() + rest);
+        if let Some(open) = self.ask(LIMIT, self.store.open_breakers()).await? {
+            gauge!("tickr_breakers_open").set(open as f64);
+        }
+        if let Some(parked) = self.ask(LIMIT, self.store.parked_jobs()).await? {
+            gauge!("tickr_parked_jobs").set(parked as f64);
+        }
+        if let Some(held) = self.ask(COUNT_LIMIT, self.store.held_jobs()).await? {
+            set_held(&held, &named, &self.last().queues);
+        }
+        if let Some((blocked, batches)) = self.ask(LIMIT, self.store.blocked_and_unfinished()).await? {
+            gauge!("tickr_blocked_jobs").set(blocked as f64);
+            gauge!("tickr_batches_unfinished").set(batches as f64);
+        }
+        if let Some(deferred) = self.ask(LIMIT, self.store.deferred_attempts()).await? {
+            gauge!("tickr_deferred_attempts").set(deferred as f64);
+        }
+        if let Some(outbox) = self.ask(LIMIT, self.store.outbox_state()).await? {
+            gauge!("tickr_outbox_rejected").set(f64::from(outbox.rejected));
+            gauge!("tickr_outbox_oldest_seconds").set(outbox.oldest_us as f64 / 1e6);
+        }
+        if !self.outboxes.is_empty()
+            && let Some(states) = self.ask(LIMIT, self.store.source_states()).await?
+        {
+            set_sources(&self.outboxes, &states);
+        }
+        if let Some(blocked) = self.ask(LIMIT, self.store.blocked_order_keys()).await? {
+            gauge!("tickr_order_keys_blocked").set(blocked as f64);
+        }
+        Ok(())
+    }
+
+    async fn read_redis(&self) {
+        let began = Instant::now();
+        let lines = Lane::all_of(&self.queues);
+        let depth = answer_within(LIMIT, self.index.depth(&lines)).await;
+        gauge!("tickr_up", "server" => "redis").set(f64::from(depth.is_some()));
+        let rest = if depth.is_some() { FRESH } else { AGAIN };
+        if let Some((waiting, lengths)) = depth {
+            self.set_index(waiting, &lengths);
+        }
+        self.end(|last| &mut last.redis, began + rest);
     }
 
     /// Return the queues that get a label of their own.
@@ -231,10 +284,10 @@ impl ReadingsInner {
         let last = self.last();
         // Before the first reading that MySQL answered, the age counts from the start.
         gauge!("tickr_reading_age_seconds").set(last.known.unwrap_or(self.made).elapsed().as_secs_f64());
-        if last.next.is_none() {
-            // Before the first reading, a server counts as out. `increment` by 0 creates the series but keeps a value
-            // that a reading has set.
-            for server in ["mysql", "redis"] {
+        for (server, turn) in [("mysql", &last.mysql), ("redis", &last.redis)] {
+            if turn.next.is_none() {
+                // Before the first reading, a server counts as out. `increment` by 0 creates the series but keeps a value
+                // that a reading has set.
                 gauge!("tickr_up", "server" => server).increment(0.0);
             }
         }
@@ -262,6 +315,7 @@ fn set_sources(names: &[Name], states: &[SourceState]) {
 /// it.
 fn set_runners(runners: &RunnerCounts) {
     gauge!("tickr_runners").set(runners.alive as f64);
+    gauge!("tickr_runners_with_workers").set(runners.with_workers as f64);
     gauge!("tickr_runners_silent").set(runners.silent as f64);
     gauge!("tickr_heartbeat_age_seconds").set(runners.oldest_heartbeat.as_secs_f64());
 }

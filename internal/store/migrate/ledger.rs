@@ -88,6 +88,7 @@ const FILES: &[(&str, &str)] = embedded![
     "0059_remote_requests.sql",
     "0060_distant_ids.sql",
     "0061_dead_letters_failed.sql",
+    "0062_alert_deliveries.sql",
 ];
 
 /// The migrations that this binary brings, in order.

@@ -3,6 +3,7 @@
 //! These files use [`sql`](super::sql) and each other, and no other folder.
 //!
 //! - `aged.rs`: removes rows by their age.
+//! - `alerts.rs`: rows of `alerts`.
 //! - `attempt_logs.rs`: rows of `attempt_logs`.
 //! - `breakers.rs`: columns of `limit_keys` about the breaker of a host.
 //! - `checkpoints.rs`: rows of `checkpoints`.
@@ -18,6 +19,7 @@
 //! - `unique_keys.rs`: rows of `unique_keys`.
 
 pub(super) mod aged;
+pub(super) mod alerts;
 pub(super) mod attempt_logs;
 pub(super) mod breakers;
 pub(super) mod checkpoints;
