@@ -10,8 +10,11 @@ use tokio::sync::watch;
 
 use super::EngineState;
 
-/// Longest wait for one answer of MySQL.
-const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+/// Longest wait for one answer of MySQL. It is longer than the time after which a try of a write is given up and
+/// repeated over another connection.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// Longest pause between two questions.
+const MAX_PAUSE: Duration = Duration::from_secs(2);
 
 /// Whether calls to MySQL fail.
 pub(super) struct StoreTrouble {
@@ -43,7 +46,7 @@ impl StoreTrouble {
     }
 }
 
-/// After each failed call, ask MySQL until it takes writes.
+/// After each failed call, ask MySQL until it commits a write.
 pub(super) async fn end_until_stopped(shared: Arc<EngineState>) {
     let ask = async {
         loop {
@@ -51,7 +54,7 @@ pub(super) async fn end_until_stopped(shared: Arc<EngineState>) {
             let mut pause = Duration::from_millis(100);
             while !shared.store.takes_writes(ANSWER_WITHIN).await {
                 tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)).await;
-                pause = (pause * 2).min(ANSWER_WITHIN);
+                pause = (pause * 2).min(MAX_PAUSE);
             }
             shared.store_trouble.known.send_replace(false);
             // Ids that were taken and not claimed are missing from the index.

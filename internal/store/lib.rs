@@ -189,12 +189,10 @@ pub use verify::order::{OrderCursor, PlaceRow};
 pub use verify::startable::{Startable, StuckJob};
 pub use verify::verifications::{BeginOutcome, Verification};
 
-use std::str::FromStr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sqlx::Row;
-use sqlx::mysql::MySqlConnectOptions;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio_util::task::TaskTracker;
@@ -212,7 +210,7 @@ use sql::connection::Target;
 use sql::durability::Variables;
 use sql::group_commit::GroupCommit;
 use sql::pools::Pools;
-use sql::servers::read_servers;
+use sql::servers::{read_server, read_servers};
 
 use tickr_job::{JobId, Name, NewJob, RunnerId, TablePrefix};
 
@@ -435,8 +433,8 @@ impl Store {
     /// that database.
     async fn outside_of(url: &str, attempted: &'static str) -> Result<(MySqlConnection, String), StoreError> {
         let refused = |cause: &str| StoreError::refused(attempted, cause);
-        let options = MySqlConnectOptions::from_str(url)
-            .map_err(|_| refused("the url is not mysql://user:password@host:port/database"))?;
+        let options =
+            read_server(url).ok_or_else(|| refused("the url is not mysql://user:password@host:port/database"))?;
         let name = options.get_database().unwrap_or_default().to_owned();
         // The name becomes part of the statement's text, because it cannot be bound as a value.
         if name.is_empty() || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') {

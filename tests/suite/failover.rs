@@ -14,10 +14,15 @@ use tickr::event::Event;
 use tickr::handlers::{Context, Kind, Output, Registry};
 use tickr::job::{JobId, State};
 use tickr::services::{Address, Services, Transport};
+use tickr::store::{OutboxSource, Store, StoreSettings};
+use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
 use crate::support::limits::{MOST_AT_ONCE, set_and_wait};
-use crate::support::{Proxy, Relay, TestApp, answer, connect, eventually, http, server_options};
+use crate::support::{
+    Proxy, Relay, TestApp, answer, connect, drop_database, eventually, http, migrated_database, server_options,
+    table_prefix,
+};
 
 /// A job that counts its executions by its name.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -428,6 +433,71 @@ async fn a_server_that_answers_with_errors_alone_is_left_for_the_next_one_of_the
         addresses.run(format!("at-{error}")).await;
     }
     addresses.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_answers_and_commits_nothing_is_left_for_the_next_one() {
+    let Pair { first, second, url } = Pair::start().await;
+    if !first.mariadb {
+        println!("skipped: MySQL needs a plugin for commits that wait for a replica");
+        return;
+    }
+    let own = Services::start(&server_options()).unwrap();
+    let tickr = TestApp::start_on_own(own, |config| {
+        config.mysql_url = Some(url);
+        config.table_prefix = tickr::job::TablePrefix::default();
+        config.queues = vec!["elsewhere".into()];
+    })
+    .await;
+    assert_eq!(tickr.get("/readyz").await.status, 200);
+    second.catch_up(&first).await;
+    second.fall_behind().await;
+    second.become_the_primary().await;
+    second.take_writes(true).await;
+    // The first server answers, and its commits wait for a replica that it does not have.
+    for setting in ["timeout = 3600000", "wait_no_slave = 1", "enabled = 1"] {
+        first.sql(format!("SET GLOBAL rpl_semi_sync_master_{setting}")).await;
+    }
+    let ready = async || tickr.get("/readyz").await.status;
+    eventually("readiness needs a commit", || async { (ready().await == 503).then_some(()) }).await;
+    eventually("the runner is ready with the second server", || async { (ready().await == 200).then_some(()) }).await;
+    let accepted = tickr.post("/v1/jobs", json!({"kind": "noop", "delay_ms": 3_600_000})).await;
+    assert_eq!(accepted.status, 201, "{:#}", accepted.body);
+    assert_eq!(second.count("SELECT COUNT(*) FROM pair.jobs").await, 1);
+    first.sql("SET GLOBAL rpl_semi_sync_master_enabled = 0".to_owned()).await;
+    tickr.stop_broken("the first server has rows that the second one lacks").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_is_reached_by_its_ipv6_address() {
+    let Ok(listener) = TcpListener::bind("[::1]:0").await else {
+        println!("skipped: this machine has no IPv6");
+        return;
+    };
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let proxied = proxy.url();
+    let (login, rest) = proxied.split_once("127.0.0.1:").unwrap();
+    let (port, rest) = rest.split_once('/').unwrap();
+    let behind = format!("127.0.0.1:{port}");
+    let url_of_ipv6 = format!("{login}[::1]:{}/{rest}", listener.local_addr().unwrap().port());
+    let relay = tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let mut server = TcpStream::connect(&behind).await.unwrap();
+            tokio::spawn(async move { tokio::io::copy_bidirectional(&mut client, &mut server).await });
+        }
+    });
+    Store::create_database(&url_of_ipv6).await.unwrap();
+    let settings =
+        StoreSettings { url: url_of_ipv6.clone(), connections: 5, flushers: 1, table_prefix: table_prefix() };
+    let store = Store::connect(&settings, Duration::from_secs(10)).await.unwrap();
+    assert!(store.is_migrated().await.unwrap());
+    store.close().await;
+    // The outbox of an application has a URL of its own. It is reached, and this database is one of a tickr.
+    let reached = OutboxSource::new(&url_of_ipv6).unwrap().check().await.unwrap_err();
+    assert!(reached.to_string().contains("moves its rows itself"), "{reached}");
+    relay.abort();
+    drop_database(&url, &name).await;
 }
 
 /// Errors of one statement: an error that tickr does not know, a killed statement, no room for a prepared one.

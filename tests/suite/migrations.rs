@@ -15,8 +15,8 @@ use tokio::process::Command;
 
 use crate::support::program::{Program, command, on_servers, outcome, tickr};
 use crate::support::{
-    answer, connect, database, drop_database, eventually, http, is_full, lasting_addr, migrated_database,
-    server_options, servers, table_prefix,
+    DEADLINE, Proxy, answer, connect, database, drop_database, eventually, http, is_full, lasting_addr,
+    migrated_database, server_options, servers, table_prefix,
 };
 
 /// The last migration of the binaries whose migrations were run by their driver.
@@ -615,5 +615,31 @@ async fn a_command_that_finds_no_tables_or_old_ones_says_to_run_tickr_migrate() 
         let (code, out, said) = outcome(database.tickr(args)).await;
         assert!(code == 0 && !said.contains(hint), "{args:?} ended with {code}:\n{out}{said}");
     }
+    database.drop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_migration_whose_server_vanished_goes_on_at_the_next_one() {
+    let wanted = undisturbed().await;
+    let database = Empty::new().await;
+    // Two addresses of one server.
+    let (gone, works) = (Proxy::start(&database.url).await, Proxy::start(&database.url).await);
+    let (first, second) = (gone.url(), works.url());
+    let (start, end) = first.rsplit_once('/').unwrap();
+    let (_, second) = second.rsplit_once('/').and_then(|(start, _)| start.rsplit_once('@')).unwrap();
+    let url = format!("{start},{second}/{end}");
+    let settings = StoreSettings { url, connections: 5, flushers: 1, table_prefix: table_prefix() };
+    let store = Store::connect(&settings, Duration::from_secs(10)).await.unwrap();
+    gone.silent_from("CREATE TABLE order_places");
+    let look = MigrateSettings { look: Duration::from_secs(1), ..MigrateSettings::default() };
+    let vanish = async {
+        eventually("a step gets no answer", || async { (gone.cuts() > 0).then_some(()) }).await;
+        gone.forget_connections();
+        drop(gone);
+    };
+    let (migrated, ()) = tokio::join!(tokio::time::timeout(DEADLINE, store.migrate_with(&look)), vanish);
+    migrated.expect("the migration goes on").unwrap();
+    store.close().await;
+    assert_eq!(database.shape().await, wanted);
     database.drop().await;
 }

@@ -109,6 +109,9 @@ async fn while_mysql_is_out_the_api_says_so_nothing_spins_and_what_runs_keeps_it
     let tickr = TestApp::start_alone(|_| {}, bystander).await;
     let env = [("TICKR_LEASE", "30s"), ("TICKR_WORKERS", "16"), ("TICKR_LOG", "info")];
     let mut runner = Runner::start(&tickr, &env);
+    // Its heartbeats are overdue soon after the begin of the outage.
+    let mut overdue = Runner::start(&tickr, &[("TICKR_LEASE", "3s"), ("TICKR_QUEUES", "elsewhere"), env[2]]);
+    overdue.base().await;
     let base = runner.base().await;
     let client = http();
     let ask = async |path: &str| answer(client.get(format!("{base}{path}"))).await;
@@ -156,6 +159,14 @@ async fn while_mysql_is_out_the_api_says_so_nothing_spins_and_what_runs_keeps_it
     assert!(share < 0.2, "{share}");
     // Ten verdicts, a heartbeat, a reaper and a reconciler wait. Each of them logs that now and then.
     assert!(lines < 60, "{lines} lines:\n{}", runner.log());
+    let said = |runner: &Runner, words: [&str; 2]| {
+        runner.log().lines().filter(|line| words.iter().any(|words| line.contains(words))).count()
+    };
+    // One line at the first failure, and one every thirty seconds. Eight requests were refused until now.
+    let beats = said(&overdue, ["heartbeat failed", "the heartbeat got no answer in time"]);
+    assert!((1..=2).contains(&beats), "{beats} lines:\n{}", overdue.log());
+    let refusals = said(&runner, ["request refused"; 2]);
+    assert!((1..=2).contains(&refusals), "{refusals} lines:\n{}", runner.log());
 
     tickr.services().mysql().start_again().unwrap();
     let back = Instant::now();
@@ -167,8 +178,11 @@ async fn while_mysql_is_out_the_api_says_so_nothing_spins_and_what_runs_keeps_it
     eventually("the runner is ready", || async { (ask("/readyz").await.status == 200).then_some(()) }).await;
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict <> 'succeeded'").await, 0);
     tickr.assert_each_ran_once(60).await;
-    runner.signal("TERM");
-    assert_eq!(runner.exit_code().await, Some(0), "{}", runner.log());
+    overdue.until_log("the heartbeat is answered again").await;
+    for runner in [&mut runner, &mut overdue] {
+        runner.signal("TERM");
+        assert_eq!(runner.exit_code().await, Some(0), "{}", runner.log());
+    }
     tickr.stop().await;
 }
 
@@ -654,12 +668,16 @@ async fn a_result_waits_for_as_long_as_mysql_takes_none_and_no_longer_than_its_j
     proxy.refuse("COMMIT", 3100, usize::MAX);
     let answer = post(&runner, "/v1/jobs", &json!({"kind": "noop"})).await;
     assert_out(&answer);
+    // Readiness depends on a commit as well.
+    let ready = ask(&runner, "/readyz").await;
+    assert_eq!((ready.status, &ready.body["status"]), (503, &json!("store_unavailable")));
     // An operator deletes one of the two jobs meanwhile.
     let hex = jobs[0].uuid().simple();
     behind.sql(format!("DELETE FROM owed WHERE id = x'{hex}'; DELETE FROM jobs WHERE id = x'{hex}'")).await;
     tokio::time::sleep(Duration::from_millis(3_500)).await;
     assert_eq!(behind.count("SELECT COUNT(*) FROM attempts").await, 0);
     proxy.pass();
+    eventually("the runner is ready", || async { (ask(&runner, "/readyz").await.status == 200).then_some(()) }).await;
     behind.until(jobs[1], State::Completed).await;
     assert_eq!(behind.verdicts(jobs[1]).await, ["succeeded"]);
     // Both workers are free again: two jobs run at the same time.
@@ -671,6 +689,69 @@ async fn a_result_waits_for_as_long_as_mysql_takes_none_and_no_longer_than_its_j
     assert_eq!(behind.count("SELECT COUNT(*) FROM attempts WHERE verdict <> 'succeeded'").await, 0);
     runner.stop(CancellationToken::new()).await;
     behind.stop_broken("rows were deleted behind the back of a runner").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runner_whose_commits_are_refused_fetches_no_job_until_one_succeeds() {
+    const DUE: usize = 200;
+    let behind = TestApp::start_alone(|_| {}, bystander).await;
+    let proxy = Proxy::start(behind.config.mysql_url().unwrap().expose()).await;
+    let url = proxy.url();
+    let env = [("TICKR_MYSQL_URL", url.as_str()), ("TICKR_LEASE", "30s"), ("TICKR_WORKERS", "8")];
+    let mut runner = Runner::start(&behind, &env);
+    runner.base().await;
+    let first = behind.enqueue(json!({"kind": "noop"})).await;
+    behind.until(first, State::Completed).await;
+    proxy.refuse("COMMIT", 3100, usize::MAX);
+    let due = behind.enqueue_many((0..DUE).map(|_| json!({"kind": "noop"}))).await;
+    runner.until_log("cannot claim a job").await;
+    // A runner that takes MySQL for mended at once would try each of the jobs in this time.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let tried = runner.log().matches("cannot claim a job").count();
+    println!("{tried} of {DUE} jobs were tried");
+    assert!(tried < DUE / 2, "{tried} jobs were tried");
+    assert_eq!(behind.count("SELECT COUNT(*) FROM attempts").await, 1);
+    proxy.pass();
+    for id in &due {
+        behind.until(*id, State::Completed).await;
+    }
+    assert_eq!(behind.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'").await, 1 + DUE as i64);
+    runner.signal("TERM");
+    assert_eq!(runner.exit_code().await, Some(0), "{}", runner.log());
+    behind.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn probes_that_wait_in_mysql_take_one_connection_from_the_loops() {
+    let tickr = TestApp::start_alone(|_| {}, bystander).await;
+    assert_eq!(tickr.get("/readyz").await.status, 200);
+    // The table of the row that a probe changes. Nothing else uses it here.
+    let mut session = tickr.mysql().await;
+    session.execute(sqlx::raw_sql("LOCK TABLES cluster_locks WRITE")).await.unwrap();
+    let over = CancellationToken::new();
+    let probes = async {
+        while !over.is_cancelled() {
+            let _ = tickr.get("/readyz").await;
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    let looks = async {
+        eventually("a probe hears of it", || async { (tickr.get("/readyz").await.status == 503).then_some(()) }).await;
+        // A probe is given up by its caller after two seconds. In this time three more callers come.
+        tokio::time::sleep(Duration::from_secs(7)).await;
+        // Other loops use a connection for a moment.
+        eventually_seen("one connection at most is in use", || async {
+            let pools = tickr.app.broker().store().pool_use();
+            let loops = pools.iter().find(|pool| pool.pool == "loops").unwrap();
+            if loops.busy <= 1 { Ok(()) } else { Err(format!("{loops:?}")) }
+        })
+        .await;
+        over.cancel();
+    };
+    tokio::join!(probes, looks);
+    session.execute(sqlx::raw_sql("UNLOCK TABLES")).await.unwrap();
+    eventually("the runner is ready", || async { (tickr.get("/readyz").await.status == 200).then_some(()) }).await;
+    tickr.stop().await;
 }
 
 /// Return server defaults that change the meaning of statements, turn autocommit off, or leave little room.
@@ -720,6 +801,42 @@ async fn the_servers_own_defaults_change_nothing_and_its_limits_are_kept() {
     assert_eq!(tickr.count("SELECT COUNT(*) FROM schedules").await, 1);
     // The same holds for writes outside transactions, such as the row of the runner.
     tickr.until_count("SELECT COUNT(*) FROM runners", 1).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_charset_and_a_time_zone_of_the_mysql_url_change_no_text_and_no_time() {
+    let mut plain = String::new();
+    let with_both = |config: &mut Config| {
+        config.mysql_url().unwrap().expose().clone_into(&mut plain);
+        let and = if plain.contains('?') { '&' } else { '?' };
+        let url = format!("{plain}{and}charset=latin1&timezone=-05:00");
+        config.mysql_url = Some(ServerUrl::mysql(&url).unwrap());
+    };
+    let tickr = TestApp::start_with(with_both, Registry::new()).await;
+    let mut app = connect(&plain).await;
+    let (good, bad) = (uuid::Uuid::now_v7(), uuid::Uuid::now_v7());
+    let payload = json!({"text": "\u{142}\u{1f600}"});
+    for (id, payload) in [(good, payload.to_string()), (bad, "no JSON \u{142}\u{1f600}".to_owned())] {
+        let sql = "INSERT INTO tickr_outbox (id, kind, payload) VALUES (?, 'noop', ?)";
+        sqlx::query(sql).bind(id).bind(payload).execute(&mut app).await.unwrap();
+    }
+    let path = format!("/v1/jobs/{good}");
+    let job = eventually("the row is a job", async || {
+        let job = tickr.get(&path).await;
+        (job.status == 200).then_some(job.body)
+    })
+    .await;
+    assert_eq!(job["payload"], payload, "{job:#}");
+    let rejected = eventually("the other row is rejected", async || {
+        let page = tickr.get("/v1/outbox/rejected").await.body;
+        page["data"].as_array().unwrap().first().cloned()
+    })
+    .await;
+    assert_eq!((&rejected["id"], &rejected["payload"]), (&json!(bad), &json!("no JSON \u{142}\u{1f600}")));
+    // A session of another time zone would tell when it was inserted five hours off.
+    let at: chrono::DateTime<chrono::Utc> = rejected["created_at"].as_str().unwrap().parse().unwrap();
+    assert!((chrono::Utc::now() - at).abs() < chrono::TimeDelta::hours(1), "{rejected:#}");
     tickr.stop().await;
 }
 

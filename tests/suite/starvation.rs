@@ -557,7 +557,7 @@ async fn a_request_that_cannot_reach_mysql_makes_the_next_probe_ask_anew() {
         proxy.refuse("SELECT queue, state, CAST(SUM(n) AS SIGNED)", 1053, usize::MAX);
         assert_eq!(get("/v1/stats").await, 503);
         // Now MySQL takes no writes. Only a new check can tell.
-        proxy.refuse("UPDATE runners SET busy = 0", 1290, usize::MAX);
+        proxy.refuse("BEGIN;INSERT INTO cluster_locks", 1290, usize::MAX);
         assert_eq!(get("/readyz").await, 503, "ready by a check from before the failed request");
         // A check is used for half a second. If it was older, the probe had to ask anew in any case.
         let age = checked.elapsed();
@@ -603,7 +603,7 @@ async fn a_flood_of_probes_shares_its_looks_at_mysql_and_none_is_told_ready_afte
     .await;
     mysql.execute("SET GLOBAL general_log = 0").await.unwrap();
     let took = began.elapsed();
-    let looks = "SELECT COUNT(*) FROM mysql.general_log WHERE argument LIKE '%UPDATE runners SET busy = 0 WHERE id = %' \
+    let looks = "SELECT COUNT(*) FROM mysql.general_log WHERE argument LIKE '%cluster_locks (id, turn)%' \
                  AND command_type IN ('Query', 'Execute') AND argument NOT LIKE 'SELECT%'";
     let looks = tickr.count(looks).await;
 

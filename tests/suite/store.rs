@@ -1504,6 +1504,68 @@ async fn a_commit_whose_answer_is_lost_is_recognised_and_not_repeated() {
     test.stop().await;
 }
 
+/// Return the settlement of a claim whose handler was not started.
+fn undo(claimed: &Claimed) -> Settlement {
+    Settlement { again: Again::Unstarted, ..settlement(claimed, Verdict::Interrupted) }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_undone_claim_whose_commit_was_not_answered_is_no_lost_lease() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::at(name, url, proxy.url()).await;
+    let job = job();
+    test.store.insert(vec![job.clone()]).await.unwrap();
+    let first = test.claimed(job.id).await;
+    proxy.cut_after("COMMIT");
+    let undone = test.store.settle(undo(&first)).await.unwrap();
+    assert_eq!(proxy.cuts(), 1);
+    // The runner learns that the job waits, and where, and counts no lost lease.
+    let Settled::Done { state: State::Waiting, execute_at: Some(_), line: Some(line), .. } = undone else {
+        panic!("{undone:?}");
+    };
+    assert_eq!(line, (job.queue.clone(), job.priority));
+    assert_eq!(test.count("SELECT COUNT(*) FROM attempts").await, 0);
+
+    // The next claim has the same number. When it is lost, an answer to the first one can tell no more, and nothing is
+    // noted of a handler that never ran.
+    let second = test.claimed(job.id).await;
+    assert_eq!(second.number, first.number);
+    let expire = "UPDATE owed SET lease_until = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND WHERE id = ?";
+    sqlx::query(expire).bind(job.id.uuid()).execute(&mut test.mysql().await).await.unwrap();
+    assert_eq!(test.reap(test.lapsed().await).await, [job.id]);
+    assert!(matches!(test.store.settle(undo(&second)).await.unwrap(), Settled::NotOurs));
+    assert_eq!(test.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'lost' AND late_note IS NULL").await, 1);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retry_whose_claim_is_undone_is_retrying_again() {
+    let test = TestStore::start().await;
+    let job = job();
+    test.store.insert(vec![job.clone()]).await.unwrap();
+    let first = test.claimed(job.id).await;
+    let undone = test.store.settle(undo(&first)).await.unwrap();
+    assert!(matches!(undone, Settled::Done { state: State::Waiting, .. }), "no attempt has counted: {undone:?}");
+    let first = test.claimed(job.id).await;
+    let failed = Settlement { again: Again::Now, ..settlement(&first, Verdict::Failed) };
+    let failed = test.store.settle(failed).await.unwrap();
+    assert!(matches!(failed, Settled::Done { state: State::Retrying, .. }), "{failed:?}");
+
+    let second = test.claimed(job.id).await;
+    let undone = test.store.settle(undo(&second)).await.unwrap();
+    assert!(matches!(undone, Settled::Done { state: State::Retrying, .. }), "{undone:?}");
+    assert_eq!(
+        test.count("SELECT COUNT(*) FROM owed WHERE state = 'retrying' AND attempt = 1 AND spared = 0").await,
+        1
+    );
+    let third = test.claimed(job.id).await;
+    assert_eq!((third.number, third.attempt), (second.number, second.attempt));
+    let done = test.store.settle(settlement(&third, Verdict::Succeeded)).await.unwrap();
+    assert!(matches!(done, Settled::Done { state: State::Completed, .. }), "{done:?}");
+    test.stop().await;
+}
+
 /// Return jobs with the same order key.
 fn in_order(count: usize) -> Vec<NewJob> {
     let order = || Order { key: "k".to_owned(), on_failure: OnFailure::default() };
@@ -2372,6 +2434,34 @@ async fn a_next_job_whose_commit_took_long_follows_a_limit_that_was_counted_mean
     assert_eq!(test.slots().await, (0, 0, 0));
     let again = test.claimed(second).await;
     assert_eq!((again.number, again.attempt, test.slots().await), (2, 1, (1, 0, 0)));
+    test.stop().await;
+}
+
+/// 1. The answer to the COMMIT of ordered jobs is lost while the COMMIT is under way. It holds the lock of their key.
+/// 2. The next run finds no rows, and waits for the lock until the timeout. The jobs go to the slow lane.
+/// 3. The COMMIT is done. The slow lane finds the ids of the jobs taken.
+#[tokio::test(flavor = "multi_thread")]
+async fn ordered_jobs_are_accepted_whose_commit_ended_after_a_wait_for_their_key() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::at(name, url, proxy.url()).await;
+    let (jobs, store) = (in_order(2), test.store.clone());
+    let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
+    proxy.hold_back("COMMIT");
+    let accepted = tokio::spawn(async move { store.insert(jobs).await });
+    until_held_back(&proxy).await;
+    proxy.leave_held_back();
+    let waiting = async || {
+        let open = open_transactions(&test.url).await;
+        open.into_iter().find(|transaction| transaction.state == "LOCK WAIT").map(|transaction| transaction.id)
+    };
+    let first = eventually("a run waits for the key", &waiting).await;
+    eventually("its wait has ended, and another one waits", || async { waiting().await.filter(|next| *next != first) })
+        .await;
+    proxy.pass_held_back();
+    let accepted = accepted.await.unwrap().unwrap();
+    assert_eq!(accepted.iter().map(|accepted| accepted.id).collect::<Vec<_>>(), ids);
+    assert_eq!(test.count("SELECT COUNT(*) FROM jobs").await, 2);
     test.stop().await;
 }
 

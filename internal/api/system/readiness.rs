@@ -2,8 +2,9 @@
 //!
 //! A load balancer with many nodes may probe a thousand times a second. Those probes must not become as many writes,
 //! and while MySQL hangs they must not take the connections of the loops. So at most one check runs at a time, and its
-//! result is used for [`FRESH`]. A result proves that MySQL answered at that moment, so no probe gets "ready" for
-//! longer than that after MySQL has failed.
+//! result is used for [`FRESH`]. A result proves that MySQL committed at that moment, so no probe gets "ready" for
+//! longer than that after MySQL has failed. A check that is given up after [`LIMIT`] leaves its write behind; the store
+//! lets the next one wait for its end, and that one is "not ready" meanwhile.
 //!
 //! A request that could not reach MySQL knows better than a "ready" from before it. So it ends such a result, and the
 //! next probe asks MySQL anew. A "not ready" stays, because otherwise the failing requests of an outage would start one

@@ -14,6 +14,7 @@ use crate::sql::batch::Batch;
 use crate::sql::batches::BYTES_PER_ROW;
 use crate::sql::clock::StoreClock;
 use crate::sql::connection::{DbFuture, PriorRun};
+use crate::sql::error::{Fault, fault};
 use crate::sql::session::Session;
 use tickr_job::{BatchPlace, CountedBy, Due, JobId, NewJob};
 
@@ -132,8 +133,19 @@ impl Batch for OrderedInserts {
             let mut jobs: Vec<&NewJob> = items.iter().flatten().collect();
             jobs.sort_unstable_by_key(|job| job.id);
             let mut tx = conn.begin().await?;
-            let accepted = insert_owed(&mut tx, &jobs, &NewLinks::default(), &self.clock, earlier).await?;
-            tx.commit().await?;
+            let accepted = match insert_owed(&mut tx, &jobs, &NewLinks::default(), &self.clock, earlier).await {
+                Ok(accepted) => {
+                    tx.commit().await?;
+                    accepted
+                }
+                // The ids were made in this process, so the rows that have them are its own. A COMMIT without an answer
+                // was still under way, and held the lock of the key, when an earlier run looked for them and gave up.
+                Err(error) if fault(&error) == Fault::Duplicate => {
+                    tx.rollback().await?;
+                    written_before(conn, &jobs, PriorRun::MayHaveCommitted).await?.ok_or(error)?
+                }
+                Err(error) => return Err(error),
+            };
             items.iter().map(|jobs| in_order_of(jobs, &accepted)).collect()
         })
     }

@@ -29,19 +29,23 @@ const BY_TRANSACTIONS: &str = "SELECT CAST(t.trx_mysql_thread_id AS SIGNED) AS c
      WHERE q.db = DATABASE() AND q.id <> CONNECTION_ID())) \
      ORDER BY t.trx_started LIMIT 3";
 
-/// Describe the transactions that block a change of `table`.
-pub(super) async fn describe(conn: &mut Session<'_>, table: &str) -> String {
+/// Describe the transactions that block a change of `table`. Fails only with the connection.
+pub(super) async fn describe(conn: &mut Session<'_>, table: &str) -> Result<String, sqlx::Error> {
     for sql in [BY_LOCKS, BY_TRANSACTIONS] {
-        // A server that does not keep such records, or does not show them to this account, is no reason to fail.
-        let Ok(rows) = sqlx::query(sql).bind(table).fetch_all(&mut *conn).await else { continue };
+        let rows = match sqlx::query(sql).bind(table).fetch_all(&mut *conn).await {
+            Err(error @ sqlx::Error::Io(_)) => return Err(error),
+            // A server that does not keep such records, or does not show them to this account, is no reason to fail.
+            Err(_) => continue,
+            Ok(rows) => rows,
+        };
         let named: Vec<String> = rows.iter().take(MAX_NAMED).filter_map(|row| named(row).ok()).collect();
         if !named.is_empty() {
-            return format!("open transactions hold it: {}; KILL with such a number ends one", named.join(", "));
+            return Ok(format!("open transactions hold it: {}; KILL with such a number ends one", named.join(", ")));
         }
     }
-    "open transactions hold it; an administrator finds them with SELECT trx_mysql_thread_id, trx_started FROM \
+    Ok("open transactions hold it; an administrator finds them with SELECT trx_mysql_thread_id, trx_started FROM \
      information_schema.innodb_trx ORDER BY trx_started"
-        .to_owned()
+        .to_owned())
 }
 
 fn named(row: &sqlx::mysql::MySqlRow) -> Result<String, sqlx::Error> {

@@ -52,6 +52,9 @@ const NO_COPY: &str = "SET SESSION old_alter_table = 0";
 const MAX_RUNS: u32 = 5;
 /// Time between two looks at a long statement, from another connection.
 const LOOK: Duration = Duration::from_secs(10);
+/// Longest time for the answer to a short statement: longer than it may wait for a lock. A server that vanished answers
+/// none.
+const ANSWER: Duration = Duration::from_secs(30);
 
 /// MySQL has something of that name already: a table, a column, a key, a CHECK (MariaDB's number and MySQL's).
 const ALREADY_THERE: [u16; 5] = [1050, 1060, 1061, 1826, 3822];
@@ -71,6 +74,9 @@ pub struct MigrateSettings {
     /// on a cluster that has no such lock.
     #[doc(hidden)]
     pub lock: bool,
+    /// The time between two looks at a long statement.
+    #[doc(hidden)]
+    pub look: Duration,
     /// Make the tables also when the database has those of another tickr, with another prefix. Not needed again once
     /// they are made.
     pub beside_another: bool,
@@ -78,7 +84,8 @@ pub struct MigrateSettings {
 
 impl Default for MigrateSettings {
     fn default() -> Self {
-        Self { patience: MIGRATION_PATIENCE, progress: watch::Sender::default(), lock: true, beside_another: false }
+        let progress = watch::Sender::default();
+        Self { patience: MIGRATION_PATIENCE, progress, lock: true, look: LOOK, beside_another: false }
     }
 }
 
@@ -157,6 +164,15 @@ impl Store {
     }
 }
 
+/// Set the connection up, and return the name of its database.
+async fn prepare(conn: &mut Session<'_>) -> Result<String, sqlx::Error> {
+    sqlx::raw_sql(SESSION).execute(&mut *conn).await?;
+    let _ = sqlx::raw_sql(NO_LIMIT).execute(&mut *conn).await;
+    let _ = sqlx::raw_sql(NO_COPY).execute(&mut *conn).await;
+    let database: Option<String> = sqlx::query_scalar("SELECT DATABASE()").fetch_one(conn).await?;
+    Ok(database.unwrap_or_default())
+}
+
 /// One run over one connection. Dropping it closes the connection: the server then ends the statement and releases the
 /// lock, and the next run continues from there.
 struct Run<'a> {
@@ -173,16 +189,12 @@ impl Run<'_> {
     async fn go(&mut self) -> Result<(), Halt> {
         let mut conn = connection::open(&self.store.shared.options).await?;
         self.turn = self.store.shared.options.turn();
-        sqlx::raw_sql(SESSION).execute(&mut conn).await?;
-        let _ = sqlx::raw_sql(NO_LIMIT).execute(&mut conn).await;
-        let _ = sqlx::raw_sql(NO_COPY).execute(&mut conn).await;
-        let database: Option<String> = sqlx::query_scalar("SELECT DATABASE()").fetch_one(&mut conn).await?;
-        let database = database.unwrap_or_default();
+        let database = within(ANSWER, prepare(&mut conn)).await?;
         if self.settings.lock {
             lock::take(&mut conn, &database, &self.progress).await?;
         }
         // Another process may have done it while this one waited.
-        let ledger = Ledger::read(&mut conn).await?;
+        let ledger = within(ANSWER, Ledger::read(&mut conn)).await?;
         if let Some(version) = ledger.changed() {
             return Err(Halt::Refused(format!(
                 "migration {version} was applied with another text than this binary has; use the binary of a release"
@@ -200,7 +212,7 @@ impl Run<'_> {
         }
         let all: Vec<Statement> = steps.iter().flat_map(|(_, statements)| statements.clone()).collect();
         for statement in all.iter().filter(|statement| statement.verb == Verb::CreateTable) {
-            if let Owner::Another { lacks } = Self::owner(&mut conn, statement).await? {
+            if let Owner::Another { lacks } = within(ANSWER, Self::owner(&mut conn, statement)).await? {
                 return Err(Halt::Refused(format!(
                     "the database {database} has a table {} that is not tickr's (it has no column {lacks}); nothing was \
                      changed. Give tickr a database of its own, such as mysql://user@host/tickr, or a prefix for its \
@@ -209,9 +221,10 @@ impl Run<'_> {
                 )));
             }
         }
-        let lacking = rights::lacking(&mut conn, &all).await?;
+        let lacking = within(ANSWER, rights::lacking(&mut conn, &all)).await?;
         if !lacking.is_empty() {
-            return Err(Halt::Refused(rights::complaint(&mut conn, &database, &lacking).await?));
+            let complaint = within(ANSWER, rights::complaint(&mut conn, &database, &lacking)).await?;
+            return Err(Halt::Refused(complaint));
         }
         let (from, to) = (ledger.newest(), steps.last().map_or(0, |(migration, _)| migration.version));
         tracing::info!(from, to, steps = steps.len(), "migrating the tables");
@@ -223,7 +236,7 @@ impl Run<'_> {
             for statement in statements {
                 self.apply(&mut conn, migration.version, statement).await?;
             }
-            ledger::note(&mut conn, migration, began.elapsed()).await?;
+            within(ANSWER, ledger::note(&mut conn, migration, began.elapsed())).await?;
             let took_ms = millis(began.elapsed());
             // In a new database every step takes some milliseconds, and the operator has no table that one could lock.
             if from == 0 {
@@ -239,7 +252,7 @@ impl Run<'_> {
 
     /// Refuse the first migration of this prefix if the database has another tickr, unless the operator wants two.
     async fn look_for_others(&self, conn: &mut Session<'_>, database: &str) -> Result<(), Halt> {
-        let others = neighbours::find(conn).await?;
+        let others = within(ANSWER, neighbours::find(conn)).await?;
         let (Some(first), prefix) = (others.first(), conn.prefix()) else { return Ok(()) };
         let shared = others.iter().find_map(|other| Some((other, neighbours::shared_table(prefix, other)?)));
         if self.settings.beside_another && shared.is_none() {
@@ -313,7 +326,7 @@ impl Run<'_> {
         tracing::debug!(version, table = statement.table, %error, "this step was done before");
         if statement.verb == Verb::CreateTable {
             // A table of this name, and not only a constraint of it in another table.
-            return match Self::owner(conn, statement).await? {
+            return match within(ANSWER, Self::owner(conn, statement)).await? {
                 Owner::Tickr => Ok(()),
                 Owner::Missing | Owner::Another { .. } => Err(Halt::Driver(error)),
             };
@@ -338,7 +351,7 @@ impl Run<'_> {
             // While this statement waits, all other traffic on the table waits behind it.
             let turn = (1 + u64::from(turns) / 4).min(3);
             let limit = format!("SET SESSION lock_wait_timeout = {turn}");
-            sqlx::raw_sql(AssertSqlSafe(limit)).execute(&mut *conn).await?;
+            within(ANSWER, sqlx::raw_sql(AssertSqlSafe(limit)).execute(&mut *conn)).await?;
             let error = match self.watched(conn, version, statement, sql.clone()).await {
                 Ok(()) => {
                     self.blocked_since = None;
@@ -350,7 +363,11 @@ impl Run<'_> {
             turns += 1;
             let since = *self.blocked_since.get_or_insert_with(Instant::now);
             let table = &statement.table;
-            let by = if waited_for_lock(&error) { blockers::describe(conn, table).await } else { error.to_string() };
+            let by = if waited_for_lock(&error) {
+                within(ANSWER, blockers::describe(conn, table)).await?
+            } else {
+                error.to_string()
+            };
             let waited_s = since.elapsed().as_secs();
             if since.elapsed() >= self.settings.patience {
                 return Err(Halt::Refused(format!(
@@ -375,9 +392,8 @@ impl Run<'_> {
         statement: &Statement,
         sql: String,
     ) -> Result<(), sqlx::Error> {
-        let id =
-            within(LOOK, sqlx::query_scalar::<_, i64>("SELECT CAST(CONNECTION_ID() AS SIGNED)").fetch_one(&mut *conn))
-                .await?;
+        let id = sqlx::query_scalar::<_, i64>("SELECT CAST(CONNECTION_ID() AS SIGNED)");
+        let id = within(ANSWER, id.fetch_one(&mut *conn)).await?;
         let began = Instant::now();
         // The statement has the prefix.
         let work = sqlx::raw_sql(AssertSqlSafe(sql)).execute(conn.driver());
@@ -385,25 +401,25 @@ impl Run<'_> {
         loop {
             tokio::select! {
                 outcome = &mut work => return outcome.map(|_| ()),
-                () = tokio::time::sleep(LOOK) => {}
+                () = tokio::time::sleep(self.settings.look) => {}
             }
             let running_s = began.elapsed().as_secs();
             tracing::info!(version, table = statement.table, running_s, "a step of the migration is under way");
             if !self.is_alive(id).await {
-                let gone = std::io::Error::new(std::io::ErrorKind::TimedOut, "mysql knows this connection no more");
+                let gone = std::io::Error::new(std::io::ErrorKind::TimedOut, "its connection to mysql is gone");
                 return Err(sqlx::Error::Io(gone));
             }
         }
     }
 
-    /// Return whether the server still knows this connection. No answer counts as yes.
+    /// Return whether the server still knows this connection, and is the one in use. No answer counts as yes.
     async fn is_alive(&self, id: i64) -> bool {
-        let turn = self.store.shared.options.turn();
         let asked = connection::on_pool(&self.store.shared.pools.loops, "look after the migration", move |conn, _| {
             let sql = "SELECT COUNT(*) FROM information_schema.processlist WHERE id = ?";
             Box::pin(async move { sqlx::query_scalar::<_, i64>(sql).bind(id).fetch_one(conn).await })
         });
-        // Another server has other connections.
-        !matches!(asked.await, Ok(0)) || self.turn != turn || turn != self.store.shared.options.turn()
+        let is_known = !matches!(asked.await, Ok(0));
+        // This process left the server, which did not answer or takes no writes. Another server has other connections.
+        is_known && self.turn == self.store.shared.options.turn()
     }
 }

@@ -9,12 +9,11 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use async_recursion::async_recursion as boxed;
 use rand::seq::SliceRandom;
-use sqlx::mysql::{MySqlConnectOptions, MySqlRow};
+use sqlx::mysql::MySqlRow;
 use sqlx::{ConnectOptions, Row};
 use uuid::Uuid;
 
@@ -23,6 +22,7 @@ use crate::outbox::source_rows::{CopiedRow, RowHead, copied_row, moment, number,
 use crate::sql::connection::{self, FIRST_WORDS, Target, within};
 use crate::sql::error::waited_for_lock;
 use crate::sql::script::{Script, StepResult, Value};
+use crate::sql::servers::read_server;
 use crate::sql::session::Session;
 use tickr_job::{Name, TablePrefix, Timestamp};
 
@@ -116,7 +116,7 @@ impl OutboxSource {
     /// # Errors
     /// [`SourceError`] when the URL cannot be read. The text does not contain it.
     pub fn new(url: &str) -> Result<Self, SourceError> {
-        let options = MySqlConnectOptions::from_str(url).map_err(|_| SourceError::url())?;
+        let options = read_server(url).ok_or_else(SourceError::url)?;
         // Whatever the URL or the server says: times are read as UTC, and texts as UTF-8.
         let options = options.timezone(Some("+00:00".to_owned())).charset("utf8mb4").disable_statement_logging();
         Ok(Self { target: Target::new(vec![options], TablePrefix::default()), conn: None, heard: Instant::now() })

@@ -16,9 +16,7 @@ use sqlx::Row;
 use crate::sql::connection::is_in_cluster;
 use crate::sql::script::{Script, Value};
 use crate::sql::session::Session;
-
-/// Number of rows that stand for locks. Two locks with the same row exclude each other too, which costs a repetition.
-const ROWS: u16 = 1_024;
+use crate::sql::write_probe::LOCKS;
 
 /// What a transaction has locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +44,7 @@ impl Locked {
             Self::Claims => b"claims",
         };
         let digest = Sha256::new().chain_update(of).chain_update([0]).chain_update(key).finalize();
-        u16::from_be_bytes([digest[0], digest[1]]) % ROWS
+        u16::from_be_bytes([digest[0], digest[1]]) % LOCKS
     }
 }
 

@@ -28,6 +28,7 @@ use crate::sql::error::{
 };
 use crate::sql::servers::{Blame, Servers, blame, blame_at_opening, check_member, check_writable};
 use crate::sql::session::Session;
+use crate::sql::write_probe;
 use tickr_job::TablePrefix;
 
 /// The future of one run of a closure.
@@ -176,8 +177,12 @@ pub(crate) struct Target {
 impl Target {
     /// Build a target of at least one server. Its limits are unknown until the first connection.
     pub(crate) fn new(each: Vec<MySqlConnectOptions>, prefix: TablePrefix) -> Self {
-        // [`SESSION`] sets the SQL mode, so the driver must not.
-        let usual = |options: MySqlConnectOptions| options.pipes_as_concat(false).no_engine_substitution(false);
+        // [`SESSION`] sets the SQL mode, so the driver must not. The time zone and the character set of a URL are for
+        // reports: here they would change texts and shift times.
+        let usual = |options: MySqlConnectOptions| {
+            let options = options.timezone(Some("+00:00".to_owned())).charset("utf8mb4");
+            options.pipes_as_concat(false).no_engine_substitution(false)
+        };
         let servers = Arc::new(Servers::new(each.into_iter().map(usual).collect()));
         Self { servers, server: Arc::new(Server::unknown()), prefix }
     }
@@ -285,16 +290,17 @@ async fn settle_blame(target: &Target, turn: u64, error: &sqlx::Error, blame: Bl
     }
 }
 
-/// Carry out a transaction on a new connection to the server of this turn. It changes no row.
+/// Change a row and commit, on a new connection to the server of this turn.
 async fn try_write(target: &Target, turn: u64) -> Result<(), sqlx::Error> {
     let conn = open_at(target, turn).await?;
     let mut conn = Session::new(conn, target.prefix.clone());
-    let write = "BEGIN;UPDATE runners SET busy = 0 WHERE id = '';COMMIT";
-    match within(FIRST_WORDS, sqlx::raw_sql(write).execute(&mut conn)).await {
-        // The tables may not be there yet, or another session may hold them.
-        Err(error) if matches!(fault(&error), Fault::Refused | Fault::Again) => Ok(()),
+    // The tables may not be there yet, or a cluster may have chosen another transaction. A row that stays locked says
+    // the opposite: only probes change it, so an earlier one of them cannot commit.
+    let works = |error| matches!(fault(error), Fault::Refused | Fault::Again) && !waited_for_lock(error);
+    match within(FIRST_WORDS, write_probe::write(&mut conn)).await {
+        Err(error) if works(&error) => Ok(()),
         Err(error) if matches!(error, sqlx::Error::Database(_)) => Err(sqlx::Error::Io(std::io::Error::other(error))),
-        outcome => outcome.map(drop),
+        outcome => outcome,
     }
 }
 
@@ -793,12 +799,14 @@ impl DedicatedConnection {
 struct Repetition {
     attempted: &'static str,
     runs: u32,
+    /// Runs that ended with a broken connection.
+    breaks: u32,
     earlier: PriorRun,
 }
 
 impl Repetition {
     fn new(attempted: &'static str) -> Self {
-        Self { attempted, runs: 0, earlier: PriorRun::Nothing }
+        Self { attempted, runs: 0, breaks: 0, earlier: PriorRun::Nothing }
     }
 
     async fn after(&mut self, error: &sqlx::Error) -> Result<(), StoreError> {
@@ -817,10 +825,11 @@ impl Repetition {
             }
             Fault::Reconnect => {
                 tell_outage(self.attempted, error);
-                // Three tries distinguish a killed connection from a server that is down. The caller can wait longer if
-                // it wants to. After a timeout of the pool there is no other try, because the pool itself has tried for
-                // seconds.
-                if self.runs >= 3 || matches!(error, sqlx::Error::PoolTimedOut) {
+                self.breaks += 1;
+                // Three tries distinguish a killed connection from a server that is down. Runs that ended with a
+                // conflict say nothing about that. The caller can wait longer if it wants to. After a timeout of the
+                // pool there is no other try, because the pool itself has tried for seconds.
+                if self.breaks >= 3 || matches!(error, sqlx::Error::PoolTimedOut) {
                     return Err(StoreError::from_driver(self.attempted, error));
                 }
                 self.earlier = PriorRun::MayHaveCommitted;
@@ -835,5 +844,37 @@ impl Repetition {
         let wait = rand::rng().random_range(1..=most);
         tokio::time::sleep(Duration::from_millis(wait)).await;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sql::error::again;
+
+    fn broken() -> sqlx::Error {
+        sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into())
+    }
+
+    #[tokio::test]
+    async fn conflicts_use_up_no_try_of_a_broken_connection() {
+        let mut pace = Repetition::new("write nothing");
+        for conflict in [again("a"), again("b")] {
+            pace.after(&conflict).await.unwrap();
+        }
+        // The connection may break twice. The third time the server counts as down.
+        pace.after(&broken()).await.unwrap();
+        pace.after(&broken()).await.unwrap();
+        assert!(pace.after(&broken()).await.is_err_and(|error| error.is_transient()));
+    }
+
+    #[tokio::test]
+    async fn conflicts_and_broken_connections_together_end_a_call() {
+        let mut pace = Repetition::new("write nothing");
+        pace.after(&broken()).await.unwrap();
+        for _ in 2..MAX_RUNS {
+            pace.after(&again("a")).await.unwrap();
+        }
+        assert!(pace.after(&again("a")).await.is_err_and(|error| error.is_transient()));
     }
 }

@@ -1,11 +1,19 @@
 //! Checks of the server's settings: whether a commit is durable (G1), and whether tickr can work with them.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use async_recursion::async_recursion as boxed;
 use sqlx::{AssertSqlSafe, Row};
 
 use crate::sql::connection::{FIRST_WORDS, on_pool, within};
 use crate::sql::session::Session;
+use crate::sql::write_probe;
 use crate::{Store, StoreError};
+
+/// Time after which a commit that tries a write counts as lost. Its connection is closed then, and the next try has
+/// another one.
+const PROBE_LIMIT: Duration = Duration::from_secs(3);
 
 /// The durability of an acknowledged commit, according to the server's settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,18 +36,24 @@ impl Store {
         on_pool(&self.shared.pools.loops, "read the server's settings", |conn, _| Box::pin(settings(conn))).await
     }
 
-    /// Read the settings as [`durability`](Self::durability) does, and try a write. A server that was demoted to a
-    /// replica or has lost its quorum still answers every read. Both use one connection, one after the other.
+    /// Read the settings as [`durability`](Self::durability) does, change a row and commit. A server that was demoted
+    /// to a replica, has lost its quorum or has a full disk still answers every read. Both use one connection, one after
+    /// the other.
+    ///
+    /// One probe runs at a time. A caller that went away leaves its probe behind, which ends by itself, and the next
+    /// caller waits for that. So the probes of a MySQL that does not commit take one connection from the loops.
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or accepts no writes.
     #[boxed]
     pub async fn writable(&self) -> Result<Durability, StoreError> {
-        on_pool(&self.shared.pools.loops, "try a write", |conn, _| {
+        let alone = Arc::clone(&self.shared.pools.probe).lock_owned().await;
+        on_pool(&self.shared.pools.loops, "try a write", move |conn, _| {
+            // The task of the probe keeps its turn, also when its caller goes away.
+            let _kept = &alone;
             Box::pin(async move {
                 let durability = settings(&mut *conn).await?;
-                // The server refuses this write in the same way, although it changes no row.
-                sqlx::query("UPDATE runners SET busy = 0 WHERE id = ''").execute(conn).await?;
+                within(PROBE_LIMIT, write_probe::write(conn)).await?;
                 Ok(durability)
             })
         })

@@ -17,6 +17,7 @@
 //! - `session.rs`: a connection that knows the prefix of the tables.
 //! - `table_names.rs`: the names of the tables, and the prefix before them.
 //! - `turns.rs`: changes of one row take turns, so that a locked row leaves connections to others.
+//! - `write_probe.rs`: the write that shows whether a server takes writes.
 
 pub(super) mod batch;
 pub(super) mod batches;
@@ -35,3 +36,4 @@ pub(super) mod servers;
 pub(super) mod session;
 pub(super) mod table_names;
 pub(super) mod turns;
+pub(super) mod write_probe;

@@ -21,8 +21,8 @@ pub(crate) struct Pools {
     /// statements only.
     pub(crate) controls: Pool,
     /// For the background loops of every runner: reaper, reconciler, ticker, bulk operations, janitor, permits, alerts,
-    /// recorder, readiness, and the summary of changes. Each uses one connection at a time, and the janitor as
-    /// many as `purges` says.
+    /// recorder, readiness, the runners of the metrics, and the summary of changes. Each uses one connection at a time,
+    /// and the janitor as many as `purges` says.
     pub(crate) loops: Pool,
     /// For changes by clients other than plain enqueues: jobs with keys, cancels, retries, bulk operations, schedules.
     pub(crate) steering: Pool,
@@ -41,6 +41,8 @@ pub(crate) struct Pools {
     pub(crate) beats: Pool,
     /// The turns of changes by clients that may wait for the same row.
     pub(crate) turns: Arc<Turns>,
+    /// Held by the one that tries a write.
+    pub(crate) probe: Arc<tokio::sync::Mutex<()>>,
     /// Number of connections for the loops that the janitor may use at the same time.
     pub(crate) purges: usize,
 }
@@ -122,6 +124,7 @@ impl Pools {
             workers: pool(FOR_WORKERS),
             beats: Pool::hurried(target, FOR_BEATS),
             turns: Arc::new(Turns::new(steering)),
+            probe: Arc::default(),
             purges: sizes.purges() as usize,
         }
     }

@@ -17,7 +17,18 @@ use crate::sql::error::{Fault, fault, number};
 /// Read the addresses of the servers in a URL: `mysql://user:password@first:3306,second:3306/database`. Returns nothing
 /// if the driver cannot read one of them.
 pub(crate) fn read_servers(url: &str) -> Option<Vec<MySqlConnectOptions>> {
-    split(url).iter().map(|url| MySqlConnectOptions::from_str(url).ok()).collect()
+    split(url).iter().map(|url| read_server(url)).collect()
+}
+
+/// Read the address of the one server in a URL.
+pub(crate) fn read_server(url: &str) -> Option<MySqlConnectOptions> {
+    let options = MySqlConnectOptions::from_str(url).ok()?;
+    // A URL has an IPv6 address in brackets. The driver leaves them, and connects to no such host.
+    let bare = options.get_host().strip_prefix('[').and_then(|host| host.strip_suffix(']')).map(str::to_owned);
+    Some(match bare {
+        Some(host) => options.host(&host),
+        None => options,
+    })
 }
 
 /// Return one URL for each server that the URL names.
@@ -132,7 +143,8 @@ impl Servers {
     /// Return the host and port of the server of a turn.
     fn name(&self, turn: u64) -> String {
         let options = self.options(turn);
-        format!("{}:{}", options.get_host(), options.get_port())
+        let (host, port) = (options.get_host(), options.get_port());
+        if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
     }
 }
 
@@ -235,6 +247,15 @@ mod tests {
         for url in ["mysql://root@localhost/t?socket=/run/a,b.sock", "mysql:///t?socket=/run/m.sock", "mysql://a/b"] {
             assert_eq!(split(url), [url]);
         }
+    }
+
+    #[test]
+    fn an_ipv6_address_of_a_url_loses_its_brackets_and_is_told_with_them() {
+        let each = read_servers("mysql://u@[::1]:2,[fd00::2],a/t").unwrap();
+        let hosts: Vec<_> = each.iter().map(MySqlConnectOptions::get_host).collect();
+        assert_eq!(hosts, ["::1", "fd00::2", "a"]);
+        let servers = Servers::new(each);
+        assert_eq!([0, 1, 2].map(|turn| servers.name(turn)), ["[::1]:2", "[fd00::2]:3306", "a:3306"]);
     }
 
     #[test]
