@@ -8,8 +8,10 @@ use crate::config::{CallbackSecret, Config, Smtp};
 use crate::handlers::email::{AllowedAddresses, Delivery, Email, EmailHandler, EmailSettings};
 use crate::handlers::http::{CallbackSecrets, CallbackSettings, HttpCallback, HttpHandler, SigningSecret};
 use crate::handlers::later::{LaterHandler, LaterTask};
-use crate::handlers::report::{FinishedReports, Report, ReportSettings, Reports};
+use crate::handlers::report::{FinishedReports, Report, ReportSettings, Reports, can_mail};
 use crate::handlers::{Kind as _, Registry, test_kinds};
+use crate::job::Name;
+use crate::job::suggest::nearest;
 
 /// Register all kinds, and apply the kind settings of the configuration.
 pub(super) fn register_all(config: &Config, own: Registry, finished: &FinishedReports) -> Result<Registry, StartError> {
@@ -23,8 +25,8 @@ pub(super) fn register_all(config: &Config, own: Registry, finished: &FinishedRe
     if let Some(email) = email(config, finished.clone())? {
         registry.register_handler(email);
     }
-    // The program itself may have a kind of that name.
-    let mails = registry.get(Email::NAME).is_some();
+    // The program itself may have a kind of that name, with other fields. And `[smtp]` need not have a sender.
+    let mails = registry.get(Email::NAME).is_some_and(can_mail);
     registry.register_handler(report(config, finished.clone(), mails)?);
     registry.keep_large_results(finished.clone());
     if config.test_kinds {
@@ -62,6 +64,21 @@ pub(super) fn mistakes(config: &Config, own: &Registry) -> Vec<StartError> {
         found.push(StartError::UnknownKinds { unknown, has });
     }
     found
+}
+
+/// Warn of alerts for kinds that this runner does not know, now that it knows the declared ones: a misspelt name would
+/// never alert. It is no mistake, because another program may have the kind, and an operator may declare it later.
+pub(super) fn warn_of_unknown_alerts(config: &Config, registry: &Registry) {
+    let Some(alerts) = &config.alerts else { return };
+    let known = registry.known_names();
+    for kind in alerts.kinds.keys().filter(|kind| known.iter().all(|name| name.as_str() != kind.as_str())) {
+        let near = nearest(kind, known.iter().map(Name::as_str));
+        let hint = match near {
+            Some(near) => format!("did you mean alerts.kinds.{near}?"),
+            None => "`tickr kinds list` shows those that it knows".to_owned(),
+        };
+        tracing::warn!("alerts.kinds.{kind}: this runner knows no kind of this name; {hint}");
+    }
 }
 
 /// Return the names of the kinds that [`register_all`] registers.

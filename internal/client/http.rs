@@ -221,17 +221,18 @@ impl Remote {
             return SharedOutcome::TooLarge;
         }
         let is_busy = status == reqwest::StatusCode::TOO_MANY_REQUESTS;
-        if !status.is_success() && !status.is_server_error() && !is_busy {
+        if !status.is_success() && !status.is_server_error() && !may_pass(status) {
             return SharedOutcome::NothingWritten;
         }
         let bytes = match response.bytes().await {
             Ok(bytes) => bytes,
             Err(error) => return SharedOutcome::Unknown(unavailable, SharedError(Arc::new(error))),
         };
-        if status.is_server_error() || is_busy {
+        if status.is_server_error() || may_pass(status) {
             return match serde_json::from_slice::<Refusal>(&bytes) {
-                Ok(refusal) => SharedOutcome::Refused(refusal),
-                Err(_) if is_busy => SharedOutcome::NothingWritten,
+                Ok(refusal) if status.is_server_error() || is_busy => SharedOutcome::Refused(refusal),
+                // The request took too long. Smaller ones may be in time.
+                Ok(_) => SharedOutcome::NothingWritten,
                 // Not an answer of tickr: of a proxy in front of it, for example.
                 Err(error) => SharedOutcome::Unknown(unavailable, SharedError(Arc::new(error))),
             };
@@ -339,7 +340,7 @@ impl Remote {
         match serde_json::from_slice::<Refusal>(&bytes) {
             Ok(refusal) => Ok(Err(refusal)),
             // Not an answer of tickr: of a proxy in front of it, for example.
-            Err(error) if status.is_server_error() => Err(unavailable(error)),
+            Err(error) if status.is_server_error() || may_pass(status) => Err(unavailable(error)),
             Err(error) => Err(setup(error)),
         }
     }
@@ -362,6 +363,13 @@ impl Refusal {
             _ => setup(Answered { code, detail }),
         }
     }
+}
+
+/// Return whether the same request may succeed later, although the status blames the client: the proxy in front of a
+/// runner may limit how many requests come, or how long they take.
+fn may_pass(status: reqwest::StatusCode) -> bool {
+    use reqwest::StatusCode;
+    matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_EARLY | StatusCode::TOO_MANY_REQUESTS)
 }
 
 /// Make the body of a request with these jobs.

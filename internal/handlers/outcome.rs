@@ -49,7 +49,8 @@ impl Output {
 
     /// End the handler without a verdict: the system that got the finish key of the attempt sends it later
     /// ([`Context::finish_key`](super::Context::finish_key)). The worker is free meanwhile, and no stop of a runner concerns
-    /// the attempt.
+    /// the attempt. Follow-up jobs belong to a success, so none can be added: the system that finishes the attempt, or a
+    /// job after this one, enqueues them.
     #[must_use]
     pub fn finished_later(later: FinishLater) -> Self {
         Self { later: Some(later), ..Self::default() }
@@ -79,7 +80,8 @@ impl Output {
     /// At most 1,000 follow-up jobs are allowed. All of them are checked before the first is written.
     ///
     /// # Errors
-    /// [`Failure::Reject`] when the payload cannot be written as JSON, or when there are too many follow-up jobs.
+    /// [`Failure::Reject`] when the payload cannot be written as JSON, when there are too many follow-up jobs, or when
+    /// another system finishes the attempt.
     pub fn then<P: Kind>(self, payload: &P) -> Outcome {
         self.then_job(FollowUp::of(payload)?)
     }
@@ -87,8 +89,12 @@ impl Output {
     /// Do what [`then`](Self::then) does, for a follow-up job with options of its own.
     ///
     /// # Errors
-    /// [`Failure::Reject`] when there are too many follow-up jobs.
+    /// [`Failure::Reject`] when there are too many follow-up jobs, or when another system finishes the attempt.
     pub fn then_job(mut self, job: FollowUp) -> Outcome {
+        if self.later.is_some() {
+            let why = "another system finishes the attempt, so this handler cannot add a follow-up job";
+            return Err(Failure::reject(format!("{why} ({})", job.kind)));
+        }
         let most = limits::MAX_FOLLOW_UPS;
         if self.follow_ups.len() >= most {
             let help = "let a follow-up job enqueue the rest";
@@ -101,7 +107,7 @@ impl Output {
     /// Add several follow-up jobs. All of them are accepted with the success, or none.
     ///
     /// # Errors
-    /// [`Failure::Reject`] when there are too many follow-up jobs.
+    /// [`Failure::Reject`] when there are too many follow-up jobs, or when another system finishes the attempt.
     pub fn then_all(self, jobs: impl IntoIterator<Item = FollowUp>) -> Outcome {
         jobs.into_iter().try_fold(self, Self::then_job)
     }
@@ -286,6 +292,9 @@ impl FollowUp {
     }
 }
 
+/// Time for which a job is given back that the settings of this runner do not allow.
+const OTHER_SETTINGS_REST: Duration = Duration::from_secs(5);
+
 /// Reason why an attempt did not succeed. The variant decides what happens next. The texts are stored with the attempt,
 /// cut to 2,000 bytes, and shown to operators: never put secrets into them.
 ///
@@ -326,6 +335,13 @@ impl Failure {
     /// Make a request to run the job again after `delay`, without using an attempt.
     pub fn snooze(delay: Duration, reason: impl Into<String>) -> Self {
         Self::Snooze { delay, reason: reason.into() }
+    }
+
+    /// Give a job back that was accepted with other settings than those of this runner. While an operator changes the
+    /// settings of one runner after another, another runner may have them. If none has, the job fails after a hundred
+    /// such attempts.
+    pub(crate) fn other_settings(reason: impl Into<String>) -> Self {
+        Self::snooze(OTHER_SETTINGS_REST, reason)
     }
 }
 

@@ -2,8 +2,8 @@
 //!
 //! A job that finds no place is given back as if it had not been claimed, and comes back later. It uses no attempt and
 //! leaves no row, so any number of jobs may wait for as long as it takes, and they wait in MySQL. While another worker
-//! is free, one job at a time waits here, with its worker, and takes the next place that becomes free. All others leave
-//! their workers to other kinds.
+//! is free, as many jobs as there are places wait here, with their workers, and take the next places that become free.
+//! All others leave their workers to other kinds.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Time between two questions whether it may go on waiting. Other jobs may need its worker by then.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Shortest time between two jobs that come back. Each of them costs a claim.
-const LEAST_GAP: Duration = Duration::from_millis(10);
+const LEAST_GAP: Duration = Duration::from_millis(2);
 /// Time between them while nothing is known about the use of the places.
 const FIRST_GAP: Duration = Duration::from_millis(50);
 /// Longest time between them, and so the longest time for which a free place waits for a job that is given back.
@@ -38,7 +38,7 @@ pub struct Room {
     kind: &'static str,
     places: u32,
     free: Arc<Semaphore>,
-    /// The right to wait here for a place.
+    /// The rights to wait here for a place.
     front: Semaphore,
     pace: Arc<Mutex<Pace>>,
 }
@@ -115,12 +115,12 @@ impl Room {
     #[must_use]
     pub fn new(kind: &'static str, places: u32) -> Self {
         let places = places.max(1);
-        let free = Arc::new(Semaphore::new(places as usize));
-        Self { kind, places, free, front: Semaphore::new(1), pace: Arc::default() }
+        let [free, front] = [(), ()].map(|()| Semaphore::new(places as usize));
+        Self { kind, places, free: Arc::new(free), front, pace: Arc::default() }
     }
 
-    /// Take a place for a job of this priority. Wait a second for it, as long as the job `may_wait`, unless another job
-    /// waits already or `stop` is cancelled.
+    /// Take a place for a job of this priority. Wait a second for it, as long as the job `may_wait`, unless as many jobs
+    /// as there are places wait already or `stop` is cancelled.
     ///
     /// # Errors
     /// How long to give the job back for, when it gets no place.
@@ -249,7 +249,7 @@ mod tests {
             (0..3).map(|_| pace.next_rest(PRIORITY, 2, now).as_millis()).collect::<Vec<_>>()
         };
         assert_eq!(rests(None), [50, 100, 150]);
-        assert_eq!(rests(Some(1)), [10, 20, 30]);
+        assert_eq!(rests(Some(1)), [2, 4, 6]);
         assert_eq!(rests(Some(400)), [100, 200, 300]);
         assert_eq!(rests(Some(60_000)), [500, 1_000, 1_500]);
 
@@ -267,7 +267,7 @@ mod tests {
     #[test]
     fn jobs_come_back_seldom_while_long_ones_hold_the_places() {
         let began = Instant::now();
-        let cases = [(None, 0, 50), (None, 60_000, 500), (Some(1), 0, 10), (Some(1), 400, 100), (Some(1), 60_000, 500)];
+        let cases = [(None, 0, 50), (None, 60_000, 500), (Some(1), 0, 2), (Some(1), 400, 100), (Some(1), 60_000, 500)];
         for (used, changed_ms, gap_ms) in cases {
             let used = used.map(Duration::from_millis);
             let mut pace = Pace { used, changed: Some(began), ..Pace::default() };

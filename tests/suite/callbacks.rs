@@ -208,11 +208,52 @@ async fn a_refused_target_names_the_setting_and_what_the_setting_names_is_reache
         "http://[fd00:ec2::254]/",
         "http://[fd00:c1::a9fe:a9fe]/opc/v2/",
         "http://[fd00:a9fe:a9fe::1]/v1/token",
+        // 169.254.169.254 behind prefixes of NAT64 of 48, 56, 64 and 96 bits.
+        "http://[64:ff9b:1:a9fe:a9:fe00::]/latest/",
+        "http://[64:ff9b:1:a9:fe:a9fe::]/latest/",
+        "http://[64:ff9b:1::a9:fea9:fe00:0]/latest/",
+        "http://[64:ff9b:1::a9fe:a9fe]/latest/",
     ] {
         let job = json!({"kind": "http", "payload": {"url": url}, "delay_ms": 3_600_000});
         let answer = tickr.post("/v1/jobs", job).await;
         assert_eq!(answer.status, 422, "{url}: {:#}", answer.body);
         assert!(answer.body.to_string().contains("adding exactly that address to callback_allow"), "{:#}", answer.body);
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_callback_that_was_accepted_with_a_longer_time_limit_is_made_within_that_of_its_runner() {
+    let tickr = TestApp::start().await;
+    let receiver = Counting::start().await;
+    let mut job = receiver.callback("/in");
+    (job["payload"]["timeout_ms"], job["delay_ms"]) = (json!(29_999), json!(3_600_000));
+    let id = tickr.enqueue(job).await;
+    // As if another runner had accepted it, or operators had lowered callback_timeout since then.
+    let hex = id.to_string().replace('-', "");
+    let sql = format!("UPDATE jobs SET payload = REPLACE(payload, '29999', '90000') WHERE id = UNHEX('{hex}')");
+    tickr.sql(sql).await;
+    assert_eq!(tickr.job(id).await["payload"]["timeout_ms"], 90_000);
+    assert_eq!(tickr.post(&format!("/v1/jobs/{id}/run-now"), json!({})).await.status, 200);
+    tickr.until(id, State::Completed).await;
+    assert_eq!(receiver.called.load(Ordering::SeqCst), 1);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_answer_to_hundreds_of_secret_words_is_hidden_and_a_repeated_word_counts_once() {
+    let tickr = TestApp::start().await;
+    let receiver = Counting::start().await;
+    let repeated: Vec<String> = vec!["aaaaaaaa ".repeat(400); 30];
+    let distinct = vec![(0..300).map(|n| format!("word{n:05} ")).collect::<String>()];
+    for (values, shown) in [(repeated, "so it is"), (distinct, "***")] {
+        let mut job = receiver.callback("/in");
+        for (n, value) in values.iter().enumerate() {
+            job["payload"]["headers"][format!("x-{n}")] = json!(value.trim_end());
+        }
+        let id = tickr.enqueue(job).await;
+        let job = tickr.until(id, State::Completed).await;
+        assert_eq!(job["result"]["body_snippet"], shown, "{:#}", job["result"]);
     }
     tickr.stop().await;
 }

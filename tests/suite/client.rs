@@ -450,3 +450,32 @@ async fn a_shared_request_to_a_busy_runner_is_not_sent_again_for_each_caller() {
     let refused = errors_of_a_shared_request(Some(answer)).await;
     assert!(refused.iter().all(Error::is_transient), "{refused:?}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_answer_of_a_proxy_that_limits_requests_may_be_asked_for_again() {
+    const LIMITED: [&str; 3] = ["408 Request Timeout", "425 Too Early", "429 Too Many Requests"];
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let client = Client::http(&format!("http://{}", listener.local_addr().unwrap()), None).unwrap();
+    let server = tokio::spawn(async move {
+        for status in LIMITED.into_iter().chain(["403 Forbidden"]) {
+            let answer = format!(
+                "HTTP/1.1 {status}\r\ncontent-type: text/html\r\ncontent-length: 8\r\nconnection: close\r\n\r\n<p>no</p"
+            );
+            let (socket, _) = listener.accept().await.unwrap();
+            let shared = Arc::new(watch::Sender::new(true));
+            answer_apart(socket, Some(&answer), shared).await;
+        }
+    });
+    for status in LIMITED {
+        let error = client.enqueue_many(&[stamp("a")]).await.unwrap_err();
+        assert!(matches!(error, Error::Unavailable { .. }), "{status}: {error:?}");
+    }
+    let error = client.enqueue_many(&[stamp("a")]).await.unwrap_err();
+    assert!(matches!(error, Error::Setup { .. }), "{error:?}");
+    server.await.unwrap();
+
+    let answer = "HTTP/1.1 429 Too Many Requests\r\ncontent-type: text/html\r\ncontent-length: 8\r\n\
+                  connection: close\r\n\r\n<p>no</p";
+    let limited = errors_of_a_shared_request(Some(answer)).await;
+    assert!(limited.iter().all(Error::is_transient), "{limited:?}");
+}

@@ -13,7 +13,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sqlx::Executor;
-use tickr::handlers::{Context, FinishLater, Kind, Output, Registry};
+use tickr::handlers::{Context, Failure, FinishLater, FollowUp, Kind, Output, Registry};
 use tickr::job::{JobId, State};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -452,6 +452,19 @@ async fn a_handler_of_your_own_leaves_its_attempt_to_another_system_and_its_job_
     assert_eq!(tickr.count("SELECT COUNT(*) FROM deferred_attempts").await, 0);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempt_logs").await, 0);
     tickr.stop().await;
+}
+
+#[test]
+fn a_handler_that_leaves_its_attempt_to_another_system_cannot_add_follow_up_jobs() {
+    let left = || Output::finished_later(FinishLater::within(Duration::from_secs(60)));
+    let follow_up = || FollowUp::of(&Approval { asks: false }).unwrap();
+    for refused in
+        [left().then(&Approval { asks: false }), left().then_job(follow_up()), left().then_all([follow_up()])]
+    {
+        let failure = refused.unwrap_err();
+        assert!(matches!(&failure, Failure::Reject { error } if error.contains("approval")), "{failure:?}");
+    }
+    assert!(left().then_all([]).is_ok());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -19,6 +19,7 @@ use tickr::config::{CallbackSecret, Config, Flags, ReportQuery, Smtp, SmtpTls, S
 use tickr::handlers::Registry;
 use tickr::job::State;
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
 use crate::support::smtp_sink::{SinkOptions, SmtpSink};
@@ -377,9 +378,17 @@ async fn a_report_whose_mail_cannot_be_sent_is_refused_before_its_query_runs() {
     };
     let without = TestApp::start_with(nowhere, Registry::new()).await;
     let with = TestApp::start_with(with_report, Registry::new()).await;
-    for (tickr, to, pointer) in
-        [(&without, "ada@example.com", "/payload/email"), (&with, "ada@bücher.example", "/payload/email/to/0")]
-    {
+    // A mail server, and no sender for mails that name none.
+    let senderless = |config: &mut Config| {
+        with_report(config);
+        (config.outbox_dir, config.smtp) = (None, Some(Smtp { from: None, ..smtp(9, 1) }));
+    };
+    let senderless = TestApp::start_with(senderless, Registry::new()).await;
+    for (tickr, to, pointer) in [
+        (&without, "ada@example.com", "/payload/email"),
+        (&senderless, "ada@example.com", "/payload/email"),
+        (&with, "ada@bücher.example", "/payload/email/to/0"),
+    ] {
         let payload = json!({"query": "sample", "email": {"to": [to]}});
         let answer = tickr.post("/v1/jobs", json!({"kind": "report", "payload": payload})).await;
         assert_eq!((answer.status, answer.pointers()), (422, vec![pointer]), "{:#}", answer.body);
@@ -387,27 +396,86 @@ async fn a_report_whose_mail_cannot_be_sent_is_refused_before_its_query_runs() {
     let plain = without.enqueue_kind("report", json!({"query": "sample"})).await;
     without.until(plain, State::Completed).await;
     without.stop().await;
+    senderless.stop().await;
     with.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_report_of_a_query_that_its_runner_does_not_have_is_given_back_and_made_later() {
+    let tickr = TestApp::start_with(with_report, Registry::new()).await;
+    let report = json!({"kind": "report", "payload": {"query": "sample"}, "max_attempts": 1, "delay_ms": 3_600_000});
+    let id = tickr.enqueue(report).await;
+    // As if another runner had accepted it, whose settings have a query more.
+    let name = async |from: &str, to: &str| {
+        let id = id.to_string().replace('-', "");
+        let sql = format!("UPDATE jobs SET payload = REPLACE(payload, '{from}', '{to}') WHERE id = UNHEX('{id}')");
+        tickr.sql(sql).await;
+    };
+    name("sample", "newest").await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{id}/run-now"), json!({})).await.status, 200);
+    let job = eventually("an attempt has ended", || async {
+        let job = tickr.job(id).await;
+        job["attempts"][0]["verdict"].is_string().then_some(job)
+    })
+    .await;
+    assert_eq!(job["attempts"][0]["verdict"], "snoozed", "{job:#}");
+    assert!(job["attempts"].to_string().contains("there is no such query"), "{job:#}");
+    name("newest", "sample").await;
+    let job = tickr.until(id, State::Completed).await;
+    assert_eq!(job["attempt"], 1, "the attempts before used none: {job:#}");
+    tickr.stop().await;
+}
+
+/// The settings of a mail server on this machine.
+fn smtp(port: u16, connections: u32) -> Smtp {
+    Smtp {
+        host: "127.0.0.1".into(),
+        port,
+        tls: SmtpTls::None,
+        username: None,
+        password: None,
+        from: Some("Shop <shop@example.com>".into()),
+        connections,
+        timeout: Duration::from_secs(5),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mails_without_a_connection_wait_without_attempts_and_leave_the_workers_to_other_jobs() {
+    let gate = Arc::new(Semaphore::new(0));
+    let sink = SmtpSink::start(SinkOptions { gate: Some(Arc::clone(&gate)), ..SinkOptions::default() }).await;
+    let smtp = Smtp { timeout: Duration::from_secs(100), ..smtp(sink.address.port(), 1) };
+    let change = |config: &mut Config| {
+        config.workers = 3;
+        (config.outbox_dir, config.smtp) = (None, Some(smtp));
+    };
+    let tickr = TestApp::start_with(change, Registry::new()).await;
+    let mail = json!({"kind": "email", "max_attempts": 1,
+        "payload": {"to": "ada@example.com", "subject": "hi", "text": "hello"}});
+    let mails = tickr.enqueue_many(std::iter::repeat_n(mail, 8)).await;
+    // The server holds one of them. Each of the others has come to a worker and was put off.
+    let put_off = "SELECT COUNT(*) FROM owed o JOIN jobs j ON j.id = o.id WHERE o.execute_at > j.execute_at";
+    tickr.until_count(put_off, 7).await;
+    let noop = json!({"kind": "noop", "payload": {}});
+    for other in tickr.enqueue_many(std::iter::repeat_n(noop, 10)).await {
+        tickr.until(other, State::Completed).await;
+    }
+    assert!(sink.mails().is_empty(), "the server holds the first mail");
+    gate.add_permits(1);
+    for id in mails {
+        let job = tickr.until(id, State::Completed).await;
+        assert_eq!(verdicts(&job), ["succeeded"], "{job:#}");
+    }
+    assert_eq!((sink.mails().len(), sink.most_open()), (8, 1));
+    tickr.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn mails_go_out_over_smtp_and_its_answers_decide() {
     let sink = SmtpSink::start(SinkOptions::default()).await;
     let port = sink.address.port();
-    let smtp = move |config: &mut Config| {
-        config.outbox_dir = None;
-        config.smtp = Some(Smtp {
-            host: "127.0.0.1".into(),
-            port,
-            tls: SmtpTls::None,
-            username: None,
-            password: None,
-            from: Some("Shop <shop@example.com>".into()),
-            connections: 2,
-            timeout: Duration::from_secs(5),
-        });
-    };
-    let tickr = TestApp::start_with(smtp, Registry::new()).await;
+    let change = move |config: &mut Config| (config.outbox_dir, config.smtp) = (None, Some(smtp(port, 2)));
+    let tickr = TestApp::start_with(change, Registry::new()).await;
     let retry = json!({"base_ms": 20, "factor": 1.0, "cap_ms": 20});
     let send = async |to: &str| {
         let payload = json!({

@@ -53,11 +53,13 @@ use self::smtp::SmtpPool;
 #[cfg(feature = "smtp")]
 pub use self::smtp::{SmtpLogin, SmtpSettings, SmtpSetupError, SmtpTls};
 use super::report::{FindError, FinishedReports};
-use super::{Context, Failure, Handler, Kind, KindDefaults, Outcome, Output, Problem};
+use super::{Context, Failure, Handler, Kind, KindDefaults, Outcome, Output, Problem, Room};
 
 /// Names of the settings that list the addresses which mails may name.
 const SENDERS: &str = "TICKR_EMAIL_SENDERS";
 pub(super) const RECIPIENTS: &str = "TICKR_EMAIL_RECIPIENTS";
+/// Least time limit of an attempt.
+const LEAST_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A mail to send. At most 50 recipients in `to`, `cc` and `bcc` together.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -155,6 +157,8 @@ pub struct EmailHandler {
     reports: Option<FinishedReports>,
     senders: AllowedAddresses,
     recipients: AllowedAddresses,
+    /// A place for each connection to the mail server. None: mails go to the outbox.
+    room: Option<Room>,
 }
 
 enum Route {
@@ -184,13 +188,16 @@ impl EmailHandler {
     /// When the settings cannot be used. No connection is opened yet.
     pub fn new(settings: EmailSettings) -> Result<Self, EmailSetupError> {
         let from = settings.from.as_deref().map(address::mailbox).transpose()?;
-        let route = match settings.delivery {
+        let (route, room) = match settings.delivery {
             #[cfg(feature = "smtp")]
-            Delivery::Smtp(smtp) => Route::Smtp(Box::new(SmtpPool::new(smtp)?)),
-            Delivery::Outbox(dir) => Route::Outbox(Outbox::new(dir)),
+            Delivery::Smtp(smtp) => {
+                let room = Room::new(Email::NAME, u32::try_from(smtp.connections.max(1)).unwrap_or(u32::MAX));
+                (Route::Smtp(Box::new(SmtpPool::new(smtp)?)), Some(room))
+            }
+            Delivery::Outbox(dir) => (Route::Outbox(Outbox::new(dir)), None),
         };
         let (senders, recipients) = Default::default();
-        Ok(Self { from, route, reports: settings.reports, senders, recipients })
+        Ok(Self { from, route, reports: settings.reports, senders, recipients, room })
     }
 
     /// Allow only these addresses as sender and as recipients. The address for replies may be in either list.
@@ -261,11 +268,23 @@ impl Handler for EmailHandler {
     }
 
     fn defaults(&self) -> KindDefaults {
-        // Leave time for a connection to become free before the delivery starts.
-        KindDefaults { timeout: Duration::from_secs(120), ..KindDefaults::default() }
+        let timeout = match &self.route {
+            #[cfg(feature = "smtp")]
+            Route::Smtp(pool) => LEAST_TIMEOUT.max(pool.attempt_timeout()),
+            Route::Outbox(_) => LEAST_TIMEOUT,
+        };
+        KindDefaults { timeout, ..KindDefaults::default() }
+    }
+
+    fn room(&self) -> Option<&Room> {
+        self.room.as_ref()
     }
 
     async fn run(&self, mut email: Email, ctx: Context) -> Outcome {
+        // The runner that accepted the job has a default sender.
+        if email.from.is_none() && self.from.is_none() {
+            return Err(Failure::other_settings("send the mail: this runner has no default sender"));
+        }
         // Check again, not only at enqueue: a row may have been written by another program, and must not inject
         // headers.
         if let Some(problem) = self.check(&email).into_iter().next() {

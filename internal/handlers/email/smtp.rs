@@ -6,6 +6,8 @@
 //! its connection, which closes it.
 
 use std::fmt;
+use std::io;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -19,7 +21,7 @@ use lettre::transport::smtp::extension::ClientId;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use secrecy::{ExposeSecret, SecretString};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, lookup_host};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsConnector;
@@ -27,6 +29,7 @@ use tokio_rustls::TlsConnector;
 use super::Context;
 use super::message::Mail;
 use super::wire::{Encrypted, LineWise};
+use tickr_job::limits;
 
 /// The operator's settings for the mail server.
 #[derive(Clone, Debug)]
@@ -89,6 +92,10 @@ pub enum SmtpSetupError {
 const IDLE: Duration = Duration::from_secs(60);
 /// Time limit of an idle connection for its first answer, after which it counts as dead.
 const FIRST_ANSWER: Duration = Duration::from_secs(5);
+/// Longest time for a connection to one address of the server while it has others that were not tried.
+const ONE_ADDRESS: Duration = Duration::from_secs(5);
+/// Time of an attempt besides the delivery, in which it reads the reports that it attaches.
+const BESIDE_DELIVERY: Duration = Duration::from_secs(90);
 
 /// Step of the conversation, for error texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,12 +186,18 @@ impl SmtpPool {
         Ok(Self { settings, protection, hello: hello(), permits, idle: Mutex::default() })
     }
 
+    /// Return the time that an attempt needs for a whole delivery.
+    pub(super) fn attempt_timeout(&self) -> Duration {
+        (self.settings.timeout + BESIDE_DELIVERY).min(limits::MAX_TIMEOUT)
+    }
+
     /// Hand over a mail and return the server's answer.
     ///
     /// The mail goes to all recipients or to none. When the server refuses one of them, the message is not sent to the
     /// others, because the next attempt would send it to them again.
     pub(super) async fn deliver(&self, mail: &Mail, ctx: &Context) -> Result<String, SmtpError> {
-        // The wait for a free connection does not count against the server's time limit.
+        // The engine starts no more attempts than there are connections. Other callers wait here, and their wait does
+        // not count against the server's time limit.
         let _permit = tokio::select! {
             biased;
             () = ctx.stopped() => return Err(self.stopped()),
@@ -274,7 +287,7 @@ impl SmtpPool {
     }
 
     async fn open(&self, ctx: &Context, deadline: Instant) -> Result<AsyncSmtpConnection, SmtpError> {
-        let connection = self.until_stopped(SmtpStep::Connect, ctx, deadline, self.connect()).await?;
+        let connection = self.until_stopped(SmtpStep::Connect, ctx, deadline, self.connect(deadline)).await?;
         let failed = |step, cause: &dyn fmt::Display| {
             Err(SmtpError::Failed { server: self.server(), step, cause: one_line(&cause.to_string()) })
         };
@@ -294,8 +307,9 @@ impl SmtpPool {
         Ok(connection)
     }
 
-    async fn connect(&self) -> Result<AsyncSmtpConnection, ConnectError> {
-        let tcp = TcpStream::connect((host(&self.settings), self.settings.port)).await?;
+    async fn connect(&self, deadline: Instant) -> Result<AsyncSmtpConnection, ConnectError> {
+        let addresses: Vec<SocketAddr> = lookup_host((host(&self.settings), self.settings.port)).await?.collect();
+        let tcp = first_connection(&addresses, deadline, TcpStream::connect).await?;
         // The end of a message is a small write of its own. Without this option it would wait 40 ms for an
         // acknowledgement.
         tcp.set_nodelay(true)?;
@@ -379,6 +393,30 @@ enum ConnectError {
     NoStarttls,
 }
 
+/// Connect to the first of these addresses that answers. One that never answers leaves time for those behind it.
+async fn first_connection<T, Connecting: Future<Output = io::Result<T>>>(
+    addresses: &[SocketAddr],
+    deadline: Instant,
+    connect: impl Fn(SocketAddr) -> Connecting,
+) -> io::Result<T> {
+    let mut failed = io::Error::new(io::ErrorKind::NotFound, "its name has no address");
+    for (left, address) in (1..=addresses.len()).rev().zip(addresses) {
+        let now = Instant::now();
+        let until = if left == 1 {
+            deadline
+        } else {
+            let share = deadline.saturating_duration_since(now) / u32::try_from(left).unwrap_or(u32::MAX);
+            now + share.min(ONE_ADDRESS)
+        };
+        match timeout_at(until, connect(*address)).await {
+            Ok(Ok(connection)) => return Ok(connection),
+            Ok(Err(error)) => failed = error,
+            Err(_) => failed = io::Error::new(io::ErrorKind::TimedOut, format!("{address} did not answer")),
+        }
+    }
+    Err(failed)
+}
+
 /// The host without the brackets around an IPv6 address.
 fn host(settings: &SmtpSettings) -> &str {
     settings.host.trim_start_matches('[').trim_end_matches(']')
@@ -422,4 +460,43 @@ fn tls(authorities: Option<&[u8]>) -> Result<TlsConnector, SmtpSetupError> {
 fn one_line(text: &str) -> String {
     let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(1_000).collect();
     line.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn addresses(ports: std::ops::RangeInclusive<u16>) -> Vec<SocketAddr> {
+        ports.map(|port| SocketAddr::from(([127, 0, 0, 1], port))).collect()
+    }
+
+    /// The ports 1 and 2 never answer, 3 refuses, and all others answer.
+    async fn connect(address: SocketAddr) -> io::Result<u16> {
+        match address.port() {
+            1 | 2 => std::future::pending().await,
+            3 => Err(io::ErrorKind::ConnectionRefused.into()),
+            port => Ok(port),
+        }
+    }
+
+    #[tokio::test]
+    async fn an_address_of_the_mail_server_that_never_answers_leaves_time_for_the_next_one() {
+        let soon = || Instant::now() + Duration::from_millis(500);
+        assert_eq!(first_connection(&addresses(1..=4), soon(), connect).await.unwrap(), 4);
+        let refused = first_connection(&addresses(1..=3), soon(), connect).await.unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        let silent = first_connection(&addresses(1..=1), soon(), connect).await.unwrap_err();
+        assert_eq!(silent.to_string(), "127.0.0.1:1 did not answer");
+        let none = first_connection(&[], soon(), connect).await.unwrap_err();
+        assert_eq!(none.to_string(), "its name has no address");
+    }
+
+    #[tokio::test]
+    async fn an_address_that_never_answers_has_a_few_seconds_of_a_long_time_limit() {
+        let began = Instant::now();
+        let late = began + Duration::from_secs(3_600);
+        let addresses = [addresses(1..=1), addresses(4..=4)].concat();
+        assert_eq!(first_connection(&addresses, late, connect).await.unwrap(), 4);
+        assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+    }
 }

@@ -333,6 +333,33 @@ async fn the_outbox_keeps_one_file_for_each_job() {
     assert!(rejected(handler.run(missing, ctx).await).contains("there is no such report"));
 }
 
+#[tokio::test]
+async fn a_mail_without_a_sender_is_given_back_by_a_runner_without_a_default_sender() {
+    let sink = SmtpSink::start(SinkOptions::default()).await;
+    let delivery = Delivery::Smtp(settings(&sink, SmtpTls::None));
+    let handler = EmailHandler::new(EmailSettings { from: None, delivery, reports: None }).unwrap();
+    let failure = send(&handler, "ann@example.com").await.unwrap_err();
+    assert!(matches!(&failure, Failure::Snooze { reason, .. } if reason.contains("default sender")), "{failure:?}");
+    assert_eq!(sink.connections(), 0);
+    let named = Email { from: Some("jobs@example.org".into()), ..mail_to("ann@example.com") };
+    result(handler.run(named, Context::detached("email")).await);
+    assert_eq!(sink.mails().len(), 1);
+}
+
+#[tokio::test]
+async fn an_attempt_has_time_for_a_whole_delivery_and_a_place_for_each_connection() {
+    let sink = SmtpSink::start(SinkOptions::default()).await;
+    for (delivery_s, attempt_s) in [(5, 120), (30, 120), (31, 121), (600, 690), (86_400, 86_400)] {
+        let timeout = Duration::from_secs(delivery_s);
+        let handler = handler(SmtpSettings { timeout, ..settings(&sink, SmtpTls::None) });
+        assert_eq!(handler.defaults().timeout, Duration::from_secs(attempt_s), "{delivery_s}");
+        assert!(handler.room().is_some());
+    }
+    let outbox = EmailSettings { from: None, delivery: Delivery::Outbox("x".into()), reports: None };
+    let outbox = EmailHandler::new(outbox).unwrap();
+    assert!(outbox.room().is_none() && outbox.defaults().timeout == Duration::from_secs(120));
+}
+
 #[test]
 fn settings_that_cannot_work_are_refused_at_the_start() {
     let outbox = || Delivery::Outbox("x".into());

@@ -105,26 +105,29 @@ fn is_metadata(address: IpAddr) -> bool {
     // others, and the link-local network of a machine in a cloud has hardly anything else.
     let gives_out =
         |address: IpAddr| METADATA.contains(&address) || matches!(address, IpAddr::V4(v4) if v4.is_link_local());
-    let inner = match address {
-        IpAddr::V4(_) => None,
-        IpAddr::V6(v6) => carried_v4(v6).map(IpAddr::V4),
+    let carries_one = match address {
+        IpAddr::V4(_) => false,
+        IpAddr::V6(v6) => carried_v4(v6).map(IpAddr::V4).any(gives_out),
     };
-    gives_out(address) || inner.is_some_and(gives_out)
+    gives_out(address) || carries_one
 }
 
-/// The IPv4 address that a gateway would connect to instead of this one: for NAT64, 6to4 and forms that are no longer
+/// Places of the four bytes of an IPv4 address behind a NAT64 prefix of 48, 56, 64 and 96 bits (RFC 6052). Byte 8 is
+/// always zero.
+static NAT64_PLACES: [[usize; 4]; 4] = [[6, 7, 9, 10], [7, 9, 10, 11], [9, 10, 11, 12], [12, 13, 14, 15]];
+
+/// The IPv4 addresses that a gateway may connect to instead of this one: for NAT64, 6to4 and forms that are no longer
 /// in use.
-fn carried_v4(address: Ipv6Addr) -> Option<Ipv4Addr> {
-    let pair = |at: usize| {
-        let [high, low] = [address.segments()[at], address.segments()[at + 1]];
-        Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low))
+fn carried_v4(address: Ipv6Addr) -> impl Iterator<Item = Ipv4Addr> {
+    let places: &[[usize; 4]] = match address.segments() {
+        // The prefix for use inside a network (RFC 8215). The network chooses how long its prefix within this one is.
+        [0x64, 0xff9b, 1, ..] => &NAT64_PLACES,
+        [0x64, 0xff9b, ..] | [0, 0, 0, 0, ..] => &NAT64_PLACES[3..],
+        [0x2002, ..] => &[[2, 3, 4, 5]],
+        _ => &[],
     };
-    match address.segments() {
-        [0x64, 0xff9b, ..] => Some(pair(6)),
-        [0x2002, ..] => Some(pair(1)),
-        [0, 0, 0, 0, _, _, _, _] => Some(pair(6)),
-        _ => None,
-    }
+    let bytes = address.octets();
+    places.iter().map(move |place| Ipv4Addr::from(place.map(|at| bytes[at])))
 }
 
 /// Allow only addresses of the public internet.
@@ -406,6 +409,13 @@ mod tests {
         ("http://[ff02::1]/", Some(false)),
         ("http://[64:ff9b::7f00:1]/", Some(false)),
         ("http://[64:ff9b:1::1]/", Some(false)),
+        ("http://[64:ff9b:1::a9fe:a9fe]/", Some(false)),
+        ("http://[64:ff9b:1:a9fe:a9:fe00::]/", Some(false)),
+        ("http://[64:ff9b:1:a9:fe:a9fe::]/", Some(false)),
+        ("http://[64:ff9b:1::a9:fea9:fe00:0]/", Some(false)),
+        ("http://[64:ff9b:1:a83f:81:1000::]/", Some(false)),
+        ("http://[64:ff9b:1::64:6464:c800:0]/", Some(false)),
+        ("http://[64:ff9b:1:a00:7::]/", Some(false)),
         ("http://[100::1]/", Some(false)),
         ("http://[2001::1]/", Some(false)),
         ("http://[2001:0:7f00:1::]/", Some(false)),
@@ -486,6 +496,11 @@ mod tests {
         "http://[2002:a9fe:a9fe::1]/",
         "http://[64:ff9b::a9fe:a9fe]/",
         "http://[64:ff9b:1::a9fe:a9fe]/",
+        "http://[64:ff9b:1:a9fe:a9:fe00::]/",
+        "http://[64:ff9b:1:a9:fe:a9fe::]/",
+        "http://[64:ff9b:1::a9:fea9:fe00:0]/",
+        "http://[64:ff9b:1:a83f:81:1000::]/",
+        "http://[64:ff9b:1::64:6464:c800:0]/",
         "http://169.254.170.2/v2/credentials/",
         "http://169.254.170.23/v1/credentials",
         "http://169.254.0.23/latest/meta-data/cam/security-credentials/",

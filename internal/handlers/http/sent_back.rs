@@ -9,37 +9,63 @@ use std::ops::Range;
 
 /// Replacement for a hidden value.
 const HIDDEN: &str = "***";
+/// Most values that a text is searched for. Each of them costs a pass over the text.
+const MAX_VALUES: usize = 200;
 /// Most times that the escapes of a text are undone.
 const MAX_QUOTED: usize = 4;
 /// Longest reference to a character in HTML that is read, in bytes.
 const REFERENCE_BYTES: usize = 10;
 
-/// Return foreign bytes as text without these values.
+/// Return foreign bytes as text without these values. With more than [`MAX_VALUES`] of them, no text is shown at all.
 pub(super) fn without(bytes: &[u8], values: &[String]) -> String {
+    if values.len() > MAX_VALUES && !bytes.is_empty() {
+        return HIDDEN.to_owned();
+    }
     let text = String::from_utf8_lossy(bytes);
-    let as_it_came = |value: &String| {
-        let places = text.match_indices(value.as_str());
-        places.map(|(at, value)| at..at + value.len()).collect::<Vec<_>>()
-    };
-    let mut places: Vec<Range<usize>> = values.iter().flat_map(as_it_came).collect();
+    let mut hidden = Places::default();
+    for value in values {
+        hidden.add(text.match_indices(value.as_str()).map(|(at, value)| at..at + value.len()));
+    }
     let mut plain = if values.is_empty() { None } else { PlainText::of(&text) };
     for _ in 0..MAX_QUOTED {
         let Some(found) = plain else { break };
-        places.extend(values.iter().flat_map(|value| found.places_of(value)));
+        for value in values {
+            hidden.add(found.places_of(value));
+        }
         plain = found.once_more();
     }
-    places.sort_unstable_by_key(|place| place.start);
     let (mut shown, mut read) = (String::with_capacity(text.len()), 0);
-    for place in places.into_iter().filter(|place| !place.is_empty()) {
-        // Two values may overlap.
-        if place.start >= read {
-            shown.push_str(&text[read..place.start]);
-            shown.push_str(HIDDEN);
-        }
-        read = read.max(place.end);
+    for place in hidden.0 {
+        shown.push_str(&text[read..place.start]);
+        shown.push_str(HIDDEN);
+        read = place.end;
     }
     shown.push_str(&text[read..]);
     shown
+}
+
+/// Places in a text, in order. None of them overlaps another, so there are never more than the text has bytes, however
+/// many values were found in it.
+#[derive(Default)]
+struct Places(Vec<Range<usize>>);
+
+impl Places {
+    /// Add the places of one value. Those that overlap become one.
+    fn add(&mut self, found: impl Iterator<Item = Range<usize>>) {
+        let known = self.0.len();
+        self.0.extend(found.filter(|place| !place.is_empty()));
+        if self.0.len() == known {
+            return;
+        }
+        self.0.sort_by_key(|place| place.start);
+        self.0.dedup_by(|next, last| {
+            let overlaps = next.start < last.end;
+            if overlaps {
+                last.end = last.end.max(next.end);
+            }
+            overlaps
+        });
+    }
 }
 
 /// A text with its escapes undone.
@@ -73,9 +99,8 @@ impl PlainText {
     }
 
     /// Return the places of a value in the original text.
-    fn places_of(&self, value: &str) -> Vec<Range<usize>> {
-        let places = self.text.match_indices(value);
-        places.map(|(at, value)| self.from[at]..self.from[at + value.len()]).collect()
+    fn places_of(&self, value: &str) -> impl Iterator<Item = Range<usize>> {
+        self.text.match_indices(value).map(|(at, value)| self.from[at]..self.from[at + value.len()])
     }
 }
 
@@ -158,5 +183,24 @@ mod tests {
         }
         assert_eq!(without(b"\\u00e4=secret-one-secret-two; %41=secret-one\\n", &values), "\\u00e4=***; %41=***\\n");
         assert_eq!(without(b"ab\xffsecret-one", &values), "ab\u{fffd}***");
+    }
+
+    #[test]
+    fn values_that_cover_one_another_keep_few_places_and_very_many_hide_the_whole_text() {
+        let text = "a".repeat(65_536);
+        let mut places = Places::default();
+        for _ in 0..50 {
+            places.add(text.match_indices("aaaaaaaa").map(|(at, value)| at..at + value.len()));
+            assert_eq!(places.0.len(), 65_536 / 8);
+        }
+        places.add(std::iter::once(4..65_532));
+        assert_eq!((places.0.len(), &places.0[0]), (1, &(0..65_536)), "all of them overlap the last one");
+
+        let equal = vec!["aaaaaaaa".to_owned(); 14_560];
+        assert_eq!(without(text.as_bytes(), &equal), HIDDEN);
+        let distinct = |count: usize| (0..count).map(|n| format!("word-{n:05}")).collect::<Vec<_>>();
+        assert_eq!(without(b"harmless", &distinct(MAX_VALUES + 1)), HIDDEN);
+        assert_eq!(without(b"", &distinct(MAX_VALUES + 1)), "");
+        assert_eq!(without(b"harmless; word-00007", &distinct(MAX_VALUES)), "harmless; ***");
     }
 }

@@ -50,11 +50,11 @@ pub use file::ReportFile;
 pub use finished::{FindError, FinishedReports, Found, ShareError, SharedReport, SharedReports, Sharing};
 
 use super::email::{AllowedAddresses, RECIPIENTS, mailbox};
-use super::{Context, Failure, Handler, Kind, KindDefaults, Outcome, Output, Problem, Room};
+use super::{Context, Failure, Handler, Kind, KindDefaults, Outcome, Output, Problem, Registered, Room};
 use file::PartFile;
 use rows::{Heading, Limits, PourError, Poured, WriteError, pour};
 use tickr_config::ReportQuery;
-use tickr_job::RunnerId;
+use tickr_job::{JobId, RunnerId};
 use tickr_table::{Cell, RowSource, Select, SourceError};
 
 /// Largest file that is attached, in bytes. The email kind and most mail servers refuse larger ones.
@@ -177,6 +177,14 @@ impl Format {
         }
     }
 
+    /// Return whether the file of this format is written when all rows are there.
+    fn writes_at_end(self) -> bool {
+        match self {
+            Self::Xlsx | Self::Pdf => true,
+            Self::Csv | Self::Json | Self::Html => false,
+        }
+    }
+
     /// Say which feature of the crate this format needs, if the program was built without it.
     fn missing(self) -> Option<String> {
         let built = match self {
@@ -274,6 +282,22 @@ struct Attachment {
 
 impl Kind for ReportMail {
     const NAME: &'static str = "email";
+}
+
+/// Return whether this kind `email` accepts the mail that a report asks for: it knows the fields, and has a sender for
+/// a mail that names none. The recipients of each report are checked with the report.
+#[must_use]
+pub fn can_mail(email: &Registered) -> bool {
+    let report = file::name("report", JobId::new(), Format::Csv);
+    let mail = ReportMail {
+        to: vec!["reports@example.com".to_owned()],
+        cc: Vec::new(),
+        subject: "Report".to_owned(),
+        text: "The report is attached.".to_owned(),
+        attachments: vec![Attachment { or_link: Some(format!("/v1/reports/{report}")), report }],
+    };
+    let problems = serde_json::value::to_raw_value(&mail).map(|mail| email.check(&mail));
+    matches!(problems, Ok(Ok(problems)) if problems.iter().all(|problem| problem.pointer.starts_with("/to/")))
 }
 
 impl Reports {
@@ -393,8 +417,8 @@ impl Handler for Reports {
             Some(_) if !self.mails => {
                 problems.push(Problem::at(
                     "/email",
-                    "needs a runner that sends mails itself (an operator sets [smtp] or outbox_dir); a declared kind \
-                     email does not count",
+                    "needs a runner that sends mails itself (an operator sets [smtp] with from, or outbox_dir); a \
+                     declared kind email does not count",
                 ));
             }
             Some(email) => problems.extend(email.check(&self.recipients)),
@@ -413,8 +437,12 @@ impl Handler for Reports {
     }
 
     async fn run(&self, report: Report, ctx: Context) -> Outcome {
-        // The configuration may have changed since the job was accepted.
-        let (query, values) = self.resolve(&report).map_err(|problems| rejected(&report.query, &problems))?;
+        // The runner that accepted the job may have other settings.
+        let (query, values) = self.resolve(&report).map_err(|problems| given_back(&report.query, &problems))?;
+        if report.email.is_some() && !self.mails {
+            let problem = Problem::at("/email", "cannot be sent by this runner");
+            return Err(given_back(&report.query, &[problem]));
+        }
         let stem = report.file_name.as_deref().filter(|stem| file::is_plain(stem)).unwrap_or(&report.query);
         let name = file::name(stem, ctx.job_id(), report.format);
         let title = report.title.as_deref().unwrap_or(&query.title);
@@ -493,9 +521,9 @@ fn has_control_characters(text: &str) -> bool {
     text.chars().any(char::is_control)
 }
 
-fn rejected(query: &str, problems: &[Problem]) -> Failure {
+fn given_back(query: &str, problems: &[Problem]) -> Failure {
     let problems: Vec<_> = problems.iter().map(|Problem { pointer, detail }| format!("{pointer} {detail}")).collect();
-    Failure::reject(format!("prepare report {query}: {}", problems.join("; ")))
+    Failure::other_settings(format!("prepare report {query}: {}", problems.join("; ")))
 }
 
 /// Turn an error into a failure, with or without a retry.
@@ -523,7 +551,7 @@ mod tests {
     use super::*;
     use crate::{ContextParts, ProgressSlot, Registry};
     use tickr_config::{ParamType, ReportParam, Statement};
-    use tickr_job::{AttemptToken, JobId};
+    use tickr_job::AttemptToken;
     use tickr_table::ColumnKind;
 
     fn memory(rows: usize) -> Memory {
@@ -612,6 +640,21 @@ mod tests {
         assert!(problems[0].pointer == "/email" && problems[0].detail.contains("outbox_dir"), "{problems:?}");
         assert!(problems[0].detail.contains("a declared kind email does not count"), "{problems:?}");
         assert!(reports.check(&payload(json!({"query": "orders"}))).is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_report_that_this_runner_cannot_make_is_given_back_before_its_query_runs() {
+        let dir = tempfile::tempdir().unwrap();
+        let mail = json!({"query": "orders", "email": {"to": ["a@example.com"]}});
+        for (handler, report, why) in [
+            (reports(dir.path(), memory(1)), json!({"query": "new"}), "/query there is no such query"),
+            (reports(dir.path(), memory(1)), json!({"query": "orders", "params": {"new": 1}}), "/params/new "),
+            (reports(dir.path(), memory(1)).without_mails(), mail, "/email cannot be sent by this runner"),
+        ] {
+            let failure = handler.run(payload(report), Context::detached("report")).await.unwrap_err();
+            assert!(matches!(&failure, Failure::Snooze { reason, .. } if reason.contains(why)), "{failure:?}");
+            assert!(files(dir.path()).is_empty());
+        }
     }
 
     #[tokio::test]

@@ -43,6 +43,10 @@ pub(super) struct Limits {
     pub(super) max_bytes: u64,
 }
 
+/// Least size of a cell in a format that writes everything at the end, in bytes: that of a number. [`Cell::size_bytes`]
+/// counts texts alone.
+const LEAST_CELL_BYTES: usize = 8;
+
 /// A complete file that does not have its visible name yet.
 #[derive(Debug)]
 pub(super) struct Poured {
@@ -95,6 +99,7 @@ pub(super) fn pour(
     let mut writer = open(format, file, &columns, heading)?;
 
     let max_rows = limits.max_rows.min(format.max_rows());
+    let least = if format.writes_at_end() { LEAST_CELL_BYTES } else { 0 };
     let (mut rows, mut cell_bytes) = (0, 0);
     while let Some(part) = stream.blocking_next()? {
         let Part::Rows(batch) = part else { continue };
@@ -105,7 +110,7 @@ pub(super) fn pour(
             writer.row(&row)?;
             rows += 1;
             // The limit also holds for formats that write at the end: for them the size of the cells counts.
-            cell_bytes += row.iter().map(Cell::size_bytes).sum::<usize>() as u64;
+            cell_bytes += row.iter().map(|cell| cell.size_bytes().max(least)).sum::<usize>() as u64;
             if cell_bytes.max(writer.bytes()) > limits.max_bytes {
                 return Err(PourError::TooLarge(too_many_bytes(limits)));
             }
@@ -155,4 +160,26 @@ fn too_many_bytes(limits: Limits) -> String {
 /// Names of the columns, in order.
 pub(super) fn names(columns: &[Column]) -> impl Iterator<Item = &str> {
     columns.iter().map(|column| column.name.as_str())
+}
+
+#[cfg(all(test, feature = "pdf", feature = "xlsx"))]
+mod tests {
+    use std::cell::Cell as Slot;
+
+    use super::super::testing::{column, try_pour};
+    use super::*;
+    use tickr_table::ColumnKind;
+
+    #[test]
+    fn a_report_of_numbers_that_is_too_large_ends_before_its_last_row_in_every_format() {
+        let columns = [column("n", ColumnKind::Integer), column("m", ColumnKind::Integer)];
+        let rows: Vec<_> = (0..2_000).map(|_| vec![Cell::Integer(7_777_777), Cell::Integer(7_777_777)]).collect();
+        let limits = Limits { max_rows: u64::MAX, max_bytes: 8_000 };
+        for format in Format::ALL {
+            let written = Slot::new(0);
+            let poured = try_pour("A title", format, &columns, rows.clone(), limits, |rows, _| written.set(rows));
+            assert!(matches!(poured, Err(PourError::TooLarge(_))), "{format}: {poured:?}");
+            assert!(written.get() < 1_000, "{format}: {}", written.get());
+        }
+    }
 }

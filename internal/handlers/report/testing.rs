@@ -71,6 +71,18 @@ pub(super) fn try_render(
     rows: Vec<Row>,
     limits: Limits,
 ) -> Result<(Vec<u8>, Poured), PourError> {
+    try_pour(title, format, columns, rows, limits, |_, _| {})
+}
+
+/// As [`try_render`], and call `progress` after each batch.
+pub(super) fn try_pour(
+    title: &str,
+    format: Format,
+    columns: &[Column],
+    rows: Vec<Row>,
+    limits: Limits,
+    progress: impl Fn(u64, u64),
+) -> Result<(Vec<u8>, Poured), PourError> {
     let dir = tempfile::tempdir().unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let _entered = runtime.enter();
@@ -84,7 +96,7 @@ pub(super) fn try_render(
     let file = PartFile::create(dir.path(), "test", Context::detached("report").token()).unwrap();
     let made_at = DateTime::from_timestamp(1_795_248_000, 0).unwrap();
     let heading = Heading { title: title.into(), query: "test".into(), made_at };
-    let poured = pour(stream, file, format, heading, limits, |_, _| {})?;
+    let poured = pour(stream, file, format, heading, limits, progress)?;
     let part = std::fs::read_dir(dir.path()).unwrap().next().unwrap().unwrap().path();
     Ok((std::fs::read(part).unwrap(), poured))
 }

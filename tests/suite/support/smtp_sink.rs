@@ -12,6 +12,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
@@ -40,6 +41,8 @@ pub(crate) struct SinkOptions {
     pub(crate) mechanism: &'static str,
     /// Close the connection silently after this many mails on it.
     pub(crate) mails_per_connection: Option<usize>,
+    /// Take no message before this has a permit.
+    pub(crate) gate: Option<Arc<Semaphore>>,
 }
 
 /// A running server. It stops when dropped.
@@ -271,6 +274,9 @@ impl Conversation {
         }
         if self.recipients.iter().any(|address| address.starts_with("dropafterdata@")) {
             return Ok(Next::HangUp);
+        }
+        if let Some(gate) = &self.shared.options.gate {
+            drop(gate.acquire().await);
         }
         self.shared.mails.lock().unwrap().push(Delivered {
             sender: std::mem::take(&mut self.sender),
