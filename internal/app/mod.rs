@@ -50,10 +50,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use secrecy::ExposeSecret as _;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
@@ -91,7 +94,8 @@ const MAX_RESULT_WAITS: usize = 2_000;
 /// Time that open requests have to end after the last job.
 const HTTP_GRACE: Duration = Duration::from_secs(5);
 /// Longest time between the end of the grace and the end of the process: handlers that were told to stop, loops,
-/// results while MySQL is slow or out, open requests, the last spans. Each of them has a limit of its own.
+/// results while MySQL is slow or out, open requests, the last spans. Each of them has a limit of its own, 30 s in all,
+/// and the close of the store has what is left.
 const AFTER_THE_GRACE: Duration = Duration::from_secs(35);
 
 /// Reason for which a process could not start. The texts say what was tried and what to do.
@@ -153,7 +157,7 @@ pub enum StartError {
     /// Settings are wrong, as far as no server is needed to see that.
     #[error("{}", lines(.0))]
     Mistakes(Vec<StartError>),
-    /// A file that a MySQL URL names cannot be read.
+    /// A file that a MySQL URL names cannot be used.
     #[error("cannot use {parameter} of {setting}: {}: {cause}", file.display())]
     MysqlFile {
         /// Name of the setting that holds the URL.
@@ -162,7 +166,7 @@ pub enum StartError {
         parameter: &'static str,
         /// The file.
         file: PathBuf,
-        /// Reason given by the operating system.
+        /// Reason given by the operating system, or what is missing in the file.
         #[source]
         cause: std::io::Error,
     },
@@ -281,6 +285,7 @@ impl App {
         );
         let stop_operator_settings = stop_operator_settings.drop_guard();
         let operator_settings = operator_settings.await.map_err(|e| start_error(e, config))?;
+        kinds::warn_of_unknown_alerts(config, &registry);
         if !addr.ip().is_loopback() && config.api_tokens.is_empty() && operator_settings.now().api_keys.is_empty() {
             return Err(StartError::Open(addr));
         }
@@ -326,7 +331,7 @@ impl App {
             cluster_events,
             watches,
             streams: RequestPermits::new(config.http_streams),
-            polls: RequestPermits::new(config.http_polls),
+            polls: RequestPermits::for_fleets(config.http_polls),
             // With more of them than connections, the share of one API key could be all connections.
             result_waits: RequestPermits::new(MAX_RESULT_WAITS.min(config.http_connections)),
             imports: RequestPermits::new(MAX_IMPORTS),
@@ -458,6 +463,8 @@ impl App {
             addr: _,
         } = self;
         stopping.send_replace(true);
+        // The threads of the runtime have the last second.
+        let latest = Instant::now() + grace.max(notice) + AFTER_THE_GRACE - SHUTDOWN;
         let noticed = async {
             tokio::select! {
                 () = tokio::time::sleep(notice) => {}
@@ -485,8 +492,16 @@ impl App {
                 exporter.stop().await;
             }
         };
-        tokio::join!(store.close(), exported);
+        close_until(latest, futures_util::future::join(store.close(), exported)).await;
         stopped
+    }
+}
+
+/// Wait for the close of the last connections, until this moment. A MySQL that hangs may have held up all that came
+/// before, and a supervisor kills a process that takes longer than it said.
+async fn close_until<T>(latest: Instant, closing: impl Future<Output = T>) {
+    if tokio::time::timeout_at(latest, closing).await.is_err() {
+        tracing::warn!("the time of the stop is over, stopping although mysql has not answered all writes");
     }
 }
 
@@ -562,13 +577,26 @@ fn without_mistakes(config: &Config, own: &Registry) -> Result<Index, StartError
     Err(StartError::Mistakes(mistakes))
 }
 
-/// Find the files of a MySQL URL that cannot be read. The driver would take each for a server that does not answer.
+/// Find the files of a MySQL URL that cannot be used. The driver would take each for a server that does not answer.
 fn unreadable(setting: &str, url: Option<&ServerUrl>) -> Vec<StartError> {
     let read = |(parameter, file): (&'static str, PathBuf)| {
-        let cause = std::fs::read(&file).err()?;
+        let cause = std::fs::read(&file).and_then(|pem| check_pem(parameter, &pem)).err()?;
         Some(StartError::MysqlFile { setting: setting.to_owned(), parameter, file, cause })
     };
     url.map(ServerUrl::tls_files).unwrap_or_default().into_iter().filter_map(read).collect()
+}
+
+/// Check that a file has what its parameter names, as the driver reads it. The driver takes a file without a certificate
+/// for a list of authorities that trusts no server.
+fn check_pem(parameter: &str, pem: &[u8]) -> std::io::Result<()> {
+    let (what, is_there) = if parameter == "ssl-key" {
+        ("key", PrivateKeyDer::from_pem_slice(pem).is_ok())
+    } else {
+        let mut certificates = CertificateDer::pem_slice_iter(pem).peekable();
+        ("certificate", certificates.peek().is_some() && certificates.all(|certificate| certificate.is_ok()))
+    };
+    let missing = || std::io::Error::new(std::io::ErrorKind::InvalidData, format!("has no {what} in the PEM format"));
+    if is_there { Ok(()) } else { Err(missing()) }
 }
 
 /// Return the outboxes of applications in this configuration.
@@ -701,6 +729,36 @@ mod tests {
     use std::error::Error as _;
 
     use super::*;
+
+    #[test]
+    fn a_file_of_a_mysql_url_has_what_its_parameter_names() {
+        let own = rcgen::generate_simple_self_signed(["db".to_owned()]).unwrap();
+        let (certificate, key) = (own.cert.pem(), own.signing_key.serialize_pem());
+        let two = format!("# ours\n{certificate}{certificate}");
+        for (parameter, pem, is_usable) in [
+            ("ssl-ca", certificate.as_str(), true),
+            ("ssl-ca", two.as_str(), true),
+            ("ssl-ca", key.as_str(), false),
+            ("ssl-ca", "", false),
+            ("ssl-cert", certificate.as_str(), true),
+            ("ssl-cert", key.as_str(), false),
+            ("ssl-key", key.as_str(), true),
+            ("ssl-key", certificate.as_str(), false),
+        ] {
+            assert_eq!(check_pem(parameter, pem.as_bytes()).is_ok(), is_usable, "{parameter}: {pem}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_stop_that_took_long_waits_no_longer_for_the_last_connections() {
+        let never = || std::future::pending::<()>();
+        let began = Instant::now();
+        // The parts before it have used up the time.
+        tokio::time::timeout(Duration::from_secs(5), close_until(began, never())).await.unwrap();
+        let left = began + Duration::from_millis(300);
+        tokio::time::timeout(Duration::from_secs(5), close_until(left, never())).await.unwrap();
+        assert!(Instant::now() >= left, "it had that long");
+    }
 
     #[test]
     fn errors_of_a_start_have_their_causes_as_sources() {

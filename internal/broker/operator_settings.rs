@@ -22,6 +22,7 @@ use uuid::Uuid;
 use tickr_handlers::Registry;
 use tickr_job::{Name, RunnerId};
 use tickr_store::{ApiKey, ChangeSummary, KindSetting, LimitSetting, QueueSetting, Store, StoreError};
+use tickr_telemetry::LinePace;
 
 /// Time between two comparisons of the copy with MySQL.
 const READ_EVERY: Duration = Duration::from_secs(1);
@@ -36,8 +37,6 @@ const ASSUME_AFTER: Duration = Duration::from_secs(2);
 const SUMMARY_HOLDS: Duration = Duration::from_secs(3);
 /// Time for which API keys stay valid after the last successful read. API tokens of the configuration do not expire.
 pub const API_KEYS_HOLD: Duration = Duration::from_secs(10);
-/// Time between two log lines that the copy cannot be read.
-const SAID_EVERY: Duration = Duration::from_secs(30);
 /// Time between two updates of the record of used API keys.
 const NOTE_EVERY: Duration = Duration::from_secs(60);
 
@@ -119,17 +118,16 @@ impl OperatorSettingsCopy {
         };
         let kept = operator_settings.clone();
         tasks.spawn(async move {
-            let mut said: Option<Instant> = None;
+            let mut lines = LinePace::new();
             while tokio::time::timeout(READ_EVERY, stop.cancelled()).await.is_err() {
                 let failed = kept.refresh().await.err();
                 let age = kept.age();
                 metrics::gauge!("tickr_controls_age_seconds").set(age.as_secs_f64());
                 if let Some(error) = failed
-                    && said.is_none_or(|said| said.elapsed() > SAID_EVERY)
+                    && lines.next_line().is_some()
                 {
                     let age_s = age.as_secs();
                     tracing::warn!(%error, age_s, "cannot read the settings of operators: pauses, limits and revoked API keys");
-                    said = Some(Instant::now());
                 }
                 kept.record_used_keys().await;
             }

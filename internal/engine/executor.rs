@@ -32,7 +32,7 @@ use tickr_handlers::{
 };
 use tickr_job::{CallOutcome, Name, NewJob, TraceContext, Verdict, limits};
 use tickr_store::{Again, CheckpointUse, Claim, Claimant, Claimed, Settled, Settlement, Unreadable};
-use tickr_telemetry::{AttemptLog, LogScope, in_log_scope};
+use tickr_telemetry::{AttemptLog, LinePace, LogScope, in_log_scope};
 
 /// Time that a handler has to stop after it was told to, before it is dropped.
 pub(super) const STOP_GRACE: Duration = Duration::from_secs(2);
@@ -477,7 +477,7 @@ async fn run(
         return HandlerEnd::Returned(Err(Failure::retry(format!("no handler for kind {}", claimed.kind))));
     };
     let limit = claimed.options.time_limit_ms().map_or(defaults.timeout, Duration::from_millis);
-    let deadline = Instant::now() + limit;
+    let deadline = deadline_of(limit);
     let context = Context::new(ContextParts {
         job: claimed.id,
         kind: claimed.kind.clone(),
@@ -533,6 +533,13 @@ async fn run(
         Some(Err(error)) => HandlerEnd::Panicked(panic_cause(error)),
         None => drop_handler(shared, claimed, handler).await,
     }
+}
+
+/// Return the moment at which the time limit of an attempt that starts now is over.
+fn deadline_of(limit: Duration) -> Instant {
+    let now = Instant::now();
+    // Only the program itself has defaults as long as that.
+    now.checked_add(limit).unwrap_or_else(|| now + limits::MAX_TIMEOUT)
 }
 
 /// Drop a handler that did not stop when told to, and wait until it has ended, so that the next attempt of the job does
@@ -687,9 +694,6 @@ fn prepare(
     })
 }
 
-/// Time between two log lines about a verdict that cannot be written yet.
-const SAID_EVERY: Duration = Duration::from_secs(30);
-
 /// How the settlement of an attempt ended.
 struct SettleEnd {
     /// The verdict that was written.
@@ -706,7 +710,7 @@ async fn settle(shared: &EngineState, settlement: Settlement, mut claimant: Opti
     // Most are written at once, so the store gets this one and no copy.
     let mut settlement = Arc::new(settlement);
     let mut pause = Duration::from_millis(100);
-    let mut said: Option<Instant> = None;
+    let mut lines = LinePace::new();
     let mut bare = false;
     loop {
         let asked = std::time::Instant::now();
@@ -745,9 +749,8 @@ async fn settle(shared: &EngineState, settlement: Settlement, mut claimant: Opti
                 return unsettled(settlement.verdict);
             }
             Err(error) => {
-                if said.is_none_or(|said| said.elapsed() > SAID_EVERY) {
+                if lines.next_line().is_some() {
                     tracing::warn!(job = %settlement.id, %error, "cannot settle yet, trying again");
-                    said = Some(Instant::now());
                 }
                 shared.store_failed();
             }
@@ -813,6 +816,12 @@ fn panic_cause(error: JoinError) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_time_limit_beyond_what_a_clock_can_count_ends_an_attempt_later_and_not_at_once() {
+        assert!(deadline_of(Duration::from_secs(1)) < Instant::now() + Duration::from_secs(2));
+        assert!(deadline_of(Duration::MAX) > Instant::now() + limits::MAX_TIMEOUT / 2);
+    }
 
     #[test]
     fn a_job_without_a_place_is_looked_at_once_more_before_it_expires() {

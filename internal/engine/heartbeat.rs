@@ -14,9 +14,14 @@ use super::heartbeat_history::HeartbeatHistory;
 use super::live::{LiveAttempts, StopReason};
 use tickr_event::{Event, Events};
 use tickr_store::{HeartbeatAnswer, HeartbeatConnection, LiveAttempt, RunnerRow, StoreError};
+use tickr_telemetry::LinePace;
 
 /// Time between two looks for cancel requests, which also write progress.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Pause before a call that is due, and after the first one that failed.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
+/// Calls that fail in one lease, at least. The leases of all attempts may end soon, so the pauses stay much shorter.
+const TRIES_PER_LEASE: u32 = 20;
 
 /// The running thread of the heartbeat.
 pub(super) struct Heartbeat {
@@ -61,6 +66,41 @@ impl Heartbeat {
     }
 }
 
+/// Calls of the heartbeat that failed one after the other.
+#[derive(Default)]
+struct Failures {
+    /// Pause after the last one.
+    pause: Option<Duration>,
+    lines: LinePace,
+}
+
+impl Failures {
+    /// Note a call that failed with this error, or got no answer in time. After the first one, the pauses grow: in an
+    /// outage, each call costs MySQL and this process new connections.
+    fn record(&mut self, error: Option<&StoreError>, lease: Duration) {
+        let longest = LOOK_EVERY.min(lease / TRIES_PER_LEASE).max(SHORTEST_PAUSE);
+        self.pause = Some(self.pause.map_or(SHORTEST_PAUSE, |pause| (pause * 2).min(longest)));
+        match (self.lines.next_line(), error) {
+            (Some(left_out), Some(error)) => tracing::warn!(%error, left_out, "heartbeat failed"),
+            (Some(left_out), None) => tracing::warn!(left_out, "the heartbeat got no answer in time"),
+            (None, _) => {}
+        }
+    }
+
+    /// Return the pause before the next call, at least.
+    fn pause(&self) -> Duration {
+        self.pause.unwrap_or(SHORTEST_PAUSE)
+    }
+
+    /// Note a call that was answered.
+    fn end(&mut self) {
+        self.pause = None;
+        if self.lines.end() {
+            tracing::info!("the heartbeat is answered again");
+        }
+    }
+}
+
 fn beat_until_stopped(
     runtime: &tokio::runtime::Runtime,
     mut connection: HeartbeatConnection,
@@ -75,6 +115,7 @@ fn beat_until_stopped(
     let patience = (row.lease / 4).min(Duration::from_secs(5));
     let mut registered = false;
     let mut last_beat: Option<Instant> = None;
+    let mut failures = Failures::default();
     loop {
         heartbeats.record_turn();
         let due = last_beat.is_none_or(|last_beat| last_beat.elapsed() >= beat_every);
@@ -87,6 +128,7 @@ fn beat_until_stopped(
             let told = runtime.block_on(bounded(told, patience, live, row.lease));
             match told {
                 Some(Ok(beat)) => {
+                    failures.end();
                     if due {
                         last_beat = Some(sent);
                         // Other runners know of heartbeats by this row alone, and may take the permits of a silent one.
@@ -109,16 +151,13 @@ fn beat_until_stopped(
                 failed => {
                     live.put_back(&attempts);
                     connection.disconnect();
-                    match failed {
-                        Some(Err(error)) => tracing::warn!(%error, "heartbeat failed"),
-                        _ => tracing::warn!("the heartbeat got no answer in time"),
-                    }
+                    failures.record(failed.and_then(Result::err).as_ref(), row.lease);
                 }
             }
         }
         stop_expired(live, row.lease);
         let until_beat = last_beat.map_or(Duration::ZERO, |last_beat| beat_every.saturating_sub(last_beat.elapsed()));
-        let pause = LOOK_EVERY.min(until_beat.max(Duration::from_millis(100)));
+        let pause = LOOK_EVERY.min(until_beat.max(failures.pause()));
         match stopped.recv_timeout(pause) {
             Err(std_mpsc::RecvTimeoutError::Timeout) => {}
             Ok(LastStep::Unregister) => {
@@ -197,5 +236,27 @@ fn apply_answer(beat: &HeartbeatAnswer, live: &LiveAttempts, events: &Events) {
         if live.stop(*id, None, StopReason::Cancel) {
             events.emit(Event::CancelRequested { id: *id });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_between_heartbeats_that_fail_grow_and_stay_short_beside_the_lease() {
+        let pauses = |lease_s: u64| {
+            let mut failures = Failures::default();
+            let mut next = || {
+                failures.record(None, Duration::from_secs(lease_s));
+                failures.pause().as_millis()
+            };
+            let pauses: [u128; 6] = std::array::from_fn(|_| next());
+            failures.end();
+            (pauses, failures.pause())
+        };
+        assert_eq!(pauses(60), ([100, 200, 400, 800, 1_000, 1_000], SHORTEST_PAUSE));
+        assert_eq!(pauses(6).0, [100, 200, 300, 300, 300, 300]);
+        assert_eq!(pauses(2).0, [100; 6]);
     }
 }

@@ -15,6 +15,10 @@
 //! interruptions of a few seconds let no long lease lapse. They keep no runner from judging the holder of one; otherwise a
 //! runner with a lease of two seconds would seldom judge remote workers, whose leases are ten seconds or more.
 //!
+//! Another runner whose lease is shorter is judged by its own lease, so that its jobs do not wait for the longer one:
+//! this runner waits as long as one with that lease would. A remote worker sends its heartbeats to a runner, and may
+//! need longer to find that one is there again, so its holder is judged by the longer lease.
+//!
 //! With a shorter lease, heartbeats are closer. A stall that is no gap beside this runner's own lease may let such a
 //! lease lapse. So this runner also remembers the longest times in which MySQL answered it neither a heartbeat nor a
 //! reading of the clock. After one that is a gap beside the lease of the other runner, it waits for that lease.
@@ -198,6 +202,13 @@ impl HeartbeatHistory {
         self.lock(|beats| beats.may_call_dead(Instant::now(), lease, theirs))
     }
 
+    /// Return what [`may_call_dead`](Self::may_call_dead) does about a runner, and not about a remote worker. One with
+    /// a shorter lease is judged by its own lease in everything: it had time to send a heartbeat, and a full lease of
+    /// its own since the newest interruption.
+    pub(super) fn may_call_runner_dead(&self, lease: Duration, theirs: Duration) -> bool {
+        self.lock(|beats| beats.may_call_runner_dead(Instant::now(), lease, theirs))
+    }
+
     /// Record a reading of MySQL's clock, and return whether time limits of remote workers' attempts may follow it.
     pub(super) fn trust_clock(&self, reading: &Reading, lease: Duration) -> ClockTrust {
         let now = Instant::now();
@@ -269,6 +280,9 @@ impl Beats {
             if self.steps.len() < MAX_STEPS {
                 self.steps.push(ClockStep { before: before.moment, after: reading.moment, step });
             }
+            // A step of a quarter of a lease takes all of what interruptions may take of it. The lease of the runner
+            // that is judged may be much shorter than this one's.
+            self.interrupt(now, step.abs().to_std().unwrap_or(Duration::MAX).mul_f64(4.0 * HARMLESS));
         }
         let largest = LARGEST_STEP.min(lease / 4);
         (step.abs() > TimeDelta::from_std(largest).unwrap_or_default()).then(|| {
@@ -365,10 +379,22 @@ impl Beats {
 
     fn may_call_dead(&self, now: Instant, lease: Duration, theirs: Duration) -> bool {
         let longer = lease.max(theirs);
+        self.may_judge_by(longer, now, lease, theirs)
+    }
+
+    /// A runner with the shorter lease itself would judge by it in the same way, except that it would notice a gap
+    /// between its heartbeats. This one has fewer, so it looks at the times without an answer instead.
+    fn may_call_runner_dead(&self, now: Instant, lease: Duration, theirs: Duration) -> bool {
+        self.may_judge_by(theirs, now, lease, theirs)
+    }
+
+    /// Return whether this runner has watched for a part of the lease `by`, and waited for all of it after an
+    /// interruption.
+    fn may_judge_by(&self, by: Duration, now: Instant, lease: Duration, theirs: Duration) -> bool {
         let since = |moment: Instant| now.saturating_duration_since(moment);
         self.last.is_some_and(|last| !is_gap(since(last), lease))
-            && self.began.is_some_and(|began| is_gap(since(began), longer))
-            && self.interrupted(now, longer) <= longer.mul_f64(HARMLESS)
+            && self.began.is_some_and(|began| is_gap(since(began), by))
+            && self.interrupted(now, by) <= by.mul_f64(HARMLESS)
             && (theirs >= lease || self.has_watched(now, theirs))
     }
 
@@ -503,6 +529,62 @@ mod tests {
         // A call of which the answer is missing still.
         let judged = |ms: u64| theirs.map(|lease| beats.may_call_dead(at(ms), LEASE, lease));
         assert_eq!([44_000, 45_000, 50_000].map(judged), [[true, true], [false, true], [false, false]]);
+    }
+
+    #[test]
+    fn a_runner_with_a_shorter_lease_is_judged_by_its_own() {
+        let start = Instant::now();
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        let (own, theirs) = (Duration::from_secs(300), Duration::from_secs(5));
+        let mut beats = Beats::default();
+        let mut look = |from: u64, to: u64| {
+            (from..=to).step_by(500).for_each(|ms| beats.record_beat(at(ms), at(ms), own));
+            let now = at(to);
+            [beats.may_call_runner_dead(now, own, theirs), beats.may_call_dead(now, own, theirs)]
+        };
+        // It had time to send a heartbeat after three seconds. A remote worker is given the longer lease.
+        assert_eq!([look(0, 3_000), look(3_500, 3_500)], [[false, false], [true, false]]);
+        // MySQL answers nothing for four seconds.
+        assert_eq!(look(7_500, 7_500), [false, false]);
+        assert_eq!([look(8_000, 12_000), look(12_500, 12_500)], [[false, false], [true, false]]);
+        assert_eq!([look(13_000, 180_000), look(180_500, 180_500)], [[true, false], [true, true]]);
+        // A call that fails is an interruption for a lease of the one that is judged.
+        beats.interrupt(at(180_500), Duration::from_millis(1_001));
+        beats.watch(at(185_400), at(185_400));
+        let judged = |beats: &Beats, ms: u64| beats.may_call_runner_dead(at(ms), own, theirs);
+        assert_eq!([185_499, 185_500].map(|ms| judged(&beats, ms)), [false, false], "it was not watched until then");
+        (186_000..=190_500).step_by(500).for_each(|ms| beats.watch(at(ms), at(ms)));
+        assert!(judged(&beats, 190_500));
+        beats.interrupt(at(190_500), Duration::from_millis(1_001));
+        (191_000..=195_000).step_by(500).for_each(|ms| beats.watch(at(ms), at(ms)));
+        assert!(!judged(&beats, 195_000));
+        beats.watch(at(195_500), at(195_500));
+        assert!(judged(&beats, 195_500));
+        // A runner whose own heartbeats are late judges none.
+        (196_000..=400_000).step_by(500).for_each(|ms| beats.watch(at(ms), at(ms)));
+        assert!(!judged(&beats, 400_000));
+    }
+
+    #[test]
+    fn a_small_step_of_the_clock_keeps_a_runner_from_judging_short_leases_alone() {
+        let start = Instant::now();
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        let mut beats = Beats::default();
+        let mut read = |ms: u64, ahead_ms: i64| {
+            let moment = chrono::DateTime::from_timestamp_millis(1_000_000 + ms as i64 + ahead_ms).unwrap();
+            beats.record_clock(Reading { sent: at(ms), received: at(ms), moment }, at(ms), LEASE);
+            beats.record_beat(at(ms), at(ms), LEASE);
+            [2, 4, 10].map(|lease| beats.may_call_runner_dead(at(ms), LEASE, Duration::from_secs(lease)))
+        };
+        for ms in (0..20_000).step_by(500) {
+            read(ms, 0);
+        }
+        // Heartbeats are a third of a lease apart, so a step of a quarter makes no runner silent for a whole one.
+        assert_eq!(read(20_000, 900), [false, true, true]);
+        assert_eq!([20_500, 21_000, 21_500].map(|ms| read(ms, 900)), [[false, true, true]; 3]);
+        assert_eq!(read(22_000, 900), [true, true, true]);
+        // More steps within one lease count together.
+        assert_eq!([read(22_500, 1_800), read(23_000, 0)], [[false, false, true], [false, false, false]]);
     }
 
     #[test]

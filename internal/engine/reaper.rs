@@ -10,7 +10,8 @@
 //! A runner must not call others dead for a fault on its own side. After an interruption of its own heartbeat, or a
 //! step of MySQL's clock, it waits a full lease before it does. After its start it waits until a living runner would
 //! have sent a heartbeat. A stall that is short beside its own lease may let the shorter lease of another runner lapse.
-//! So it looks several times in the shortest lease, and waits after a gap between its looks. See [`HeartbeatHistory`].
+//! So it looks several times in the shortest lease, and waits after a gap between its looks. All these times are those
+//! of the lease of the runner that is judged, also where that is the shorter one. See [`HeartbeatHistory`].
 //! One reading of MySQL's clock, taken and checked at the beginning, is used for the whole round.
 //!
 //! Every few seconds it also walks one page further through the rows of unfinished jobs (table `owed`). That finds
@@ -162,18 +163,15 @@ impl Reaper {
         let lease = shared.settings.lease;
         let shorter = || beats.iter().map(|beat| beat.lease).filter(move |theirs| *theirs < lease);
         let mut round = Round { shortest: shorter().min(), ..Round::default() };
-        if !may_judge {
-            // Heartbeats were compared with a clock that may have been set since.
-            self.ahead.clear();
-            return Ok(round);
-        }
         let at = reading.moment;
-        let silent: Vec<(RunnerBeat, TimeDelta)> = beats
-            .iter()
+        let watched: Vec<&RunnerBeat> =
+            beats.iter().filter(|beat| may_judge || may_call_shorter_dead(shared, beat)).collect();
+        // The heartbeats of the others were compared with a clock that may have been set since.
+        self.ahead.retain(|id, _| watched.iter().any(|beat| beat.id == *id));
+        let silent: Vec<(RunnerBeat, TimeDelta)> = watched
+            .into_iter()
             .map(|beat| (beat.clone(), self.silence(beat, at)))
-            .filter(|(beat, silence)| {
-                *silence > delta(beat.lease) && shared.heartbeats.may_call_dead(lease, beat.lease)
-            })
+            .filter(|(beat, silence)| *silence > delta(beat.lease) && may_call_dead(shared, beat))
             .collect();
         // An attempt found by the walk does not say how long its runner's lease is.
         // Remote workers repeat a heartbeat that fails within seconds, whatever the length of their leases is.
@@ -181,21 +179,10 @@ impl Reaper {
         let longest = beats.iter().map(patience).max().unwrap_or(lease);
         let judges = |theirs: Duration| shared.heartbeats.may_call_dead(lease, theirs);
         let judges_all = judges(longest) && shorter().all(judges);
-        self.ahead.retain(|id, _| beats.iter().any(|beat| beat.id == *id));
 
-        for (runner, silence) in &silent {
-            // A lease that was taken before the clock was set back ends later than any that is taken now.
-            let beyond = Some(at + delta(runner.lease) + SLACK);
-            let open = self.reap_batches_of(shared, &runner.id, LapseRule { at, beyond }, &mut round).await?;
-            round.open += open;
-            // A lease taken after the runner's last heartbeat ends later than one lease after that heartbeat. After two
-            // leases of silence it has ended as well.
-            let over = delta(runner.lease * 2);
-            let walked =
-                runner.writes_batches || self.walk.whole.is_some_and(|whole| whole > runner.heartbeat_at + over);
-            if open == 0 && walked && *silence > over {
-                shared.store.mark_runner_gone(runner).await?;
-            }
+        self.reap_silent(shared, &silent, at, &mut round).await?;
+        if !may_judge {
+            return Ok(round);
         }
         if self.strays_at.is_none_or(|looked| looked.elapsed() >= STRAYS_EVERY) {
             self.strays_at = Some(Instant::now());
@@ -209,7 +196,7 @@ impl Reaper {
                 // Among its own batches the runner looks for attempts that do not run here: a claim was carried out
                 // twice, or its handler was never started.
                 if runner == shared.runner || (judges_all && !living.contains(&runner)) {
-                    self.reap_batches_of(shared, &runner, rule, &mut round).await?;
+                    self.reap_batches_of(shared, (&runner, lease), rule, &mut round).await?;
                 }
             }
         }
@@ -222,6 +209,31 @@ impl Reaper {
             self.walk_on(shared, at, (pages, rows), &mut round).await?;
         }
         Ok(round)
+    }
+
+    /// End the attempts of these silent runners whose leases have ended, and bury those that hold no more.
+    async fn reap_silent(
+        &mut self,
+        shared: &EngineState,
+        silent: &[(RunnerBeat, TimeDelta)],
+        at: Timestamp,
+        round: &mut Round,
+    ) -> Result<(), StoreError> {
+        for (runner, silence) in silent {
+            // A lease that was taken before the clock was set back ends later than any that is taken now.
+            let rule = LapseRule { at, beyond: Some(at + delta(runner.lease) + SLACK) };
+            let open = self.reap_batches_of(shared, (&runner.id, judging_lease(shared, runner)), rule, round).await?;
+            round.open += open;
+            // A lease taken after the runner's last heartbeat ends later than one lease after that heartbeat. After two
+            // leases of silence it has ended as well.
+            let over = delta(runner.lease * 2);
+            let walked =
+                runner.writes_batches || self.walk.whole.is_some_and(|whole| whole > runner.heartbeat_at + over);
+            if open == 0 && walked && *silence > over {
+                shared.store.mark_runner_gone(runner).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Return for how long a runner has been silent.
@@ -239,11 +251,12 @@ impl Reaper {
         delta(since.elapsed())
     }
 
-    /// End the lapsed attempts named in the batches of this runner. Return how many attempts are open afterwards.
+    /// End the lapsed attempts named in the batches of this runner, as long as runners with this lease may be judged.
+    /// Return how many attempts are open afterwards.
     async fn reap_batches_of(
         &mut self,
         shared: &EngineState,
-        runner: &RunnerId,
+        (runner, theirs): (&RunnerId, Duration),
         rule: LapseRule,
         round: &mut Round,
     ) -> Result<usize, StoreError> {
@@ -252,7 +265,7 @@ impl Reaper {
         loop {
             let page = shared.store.lapsed_of(runner, after, rule, Arc::clone(&live)).await?;
             open += page.open;
-            open -= self.reap(shared, page.lapsed, round).await?.min(open);
+            open -= self.reap(shared, page.lapsed, theirs, round).await?.min(open);
             after = page.next;
             if after.is_none() || shared.stop_loops.is_cancelled() {
                 return Ok(open);
@@ -273,7 +286,7 @@ impl Reaper {
             let walk_began = *self.walk.began.get_or_insert(at);
             let page = shared.store.walk_owed(self.walk.place, LapseRule::at(at), rows).await?;
             self.walk.place = page.next;
-            self.reap(shared, page.lapsed, round).await?;
+            self.reap(shared, page.lapsed, shared.settings.lease, round).await?;
             if page.next.is_none() {
                 self.walk.whole = Some(walk_began);
                 self.walk.began = None;
@@ -286,11 +299,12 @@ impl Reaper {
         Ok(())
     }
 
-    /// End these attempts. Return how many were ended.
+    /// End these attempts, as long as runners with this lease may be judged. Return how many were ended.
     async fn reap(
         &mut self,
         shared: &EngineState,
         lapsed: Vec<Lapsed>,
+        theirs: Duration,
         round: &mut Round,
     ) -> Result<usize, StoreError> {
         self.refused.retain(|_, until| Instant::now() < *until);
@@ -302,7 +316,7 @@ impl Reaper {
         let mut ended = 0;
         for page in lapsed.chunks(PAGE) {
             // Check again before writing: the search may have hung in the same outage that let the leases lapse.
-            if !shared.heartbeats.may_call_dead(shared.settings.lease, shared.settings.lease) {
+            if !shared.heartbeats.may_call_runner_dead(shared.settings.lease, theirs) {
                 tracing::debug!("the heartbeat was interrupted: calling no runner dead for a lease");
                 return Ok(ended);
             }
@@ -374,6 +388,26 @@ fn may_judge(shared: &EngineState, reading: &Reading) -> bool {
         tracing::debug!("the heartbeat was interrupted or has just started: calling no runner dead yet");
     }
     may
+}
+
+/// Return whether this is a runner with a shorter lease that may be called dead if it is silent.
+fn may_call_shorter_dead(shared: &EngineState, beat: &RunnerBeat) -> bool {
+    let lease = shared.settings.lease;
+    judging_lease(shared, beat) < lease && shared.heartbeats.may_call_runner_dead(lease, beat.lease)
+}
+
+/// Return whether this runner or remote worker, which is watched, may be called dead if it is silent.
+fn may_call_dead(shared: &EngineState, beat: &RunnerBeat) -> bool {
+    let lease = shared.settings.lease;
+    let is_shorter = judging_lease(shared, beat) < lease;
+    if is_shorter { may_call_shorter_dead(shared, beat) } else { shared.heartbeats.may_call_dead(lease, beat.lease) }
+}
+
+/// Return the lease by which this runner or remote worker is judged: the one of this runner, or its own if that is
+/// shorter. A remote worker is always judged by the longer one.
+fn judging_lease(shared: &EngineState, beat: &RunnerBeat) -> Duration {
+    let lease = shared.settings.lease;
+    if beat.is_remote { lease } else { beat.lease.min(lease) }
 }
 
 fn delta(duration: Duration) -> TimeDelta {

@@ -39,6 +39,23 @@ impl Default for KindDefaults {
 }
 
 impl KindDefaults {
+    /// Return the first field with a value that no job may have, with the reason.
+    fn problem(&self) -> Option<(&'static str, &'static str)> {
+        if !(1..=limits::MAX_ATTEMPTS).contains(&self.max_attempts) {
+            Some(("max_attempts", "must be 1 to 100"))
+        } else if self.timeout < Duration::from_millis(1) || self.timeout > limits::MAX_TIMEOUT {
+            Some(("timeout", "must be 1 ms to 24 hours"))
+        } else {
+            self.retry.problem()
+        }
+    }
+
+    /// Stop a program whose code gives this kind defaults that no job may have.
+    fn assert_legal(&self, kind: &Name) {
+        let problem = self.problem().map(|(field, reason)| format!("{field} of kind {kind} {reason}"));
+        assert!(problem.is_none(), "the default {}", problem.unwrap_or_default());
+    }
+
     /// Change the defaults as `[kinds.<kind>]` of the configuration requires. `retry_base`, `retry_factor` or `retry_cap`
     /// replaces a table of delays, because the operator asks for a curve.
     #[doc(hidden)]
@@ -244,6 +261,7 @@ impl Registered {
         let schema = SchemaSettings::draft2020_12().into_generator().into_root_schema_for::<H::Payload>().to_value();
         let validator = jsonschema::validator_for(&schema).expect("a derived schema is a valid schema");
         let defaults = handler.defaults();
+        defaults.assert_legal(&name);
         let edition = Edition::from_schema(&schema);
         let handler = Arc::new(Erased(handler));
         let (queue, is_declared, runs_here) = (None, false, true);
@@ -467,7 +485,9 @@ impl Registry {
     /// Add a kind whose handler has its own state.
     ///
     /// # Panics
-    /// When the kind's name is not legal or is already registered. Both are mistakes in the program, not in its input.
+    /// When the kind's name is not legal or is already registered, or when no job may have its
+    /// [defaults](Handler::defaults): 1 to 100 attempts, a time limit of 1 ms to 24 hours, and a backoff without a
+    /// [`problem`](RetryPolicy::problem). These are mistakes in the program, not in its input.
     pub fn register_handler<H: Handler>(&mut self, handler: H) -> &mut Self {
         let entry = Registered::new(handler);
         assert!(
@@ -506,8 +526,14 @@ impl Registry {
 
     /// Change the defaults of a registered kind. An async function has no [`Handler::defaults`], so this is its only
     /// way to have its own. Return false when no such kind is registered.
+    ///
+    /// # Panics
+    /// When no job may have the changed defaults. [`Registry::register_handler`] has the bounds.
     pub fn set_defaults(&mut self, kind: &str, change: impl FnOnce(&mut KindDefaults)) -> bool {
-        self.kinds.get_mut(kind).map(|entry| change(&mut entry.defaults)).is_some()
+        let Some(entry) = self.kinds.get_mut(kind) else { return false };
+        change(&mut entry.defaults);
+        entry.defaults.assert_legal(&entry.name);
+        true
     }
 
     /// Return the kind of this name of which this process has a handler.
@@ -689,6 +715,49 @@ mod tests {
         let raw = RawValue::from_string(r#"{"old":true}"#.into()).unwrap();
         let ran = registry.get("parcel").unwrap().run(raw, Context::detached("parcel")).await;
         assert!(matches!(ran, Ran::Unread(why) if why.contains("unknown field `old`")));
+    }
+
+    #[test]
+    fn defaults_that_no_job_may_have_stop_the_program_when_they_are_registered() {
+        type Change = fn(&mut KindDefaults);
+        let refused = |change: Change| {
+            let set = || registry().set_defaults("parcel", change);
+            let panicked = std::panic::catch_unwind(set).expect_err("such defaults are accepted");
+            panicked.downcast::<String>().map_or_else(|_| String::new(), |message| *message)
+        };
+        let cases: [(Change, &str); 5] = [
+            (|kind| kind.max_attempts = 0, "the default max_attempts of kind parcel must be 1 to 100"),
+            (|kind| kind.max_attempts = 101, "the default max_attempts of kind parcel must be 1 to 100"),
+            (|kind| kind.timeout = Duration::ZERO, "the default timeout of kind parcel must be 1 ms to 24 hours"),
+            (|kind| kind.timeout = Duration::MAX, "the default timeout of kind parcel must be 1 ms to 24 hours"),
+            (|kind| kind.retry.base_ms = 0, "the default base_ms of kind parcel must be 1 to 86400000"),
+        ];
+        for (change, message) in cases {
+            assert_eq!(refused(change), message);
+        }
+        let longest = |kind: &mut KindDefaults| (kind.max_attempts, kind.timeout) = (100, limits::MAX_TIMEOUT);
+        assert!(registry().set_defaults("parcel", longest));
+        assert!(!registry().set_defaults("letter", |kind| kind.max_attempts = 0), "there is no such kind");
+    }
+
+    struct Endless;
+
+    impl Handler for Endless {
+        type Payload = Parcel;
+
+        fn defaults(&self) -> KindDefaults {
+            KindDefaults { timeout: Duration::MAX, ..KindDefaults::default() }
+        }
+
+        async fn run(&self, _parcel: Parcel, _ctx: Context) -> Outcome {
+            Ok(super::super::Output::default())
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "the default timeout of kind parcel must be 1 ms to 24 hours")]
+    fn a_handler_whose_time_limit_no_clock_can_count_is_not_registered() {
+        Registry::new().register_handler(Endless);
     }
 
     #[test]

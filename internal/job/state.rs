@@ -68,6 +68,11 @@ pub enum StateInput {
         /// True if a cancel was requested while the attempt ran.
         cancel_requested: bool,
     },
+    /// The claim is undone: the handler of the open attempt was not started.
+    Undo {
+        /// True if an attempt of the job has counted before, so that the job waits for another one.
+        tried: bool,
+    },
     /// A client requests that the job stops.
     Cancel,
     /// A client requests that no attempt of the job starts any more. An attempt that runs is not stopped.
@@ -99,7 +104,7 @@ pub const fn next(state: State, event: StateInput) -> Result<State, Refused> {
     let refused = Err(Refused { state });
     match (state, event) {
         (Waiting, StateInput::Claim) => Ok(Executing),
-        (Waiting, StateInput::Settle { .. }) => refused,
+        (Waiting, StateInput::Settle { .. } | StateInput::Undo { .. }) => refused,
         (Waiting, StateInput::Cancel | StateInput::CancelUnlessExecuting) => Ok(Cancelled),
         (Waiting, StateInput::Retry) => refused,
         (Waiting, StateInput::RunNow) => Ok(Waiting),
@@ -109,6 +114,7 @@ pub const fn next(state: State, event: StateInput) -> Result<State, Refused> {
         (Executing, StateInput::Settle { verdict, spent, cancel_requested }) => {
             Ok(settled(verdict, spent, cancel_requested))
         }
+        (Executing, StateInput::Undo { tried }) => Ok(if tried { Retrying } else { Waiting }),
         (Executing, StateInput::Cancel) => Ok(Executing),
         (Executing, StateInput::CancelUnlessExecuting) => refused,
         (Executing, StateInput::Retry) => refused,
@@ -116,14 +122,14 @@ pub const fn next(state: State, event: StateInput) -> Result<State, Refused> {
         (Executing, StateInput::Change) => refused,
 
         (Retrying, StateInput::Claim) => Ok(Executing),
-        (Retrying, StateInput::Settle { .. }) => refused,
+        (Retrying, StateInput::Settle { .. } | StateInput::Undo { .. }) => refused,
         (Retrying, StateInput::Cancel | StateInput::CancelUnlessExecuting) => Ok(Cancelled),
         (Retrying, StateInput::Retry) => refused,
         (Retrying, StateInput::RunNow) => Ok(Retrying),
         (Retrying, StateInput::Change) => Ok(Retrying),
 
         (Completed, StateInput::Claim) => refused,
-        (Completed, StateInput::Settle { .. }) => refused,
+        (Completed, StateInput::Settle { .. } | StateInput::Undo { .. }) => refused,
         (Completed, StateInput::Cancel | StateInput::CancelUnlessExecuting) => refused,
         // A success is not repeated by accident: a client that wants the work again enqueues a new job.
         (Completed, StateInput::Retry) => refused,
@@ -131,14 +137,14 @@ pub const fn next(state: State, event: StateInput) -> Result<State, Refused> {
         (Completed, StateInput::Change) => refused,
 
         (Failed, StateInput::Claim) => refused,
-        (Failed, StateInput::Settle { .. }) => refused,
+        (Failed, StateInput::Settle { .. } | StateInput::Undo { .. }) => refused,
         (Failed, StateInput::Cancel | StateInput::CancelUnlessExecuting) => refused,
         (Failed, StateInput::Retry) => Ok(Waiting),
         (Failed, StateInput::RunNow) => refused,
         (Failed, StateInput::Change) => refused,
 
         (Cancelled, StateInput::Claim) => refused,
-        (Cancelled, StateInput::Settle { .. }) => refused,
+        (Cancelled, StateInput::Settle { .. } | StateInput::Undo { .. }) => refused,
         (Cancelled, StateInput::Cancel | StateInput::CancelUnlessExecuting) => refused,
         (Cancelled, StateInput::Retry) => Ok(Waiting),
         (Cancelled, StateInput::RunNow) => refused,
@@ -184,6 +190,8 @@ mod tests {
             StateInput::Retry,
             StateInput::RunNow,
             StateInput::Change,
+            StateInput::Undo { tried: false },
+            StateInput::Undo { tried: true },
         ];
         for verdict in Verdict::ALL {
             for (spent, cancel_requested) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -226,6 +234,16 @@ mod tests {
                 if let StateInput::Settle { .. } = event {
                     assert_eq!(next(state, event).is_ok(), state == State::Executing, "{state} {event:?}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn only_the_claim_of_an_executing_job_is_undone_and_it_waits_as_before() {
+        for state in State::ALL {
+            for (tried, before) in [(false, State::Waiting), (true, State::Retrying)] {
+                let undone = (state == State::Executing).then_some(before);
+                assert_eq!(next(state, StateInput::Undo { tried }).ok(), undone, "{state} {tried}");
             }
         }
     }

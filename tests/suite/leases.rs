@@ -352,6 +352,65 @@ async fn a_runner_that_cannot_renew_stops_its_handlers_before_their_leases_end()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_outage_that_outlasts_a_lease_stops_its_handler_and_uses_no_attempt() {
+    let tickr = TestApp::start_alone(|_| {}, support::bystander).await;
+    let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
+    let mut own = Registry::new();
+    // The first execution waits until it is told to stop. The next one succeeds.
+    let first = AtomicUsize::new(1);
+    own.register(move |_: Patient, ctx: Context| {
+        let told = told.clone();
+        let waits = first.swap(0, Ordering::SeqCst) == 1;
+        async move {
+            if waits {
+                ctx.stopped().await;
+                told.send(Instant::now()).unwrap();
+                return Err(Failure::retry("told to stop"));
+            }
+            Ok(().into())
+        }
+    });
+    let lease = Duration::from_secs(5);
+    let patient = |config: &mut Config| (config.queues, config.lease) = (vec!["default".into()], lease);
+    let runner = tickr.another_with(patient, own).await;
+    // No attempt but the last one may end without a success.
+    let id = enqueue_through(&runner, &json!({"kind": "patient", "max_attempts": 1})).await;
+    tickr.until(id, State::Executing).await;
+    tickr.services().mysql().kill9().unwrap();
+    tokio::time::timeout(DEADLINE, heard.recv()).await.expect("it is told").unwrap();
+    tickr.services().mysql().start_again().unwrap();
+    let job = tickr.until(id, State::Completed).await;
+    assert_eq!(tickr.verdicts(id).await, ["interrupted", "succeeded"]);
+    assert_eq!(
+        (&job["attempt"], &job["attempts"][0]["error"]),
+        (&json!(1), &json!("the lease could not be renewed in time")),
+        "{job:#}"
+    );
+    runner.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_jobs_of_a_killed_runner_wait_for_its_lease_and_not_for_a_longer_one() {
+    // This runner starts now, and would judge one with its own lease after 72 s.
+    let long = |config: &mut Config| {
+        (config.queues, config.lease) = (vec!["elsewhere".into()], Duration::from_secs(120));
+    };
+    let tickr = TestApp::start_with(long, Registry::new()).await;
+    let mut killed = Runner::start(&tickr, &[("TICKR_WORKERS", "1"), ("TICKR_LEASE", "3s")]);
+    let id = tickr.enqueue_kind("sleep", json!({"ms": 600_000})).await;
+    tickr.until(id, State::Executing).await;
+    killed.kill9();
+    let since = Instant::now();
+    // A stall of the machine makes the other runner wait for one more lease of three seconds.
+    tickr.until_count("SELECT COUNT(*) > 0 FROM attempts WHERE verdict = 'lost'", 1).await;
+    println!("the attempt of a runner with a lease of 3 s was lost after {:?}", since.elapsed());
+    tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
+    tickr.until(id, State::Cancelled).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_job_whose_leases_could_not_be_renewed_a_hundred_times_fails() {
     let (tickr, runner, mut heard) = start_patient().await;
     let later = json!({"kind": "patient", "delay_ms": 3_600_000});

@@ -1,6 +1,8 @@
 //! Errors as RFC 9457 problem documents. The `code` is stable, so that scripts may rely on it. A problem never contains
 //! SQL.
 
+use std::sync::{Mutex, PoisonError};
+
 use axum::Json;
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -12,6 +14,7 @@ pub use crate::http::problem_table::Code;
 use tickr_broker::Invalid;
 use tickr_job::{JobId, State};
 use tickr_store::{KeyHolder, StoreError};
+use tickr_telemetry::LinePace;
 
 /// Maximum number of errors in one response.
 const MAX_ERRORS: usize = 50;
@@ -168,9 +171,9 @@ impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Self {
         match &error {
             StoreError::Unavailable { .. } => {
-                tracing::warn!(%error, "request refused");
-                let detail = "MySQL does not answer, or all connections of this process to it are in use; as far as tickr \
-                              knows, nothing was changed";
+                log_refusal(&error);
+                let detail = "MySQL does not answer, another session keeps rows locked, or all connections of this \
+                              process to it are in use; as far as tickr knows, nothing was changed";
                 Self::new(Code::StoreUnavailable, detail)
             }
             StoreError::Overloaded { .. } => Self::new(Code::Overloaded, "too many requests wait for MySQL"),
@@ -182,6 +185,16 @@ impl From<StoreError> for Problem {
                 )
             }
         }
+    }
+}
+
+/// Log that a request was refused because MySQL is out. While it is out, that happens to each of them.
+fn log_refusal(error: &StoreError) {
+    static LINES: Mutex<LinePace> = Mutex::new(LinePace::new());
+    let next = LINES.lock().unwrap_or_else(PoisonError::into_inner).next_line();
+    match next {
+        Some(left_out) => tracing::warn!(%error, left_out, "request refused"),
+        None => tracing::debug!(%error, "request refused"),
     }
 }
 

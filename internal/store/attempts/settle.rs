@@ -238,7 +238,7 @@ pub(crate) fn decide<'a>(
 ) -> Result<Transition<'a>, sqlx::Error> {
     let too_often = owed.spared - owed.spared_before >= MAX_SPARED && item.is_counted();
     let verdict = if too_often { Verdict::Failed } else { item.verdict };
-    let unstarted = matches!(item.again, Again::Unstarted | Again::UnstartedFor(_));
+    let unstarted = item.is_unstarted();
     let undone = unstarted && owed.cancel_requested_at.is_none();
     let spared = owed.spared + u32::from(!verdict.burns_attempt() && !undone);
     // Losses are counted in a row. A verdict of its own shows that the job did not kill its runner, so it is no suspect
@@ -253,7 +253,12 @@ pub(crate) fn decide<'a>(
     };
     let burned = owed.attempt - spared;
     let spent = burned >= owed.max_attempts || losses >= MAX_LOSSES;
-    let event = StateInput::Settle { verdict, spent, cancel_requested: owed.cancel_requested_at.is_some() };
+    let event = if undone {
+        // Of the attempts that count, one is this claim, which leaves no row.
+        StateInput::Undo { tried: burned > 1 }
+    } else {
+        StateInput::Settle { verdict, spent, cancel_requested: owed.cancel_requested_at.is_some() }
+    };
     let state = next(owed.state, event).map_err(|e| corrupt(e.to_string()))?;
     let delay = match &item.again {
         Again::Backoff(policy, chance) => policy.delay(burned, *chance),
@@ -500,19 +505,45 @@ async fn recognise_own_work(
             // The reconciler gives the hints for this job, its follow-up jobs and the next one of its order key.
             let execute_at = row.try_get("execute_at")?;
             *answer = Settled::Done { state, execute_at, line: None, follow_ups: Vec::new(), released: Vec::new() };
+        } else if item.is_unstarted()
+            && let Some(undone) = read_undone(conn, item).await?
+        {
+            *answer = undone;
         }
     }
     Ok(())
 }
 
+/// Recognise a claim that an earlier run has undone. It left no row in the ledger. A claim that the reaper has ended
+/// left one, and nothing else takes the token of a claim away. If another runner has claimed the job since, the number
+/// of its attempt is the same, and the answer is that of a job that executes.
+async fn read_undone(conn: &mut Session<'_>, item: &Settlement) -> Result<Option<Settled>, sqlx::Error> {
+    let sql = "SELECT o.state, o.execute_at, o.queue, o.priority FROM owed o FORCE INDEX (PRIMARY) \
+               LEFT JOIN attempts a ON a.job_id = o.id AND a.number = ? WHERE o.id = ? AND a.job_id IS NULL";
+    let query = sqlx::query(sql).bind(item.number).bind(item.id.uuid());
+    let Some(row) = query.fetch_optional(conn).await? else { return Ok(None) };
+    let queue: Name = row.try_get::<&str, _>("queue")?.parse().map_err(|_| corrupt("queue"))?;
+    let priority: Priority = row.try_get::<u8, _>("priority")?.try_into().map_err(corrupt)?;
+    Ok(Some(Settled::Done {
+        state: State::from_word(row.try_get::<&str, _>("state")?).ok_or_else(|| corrupt("state"))?,
+        execute_at: Some(row.try_get("execute_at")?),
+        line: Some((queue, priority)),
+        follow_ups: Vec::new(),
+        released: Vec::new(),
+    }))
+}
+
 /// Store a result that came too late as a note on its lost attempt. It is evidence for people and has no effect. The
-/// number identifies the attempt, because every claim draws a new one.
+/// number identifies the attempt, because every claim draws a new one unless it is undone. A handler that was not
+/// started has no result, so nothing is noted of it.
 async fn keep_late_notes(
     conn: &mut Session<'_>,
     items: &[(usize, &Settlement)],
     answers: &[Settled],
 ) -> Result<(), sqlx::Error> {
-    for (_, item) in items.iter().filter(|(place, _)| matches!(answers[*place], Settled::NotOurs)) {
+    let late =
+        |(place, item): &&(usize, &Settlement)| matches!(answers[*place], Settled::NotOurs) && !item.is_unstarted();
+    for (_, item) in items.iter().filter(late) {
         let sql = "UPDATE attempts SET late_note = ? WHERE job_id = ? AND number = ? AND verdict = 'lost' AND late_note IS NULL";
         let query = sqlx::query(sql).bind(late_note(item)).bind(item.id.uuid()).bind(item.number);
         query.execute(&mut *conn).await?;

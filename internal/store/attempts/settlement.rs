@@ -104,6 +104,11 @@ pub enum Again {
 }
 
 impl Settlement {
+    /// Return whether the handler of the attempt was not started, so that the claim is undone.
+    pub(crate) fn is_unstarted(&self) -> bool {
+        matches!(self.again, Again::Unstarted | Again::UnstartedFor(_))
+    }
+
     /// Return whether this settlement does not count against `max_attempts` but is bounded by
     /// [`MAX_SPARED`](crate::MAX_SPARED), so that the job cannot go on for ever.
     pub(crate) fn is_counted(&self) -> bool {

@@ -340,9 +340,11 @@ pub(crate) async fn lock_for(
     match event {
         StateInput::Cancel | StateInput::CancelUnlessExecuting => lock_keys_of(conn, ids).await,
         StateInput::Retry => lock_or_make_keys_of(conn, ids).await,
-        StateInput::RunNow | StateInput::Change | StateInput::Claim | StateInput::Settle { .. } => {
-            Ok(OrderedJobs::default())
-        }
+        StateInput::RunNow
+        | StateInput::Change
+        | StateInput::Claim
+        | StateInput::Settle { .. }
+        | StateInput::Undo { .. } => Ok(OrderedJobs::default()),
     }
 }
 
@@ -356,9 +358,11 @@ pub(crate) async fn lock_free_for(
     match event {
         StateInput::Cancel | StateInput::CancelUnlessExecuting => lock_free_keys_of(conn, ids).await,
         StateInput::Retry => lock_free_or_make_keys_of(conn, ids).await,
-        StateInput::RunNow | StateInput::Change | StateInput::Claim | StateInput::Settle { .. } => {
-            Ok((OrderedJobs::default(), BTreeSet::new()))
-        }
+        StateInput::RunNow
+        | StateInput::Change
+        | StateInput::Claim
+        | StateInput::Settle { .. }
+        | StateInput::Undo { .. } => Ok((OrderedJobs::default(), BTreeSet::new())),
     }
 }
 
@@ -439,6 +443,7 @@ pub(crate) async fn apply_event(
         // The state machine refuses these events for every unfinished state, so they do not get here.
         StateInput::Claim
         | StateInput::Settle { .. }
+        | StateInput::Undo { .. }
         | StateInput::Retry
         | StateInput::Change
         | StateInput::CancelUnlessExecuting => Ok(done(ActionOutcome::Refused(owed.state))),

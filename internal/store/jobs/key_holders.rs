@@ -68,6 +68,8 @@ pub(super) async fn read_holder(
     let Some(row) = row else { return read_completed(conn, taken, producer).await };
     let state = State::from_word(row.try_get::<&str, _>("state")?).ok_or_else(|| corrupt("state"))?;
     let options = options_of(&row)?;
+    // The claim counts as the start, also if it is undone later: no row tells when a handler begins, and it may have
+    // read the old state by now.
     let started = state == State::Executing || row.try_get::<i64, _>("begun")? != 0;
     if started && options.unique_until == UniqueUntil::Start && !taken.timed {
         return Ok(Holds::NotAnyMore);
