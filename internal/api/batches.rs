@@ -306,6 +306,8 @@ fn refused_in_callback(job: &NewJob) -> Option<(&'static str, &'static str)> {
 }
 
 /// Show a batch
+///
+/// An API key with the scope `work` may not, because the batch names the jobs of its callbacks.
 #[utoipa::path(
     get, path = "/v1/batches/{id}", tag = "batches", operation_id = "show_batch",
     params(("id" = Uuid, Path, description = "The batch's id")),

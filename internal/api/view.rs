@@ -153,7 +153,8 @@ pub(crate) struct JobView {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schema(required = false)]
     pub(crate) held: bool,
-    /// Parents of the job: it waits or waited for their ends. Left out when there are none.
+    /// Parents of the job: it waits or waited for their ends. Left out when there are none, and for an API key with the
+    /// scope `work`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     pub(crate) after: Vec<String>,
@@ -161,10 +162,10 @@ pub(crate) struct JobView {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<OnParentFailureWord>)]
     pub(crate) on_parent_failure: Option<OnParentFailure>,
-    /// Batch that counts the job. Left out when there is none.
+    /// Batch that counts the job. Left out when there is none, and for an API key with the scope `work`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) batch: Option<String>,
-    /// Batch of which the job is a callback. Left out of other jobs.
+    /// Batch of which the job is a callback. Left out of other jobs, and for an API key with the scope `work`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) callback_of: Option<String>,
     /// Schedule and tick that made the job. Left out of other jobs.
@@ -576,6 +577,11 @@ impl JobView {
             warnings: Vec::new(),
             attempts: attempts.map(|attempts| attempts.into_iter().map(AttemptView::from).collect()),
         }
+    }
+
+    /// Leave out the parents of the job and its batches.
+    pub(crate) fn without_links(self) -> Self {
+        Self { after: Vec::new(), batch: None, callback_of: None, ..self }
     }
 }
 

@@ -23,6 +23,7 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use crate::http::auth::PermitOwner;
 use crate::http::body::{Body, Object, PartsBody};
 use crate::http::caller::WorkerRights;
 use crate::http::problem::{Code, Problem};
@@ -507,13 +508,13 @@ async fn require_rights(api: &Api, rights: &WorkerRights, id: &RunnerId) -> Resu
         (status = 200, description = "The jobs, or none when the wait is over", body = FetchAnswer),
         (status = 404, description = "not_found: register again", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
-        (status = 429, description = "overloaded: too many requests for jobs wait here", body = Problem),
+        (status = 429, description = "overloaded: too many requests wait here, or with this API key", body = Problem),
     )
 )]
 pub(super) async fn fetch(
     State(api): State<Api>,
     rights: WorkerRights,
-    mut pass: RequestRight,
+    (sharing, mut pass): (PermitOwner, RequestRight),
     WorkerPath(id): WorkerPath,
     Body(body, _): Body<FetchBody>,
 ) -> Result<Response, Problem> {
@@ -537,7 +538,7 @@ pub(super) async fn fetch(
         return Err(invalid("request for jobs", problems));
     }
     // Like a stream, the request keeps its place until it is answered.
-    let _permit = api.polls.take(None).map_err(|none| none.problem("requests that wait", "http_polls"))?;
+    let _permit = api.polls.take(sharing.0).map_err(|none| none.problem("requests that wait", "http_polls"))?;
     let wait = Duration::from_millis(wait_ms);
     let held = tickets.into_iter().map(|ticket| (ticket.id, ticket.token)).collect();
     let Some(begun) = api.broker.begin_fetch(id.clone(), fetch_id, held, wait).await? else {

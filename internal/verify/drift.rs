@@ -45,16 +45,16 @@ struct Suspect {
     what: String,
 }
 
-/// Compare, wait and compare again. Report the differences that last.
+/// Compare, wait and compare again. Report the differences that last. `left` is the time that is left of the check.
 pub(super) async fn compare(
     store: &Store,
     index: &Index,
-    settings: &VerifySettings,
+    (settings, left): (&VerifySettings, Duration),
     report: &mut Report,
 ) -> Result<(), StoreError> {
     let stuck = OldestOverdue::look(store).await?;
     let began = Instant::now();
-    let known = match compare_index(store, index, settings, report, began).await {
+    let known = match compare_index(store, index, (settings, left), report, began).await {
         Ok(known) => known,
         Err(CompareError::Store(error)) => return Err(error),
         Err(CompareError::Index(error)) => {
@@ -84,14 +84,15 @@ pub(super) async fn compare(
 async fn compare_index(
     store: &Store,
     index: &Index,
-    settings: &VerifySettings,
+    (settings, left): (&VerifySettings, Duration),
     report: &mut Report,
     began: Instant,
 ) -> Result<HashSet<JobId>, CompareError> {
     if !index.is_whole().await? {
         report.notes.push("the index has no epoch: runners rebuild it from the store".into());
     }
-    let mut suspects = suspects(store, index, settings.pace, report).await?;
+    let limit = settings.pace.limit_of_index(left, settings.patience);
+    let mut suspects = suspects(store, index, (settings.pace, limit), report).await?;
     while !suspects.is_empty() && began.elapsed() < settings.patience {
         tokio::time::sleep(LOOK_EVERY.min(settings.patience)).await;
         suspects = again(store, index, suspects).await?;
@@ -125,9 +126,15 @@ fn entry(job: &DueJob) -> Entry {
 }
 
 /// Compare for the first time: all jobs of served queues that are due within the horizon, and all scheduled entries.
-async fn suspects(store: &Store, index: &Index, pace: Pace, report: &mut Report) -> Result<Vec<Suspect>, CompareError> {
+async fn suspects(
+    store: &Store,
+    index: &Index,
+    (pace, limit): (Pace, Duration),
+    report: &mut Report,
+) -> Result<Vec<Suspect>, CompareError> {
     let mut suspects = Vec::new();
     let began = Instant::now();
+    let is_over = || began.elapsed() >= limit;
     let now = store.clock().now();
     let horizon = TimeDelta::from_std(index.horizon()).unwrap_or(TimeDelta::minutes(15));
     // The far end of the horizon is fed in steps, so jobs there may not be in the index yet.
@@ -139,7 +146,7 @@ async fn suspects(store: &Store, index: &Index, pace: Pace, report: &mut Report)
         let Some(pages) = walk.next().await? else { break };
         let jobs: Vec<DueJob> = pages.iter().flat_map(LinePage::jobs).collect();
         suspects.extend(look.missing(&jobs, now).await?);
-        if suspects.len() >= MAX_SUSPECTS || pace.is_over(began) {
+        if suspects.len() >= MAX_SUSPECTS || is_over() {
             break;
         }
         pace.rest(read).await;
@@ -147,14 +154,14 @@ async fn suspects(store: &Store, index: &Index, pace: Pace, report: &mut Report)
     let (mut from, mut left_over) = (0, 0);
     loop {
         let page = index.scheduled_page(from, PAGE).await?;
-        if page.is_empty() || suspects.len() >= MAX_SUSPECTS || pace.is_over(began) {
+        if page.is_empty() || suspects.len() >= MAX_SUSPECTS || is_over() {
             break;
         }
         from += page.len();
         report.looked_at.scheduled += page.len() as u64;
         suspects.extend(extra(store, index, page, &mut left_over).await?);
     }
-    if pace.is_over(began) {
+    if is_over() {
         report.record_unchecked("time was over before all of Redis was compared with MySQL".into());
     } else if suspects.len() >= MAX_SUSPECTS {
         // The suspects may be gone at the second look, and then the rest is all that is wrong.

@@ -14,7 +14,8 @@
 //! loops need.
 //!
 //! The report names everything that could not be checked (Redis did not answer, time was over, a row cannot be read,
-//! another session locks a key, there were more differences than can be looked at again).
+//! another session locks a key, there were more differences than can be looked at again, a lease is too long to wait
+//! for its end). A check whose time is over reports the faults that it has found until then.
 //! The verdict is then never [`VerifyVerdict::Kept`].
 //!
 //! The checker trusts the database's clock, except around the moments when the clock was set. Runners record these
@@ -31,6 +32,7 @@ pub use check::Check;
 pub use report::{Finding, LookedAt, Report, Sample, VerifyVerdict};
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
 use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
@@ -63,17 +65,19 @@ pub struct VerifySettings {
 pub enum Pace {
     /// Check everything at full speed.
     Full,
-    /// After each page, rest as long as the page took. After `limit`, check nothing more.
+    /// After each page, rest as long as the page took.
     Gentle {
-        /// Time limit, including all rests.
+        /// Time limit for reading the tables, and for reading the index, each including all rests.
         limit: Duration,
+        /// Time limit of the whole check.
+        all: Duration,
     },
 }
 
 impl Pace {
     /// Rest after a page that began at this moment.
     async fn rest(self, page: Instant) {
-        if let Self::Gentle { limit } = self {
+        if let Self::Gentle { limit, .. } = self {
             tokio::time::sleep(page.elapsed().min(limit)).await;
         }
     }
@@ -85,9 +89,39 @@ impl Pace {
         !self.is_over(began)
     }
 
-    /// Return true if no time is left for a check that began at this moment.
+    /// Return true if no time is left for reading that began at this moment.
     fn is_over(self, began: Instant) -> bool {
-        matches!(self, Self::Gentle { limit } if began.elapsed() >= limit)
+        matches!(self, Self::Gentle { limit, .. } if began.elapsed() >= limit)
+    }
+
+    /// Return the time that is left of a check that began at this moment.
+    fn left(self, began: Instant) -> Duration {
+        match self {
+            Self::Full => Duration::MAX,
+            Self::Gentle { all, .. } => all.saturating_sub(began.elapsed()),
+        }
+    }
+
+    /// Return the time for reading the index when this much is left of the check. Differences that are found must last
+    /// for `patience` after that.
+    fn limit_of_index(self, left: Duration, patience: Duration) -> Duration {
+        match self {
+            Self::Full => Duration::MAX,
+            Self::Gentle { limit, .. } => limit.min(left.saturating_sub(patience + LOOKS)),
+        }
+    }
+
+    /// Finish a part of a check that began at this moment. Return false if the time of the check is over before. What
+    /// the part has reported until then stays in the report.
+    async fn finish(
+        self,
+        began: Instant,
+        part: impl Future<Output = Result<(), StoreError>>,
+    ) -> Result<bool, StoreError> {
+        match tokio::time::timeout(self.left(began), part).await {
+            Ok(done) => done.map(|()| true),
+            Err(_) => Ok(false),
+        }
     }
 }
 
@@ -107,21 +141,68 @@ const MAX_WAIT: Duration = Duration::from_secs(90);
 const LET_GO_WITHIN: Duration = Duration::from_secs(30);
 /// Maximum number of seemingly incomplete batches that are examined again.
 const MAX_TORN: usize = 10_000;
+/// Time kept for the looks at differences between index and store, beside the patience with them.
+const LOOKS: Duration = Duration::from_secs(10);
+/// Checks that need more than the pages of jobs.
+const BEYOND_PAGES: [Check; 6] =
+    [Check::UniqueKey, Check::Order, Check::Limit, Check::Parents, Check::BatchEnd, Check::Tick];
 
 /// Check everything. `progress` receives the number of jobs read so far.
 ///
 /// # Errors
 /// [`StoreError`] if MySQL cannot be read. A Redis that does not answer is not an error: the report lists its checks as
-/// skipped.
+/// skipped. Neither is a time limit that is over: the report has the faults found until then, and is not complete.
 pub async fn verify(
     store: &Store,
     index: &Index,
     settings: &VerifySettings,
-    mut progress: impl FnMut(u64),
+    progress: impl FnMut(u64),
 ) -> Result<Report, StoreError> {
-    let began = Instant::now();
+    let (began, pace, patience) = (Instant::now(), settings.pace, settings.patience);
     let mut evidence = store.evidence(settings.since).await?;
     let mut report = Report::new(evidence.at(), settings.since);
+    let mut abandoned = Abandoned::new(MAX_ABANDONED);
+    let reading = tables(store, &mut evidence, (settings, began), &mut abandoned, &mut report, progress);
+    if !pace.finish(began, Box::pin(reading)).await? {
+        report.cut_short(&[Check::Batch, Check::Counted, Check::DeadLetter]);
+        report.cut_short(&BEYOND_PAGES);
+        report.record_unchecked("time was over before the tables were read".into());
+    }
+    let (unreadable, examples) = evidence.unreadable();
+    if unreadable > 0 {
+        report.record_unchecked(format!("{unreadable} rows could not be read, such as {}", examples.join(" · ")));
+    }
+    drop(evidence);
+    let suspects = abandoned.suspects.len();
+    if !pace.finish(began, abandoned.look_again(store, patience, &mut report)).await? && suspects > 0 {
+        report.cut_short(&[Check::Abandoned]);
+        report.record_unchecked(format!(
+            "time was over before {suspects} leases that ended long ago had been looked at again"
+        ));
+    }
+    if !pace.finish(began, stranded(store, patience, &mut report)).await? {
+        report.cut_short(&[Check::Limit]);
+        report.record_unchecked("time was over before the parked jobs of removed limits were looked at".into());
+    }
+    let left = pace.left(began);
+    let comparing = drift::compare(store, index, (settings, left), &mut report);
+    if !pace.finish(began, Box::pin(comparing)).await? {
+        report.cut_short(&[Check::Overdue, Check::IndexMissing, Check::IndexExtra, Check::IndexScore]);
+        report.record_unchecked("time was over before Redis was compared with MySQL".into());
+    }
+    report.elapsed = began.elapsed();
+    Ok(report)
+}
+
+/// Read the tables, and report the faults that they prove. Leases that expired long ago go to `abandoned`.
+async fn tables(
+    store: &Store,
+    evidence: &mut Evidence,
+    (settings, began): (&VerifySettings, Instant),
+    abandoned: &mut Abandoned,
+    report: &mut Report,
+    mut progress: impl FnMut(u64),
+) -> Result<(), StoreError> {
     let steps = store.clock_steps().await?;
     if let Some(step) = steps.iter().find(|step| step.step < TimeDelta::zero()) {
         report.notes.push(format!(
@@ -130,9 +211,8 @@ pub async fn verify(
             step.before
         ));
     }
-    let mut batches = Batches::new(&evidence, settings);
+    let mut batches = Batches::new(evidence, settings);
     let mut ended: BTreeMap<TallyKey, i64> = BTreeMap::new();
-    let mut abandoned = Abandoned::new(MAX_ABANDONED);
     let mut page = Instant::now();
     let mut whole = true;
     while let Some(found) = evidence.next_page().await? {
@@ -166,28 +246,18 @@ pub async fn verify(
     if whole {
         // Jobs younger than this cannot have been purged.
         let kept_since = batches.kept_since;
-        torn(&mut evidence, batches, &mut report).await?;
+        torn(evidence, batches, (settings.pace, began), report).await?;
         let moment = SnapshotFacts { at: evidence.at(), patience: None, steps: &steps };
-        whole = beyond_pages(&mut evidence, kept_since, &moment, (settings.pace, began), &mut report).await?;
+        whole = beyond_pages(evidence, kept_since, &moment, (settings.pace, began), report).await?;
     } else {
         report.cut_short(&[Check::Batch]);
     }
     if !whole {
         let note = format!("time was over after the oldest {} jobs; the rest was not looked at", report.looked_at.jobs);
-        report.cut_short(&[Check::UniqueKey, Check::Order, Check::Limit, Check::Parents, Check::BatchEnd, Check::Tick]);
+        report.cut_short(&BEYOND_PAGES);
         report.record_unchecked(note);
     }
-    counted(&mut evidence, &ended, &mut report).await?;
-    let (unreadable, examples) = evidence.unreadable();
-    if unreadable > 0 {
-        report.record_unchecked(format!("{unreadable} rows could not be read, such as {}", examples.join(" · ")));
-    }
-    drop(evidence);
-    abandoned.look_again(store, settings.patience, &mut report).await?;
-    stranded(store, settings.patience, &mut report).await?;
-    drift::compare(store, index, settings, &mut report).await?;
-    report.elapsed = began.elapsed();
-    Ok(report)
+    counted(evidence, &ended, report).await
 }
 
 /// Attempts whose lease expired long ago. While MySQL is down no runner can end them, and afterwards reapers give every
@@ -199,13 +269,13 @@ struct Abandoned {
     most: usize,
     /// Number of further suspects that were not kept.
     more: u64,
-    /// Maximum time that a reaper needs after it has reconnected.
-    wait: Duration,
+    /// Maximum time that a reaper needs after it has reconnected. It may be longer than the check waits.
+    needed: Duration,
 }
 
 impl Abandoned {
     fn new(most: usize) -> Self {
-        Self { suspects: Vec::new(), most, more: 0, wait: Duration::ZERO }
+        Self { suspects: Vec::new(), most, more: 0, needed: Duration::ZERO }
     }
 
     fn see(&mut self, id: JobId, lease_until: Timestamp, what: String, moment: &SnapshotFacts<'_>) {
@@ -213,26 +283,40 @@ impl Abandoned {
             self.more += 1;
             return;
         }
-        let wait = moment.patience.and_then(|patience| patience.to_std().ok()).unwrap_or_default();
-        self.wait = self.wait.max(wait).min(MAX_WAIT);
+        let needed = moment.patience.and_then(|patience| patience.to_std().ok()).unwrap_or_default();
+        self.needed = self.needed.max(needed);
         self.suspects.push((id, lease_until, what));
     }
 
     async fn look_again(mut self, store: &Store, patience: Duration, report: &mut Report) -> Result<(), StoreError> {
         let began = Instant::now();
-        while !self.suspects.is_empty() && !patience.is_zero() && began.elapsed() < self.wait {
+        while !self.suspects.is_empty() && !patience.is_zero() && began.elapsed() < self.needed.min(MAX_WAIT) {
             tokio::time::sleep(Duration::from_millis(500)).await;
             let leases = store.leases_of(self.suspects.iter().map(|(id, ..)| *id).collect()).await?;
             self.suspects.retain(|(id, lease_until, _)| leases.get(id) == Some(lease_until));
         }
-        self.tell(report);
+        self.tell(patience, report);
         Ok(())
     }
 
     /// Report the suspects that are left. Those that were not kept may be there still, also when all others are gone.
-    fn tell(self, report: &mut Report) {
+    /// A reaper may still end those that were not looked at for as long as it needs: they prove nothing.
+    fn tell(self, patience: Duration, report: &mut Report) {
         if self.more > 0 {
             report.record_unchecked(format!("{} more leases that ended long ago were not looked at again", self.more));
+        }
+        if let Some((first, ..)) = self.suspects.first()
+            && !patience.is_zero()
+            && self.needed > MAX_WAIT
+        {
+            report.record_unchecked(format!(
+                "{} leases ended long ago, such as that of job {first}; after an outage of MySQL their attempts may \
+                 end up to {} s later, and this check waits for {} s: run it again then",
+                self.suspects.len(),
+                self.needed.as_secs(),
+                MAX_WAIT.as_secs()
+            ));
+            return;
         }
         for (id, _, what) in self.suspects {
             report.add_finding(Check::Abandoned, id, what);
@@ -272,8 +356,17 @@ async fn stranded(store: &Store, patience: Duration, report: &mut Report) -> Res
 }
 
 /// Report batches with missing jobs, unless the jobs were removed after their end.
-async fn torn(evidence: &mut Evidence, batches: Batches, report: &mut Report) -> Result<(), StoreError> {
+async fn torn(
+    evidence: &mut Evidence,
+    batches: Batches,
+    (pace, began): (Pace, Instant),
+    report: &mut Report,
+) -> Result<(), StoreError> {
     for (looked_at, OpenBatch { batch, last, .. }) in batches.open.into_values().enumerate() {
+        if pace.is_over(began) {
+            report.record_unchecked("time was over before all batches that seem torn were looked at again".into());
+            return Ok(());
+        }
         if looked_at >= MAX_TORN {
             report.record_unchecked(format!(
                 "more than {MAX_TORN} batches seem torn; the others were not looked at again"
@@ -520,11 +613,38 @@ mod tests {
                 abandoned.suspects.clear();
             }
             let mut report = Report::new(Timestamp::UNIX_EPOCH, None);
-            abandoned.tell(&mut report);
+            abandoned.tell(VerifySettings::PATIENCE, &mut report);
             (report.verdict, report.complete)
         };
         assert_eq!(told(1, true), (VerifyVerdict::Kept, true));
         assert_eq!(told(2, true), (VerifyVerdict::Unchecked, false));
         assert_eq!(told(2, false), (VerifyVerdict::Broken, false));
+    }
+
+    #[test]
+    fn a_lease_that_outlasts_the_wait_of_the_check_is_not_called_abandoned() {
+        let told = |needed: Duration| {
+            let patience = TimeDelta::from_std(needed).ok();
+            let moment = SnapshotFacts { at: Timestamp::UNIX_EPOCH, patience, steps: &[] };
+            let mut abandoned = Abandoned::new(1);
+            abandoned.see(JobId::new(), Timestamp::UNIX_EPOCH, "it expired".to_owned(), &moment);
+            let mut report = Report::new(Timestamp::UNIX_EPOCH, None);
+            abandoned.tell(VerifySettings::PATIENCE, &mut report);
+            (report.verdict, report.finding(Check::Abandoned).faults, report.unchecked.len())
+        };
+        assert_eq!(told(MAX_WAIT), (VerifyVerdict::Broken, 1, 0));
+        assert_eq!(told(MAX_WAIT + Duration::from_secs(1)), (VerifyVerdict::Unchecked, 0, 1));
+    }
+
+    #[tokio::test]
+    async fn a_part_whose_time_is_over_leaves_what_it_has_reported() {
+        let pace = Pace::Gentle { limit: Duration::MAX, all: Duration::ZERO };
+        let mut report = Report::new(Timestamp::UNIX_EPOCH, None);
+        let hanging = async {
+            report.add_finding(Check::Lost, JobId::new(), "it is lost".to_owned());
+            std::future::pending().await
+        };
+        assert!(pace.finish(Instant::now(), hanging).await.is_ok_and(|done| !done));
+        assert_eq!(report.finding(Check::Lost).faults, 1);
     }
 }

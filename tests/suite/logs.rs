@@ -5,10 +5,13 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 use tickr::handlers::Registry;
+use tickr::job::State;
 use tickr::telemetry::log_fields_table;
 
+use crate::support::limits::set_and_wait;
 use crate::support::program::{Program, command, outcome, tickr};
-use crate::support::{TestApp, eventually, http};
+use crate::support::sink::Sink;
+use crate::support::{Runner, TestApp, eventually, http};
 
 /// Texts that must not appear anywhere, grouped by the place where they were given.
 const CANARIES: &[&str] = &[
@@ -158,6 +161,33 @@ async fn no_secret_and_no_payload_shows_in_the_log_or_the_metrics_at_any_level()
         assert!(line["attempt"].is_u64() && line["trace_id"] == trace[3..35], "{line:?}");
     }
     store.stop().await;
+}
+
+/// The error of the attempt has the URL without its query, and the start of the answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_breaker_that_opens_logs_neither_the_answer_nor_the_path() {
+    let tickr = TestApp::start_with(|config| config.queues = vec!["nowhere".into()], Registry::new()).await;
+    let echo = Sink::start(|_, body| (500, body.to_string())).await;
+    set_and_wait(&tickr, "per-host", json!({"kind": "http", "shared_by": "host", "breaker": {"failures": 1}})).await;
+    let env = [
+        ("TICKR_QUEUES", "default"),
+        ("TICKR_LEASE", "15s"),
+        ("TICKR_CALLBACK_ALLOW_PRIVATE", "true"),
+        ("TICKR_LOG", "trace"),
+    ];
+    let mut runner = Runner::start(&tickr, &env);
+    let payload = json!({"url": format!("{}/canary-path", echo.url()), "body": {"a": "canary-payload"}});
+    let id = tickr.enqueue(json!({"kind": "http", "max_attempts": 1, "payload": payload})).await;
+    tickr.until(id, State::Failed).await;
+    let error = tickr.get(&format!("/v1/jobs/{id}")).await.body["last_error"].as_str().unwrap().to_owned();
+    assert!(error.contains("canary-path") && error.contains("canary-payload"), "{error}");
+    runner.until_log("a breaker opened").await;
+    runner.signal("TERM");
+    assert_eq!(runner.exit_code().await, Some(0));
+    let log = runner.log();
+    let line = log.lines().find(|line| line.contains("canary"));
+    assert!(line.is_none(), "the payload or the path is in the log: {line:?}");
+    tickr.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2416,6 +2416,76 @@ async fn more_requests_than_may_wait_are_told_to_come_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn one_api_key_leaves_waits_to_other_api_keys_and_to_operators() {
+    let tickr = started_with(|config| config.http_polls = 8).await;
+    let at = tickr.app.addr();
+    let admin = api_key(&tickr, None, "root", json!({"scope": "admin"})).await;
+    let fleet = api_key(&tickr, Some(&admin), "fleet", json!({"scope": "work"})).await;
+    let small = api_key(&tickr, Some(&admin), "small", json!({"scope": "work"})).await;
+    let register = async |key: &str| {
+        let worker = json!({"name": "w", "kinds": ["resize"], "slots": 1, "lease_ms": 60_000});
+        let made = called(at, Method::POST, "/v1/workers".to_owned(), key.to_owned(), worker).await;
+        assert_eq!(made.status, 201, "{:#}", made.body);
+        made.body["id"].as_str().unwrap().to_owned()
+    };
+    let fetch = |worker: String, key: &str, wait_ms: u32| {
+        let body = json!({"slots": 1, "wait_ms": wait_ms, "holding": [], "fetch_id": Uuid::now_v7()});
+        called(at, Method::POST, format!("/v1/workers/{worker}/fetch"), key.to_owned(), body)
+    };
+    let mut waiting = Vec::new();
+    for _ in 0..6 {
+        waiting.push(tokio::spawn(fetch(register(&fleet).await, &fleet, 60_000)));
+    }
+    tickr.until_count("SELECT COUNT(*) FROM runners WHERE fetch_id IS NOT NULL", 6).await;
+    let refused = fetch(register(&fleet).await, &fleet, 0).await;
+    assert_eq!((refused.status, refused.code()), (429, "overloaded"), "{:#}", refused.body);
+    // The second API key has the seventh place, and the last one is kept for operators.
+    waiting.push(tokio::spawn(fetch(register(&small).await, &small, 60_000)));
+    tickr.until_count("SELECT COUNT(*) FROM runners WHERE fetch_id IS NOT NULL", 7).await;
+    assert_eq!(fetch(register(&small).await, &small, 0).await.status, 429);
+    let operators = fetch(register(&admin).await, &admin, 0).await;
+    assert_eq!(operators.status, 200, "{:#}", operators.body);
+    assert!(waiting.iter().all(|wait| !wait.is_finished()), "all seven requests were let in, and wait");
+    waiting.iter().for_each(JoinHandle::abort);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_work_key_learns_no_id_of_a_parent_or_a_batch() {
+    let tickr = started().await;
+    let parent = tickr.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000})).await;
+    let parents = json!([parent]);
+    let open = tickr.post("/v1/batches", json!({"name": "open"})).await.body["id"].clone();
+    let job = json!({"kind": "resize", "payload": 1, "after": parents, "batch": open});
+    let child = tickr.enqueue(job).await;
+    let callback = json!({"kind": "resize", "payload": 2});
+    let batch = json!({"jobs": [{"kind": "noop", "payload": {}}], "close": true, "on_complete": callback});
+    let batch = tickr.post("/v1/batches", batch).await;
+    assert_eq!(batch.status, 201, "{:#}", batch.body);
+    let batch = batch.body;
+    let callback = batch["on_complete"]["job_id"].as_str().unwrap();
+    eventually("the callback is enqueued", || async {
+        (tickr.get(&format!("/v1/jobs/{callback}")).await.status == 200).then_some(())
+    })
+    .await;
+    let admin = api_key(&tickr, None, "root", json!({"scope": "admin"})).await;
+    let shop = api_key(&tickr, Some(&admin), "shop", json!({"scope": "enqueue"})).await;
+    let work = api_key(&tickr, Some(&admin), "work", json!({"scope": "work", "kinds": ["resize"]})).await;
+    for (key, told) in [(&admin, true), (&shop, true), (&work, false)] {
+        let see = async |path: String| answer(tickr.with_key(key, Method::GET, &path)).await;
+        let (child, callback) = (see(format!("/v1/jobs/{child}")).await, see(format!("/v1/jobs/{callback}")).await);
+        // Each of them sees the job itself.
+        assert_eq!((&child.body["payload"], &callback.body["payload"]), (&json!(1), &json!(2)), "{:#}", child.body);
+        let links = [&child.body["after"], &child.body["batch"], &callback.body["callback_of"]];
+        let expected = if told { [&parents, &open, &batch["id"]] } else { [&Value::Null; 3] };
+        assert_eq!(links, expected, "{:#} {:#}", child.body, callback.body);
+        let shown = see(format!("/v1/batches/{}", batch["id"].as_str().unwrap())).await;
+        assert_eq!(shown.status, if told { 200 } else { 403 }, "{:#}", shown.body);
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_worker_says_what_it_executes_and_is_told_what_is_wrong() {
     let tickr = started().await;
     let good = json!({"name": "php", "kinds": ["resize"], "slots": 1});

@@ -10,10 +10,10 @@ use tickr::handlers::Registry;
 use tickr::index::Health;
 use tickr::job::{JobId, State};
 use tickr::store::{MAX_SPARED, Retention};
-use tickr::verify::{Check, Report, Sample, VerifySettings, VerifyVerdict, verify};
+use tickr::verify::{Check, Pace, Report, Sample, VerifySettings, VerifyVerdict, verify};
 
 use crate::support::program::{Program, command, outcome, tickr};
-use crate::support::{TestApp, eventually, halted, http};
+use crate::support::{DEADLINE, TestApp, eventually, halted, http};
 
 /// Return jobs with every possible outcome.
 fn with_every_ending() -> Vec<Value> {
@@ -997,7 +997,7 @@ async fn a_gentle_check_stops_when_its_time_is_over_and_says_what_it_did_not_loo
     let tickr = TestApp::start().await;
     tickr.enqueue_many((0..3_000).map(|_| json!({"kind": "noop", "queue": "nowhere"}))).await;
     let settings = VerifySettings {
-        pace: tickr::verify::Pace::Gentle { limit: std::time::Duration::ZERO },
+        pace: Pace::Gentle { limit: Duration::ZERO, all: Duration::from_secs(60) },
         ..halted::settings(&tickr.config, VerifySettings::PATIENCE, false)
     };
     let report = verify(tickr.app.broker().store(), tickr.app.index(), &settings, |_| {}).await.unwrap();
@@ -1010,4 +1010,28 @@ async fn a_gentle_check_stops_when_its_time_is_over_and_says_what_it_did_not_loo
     );
     assert!(report.unchecked.iter().any(|why| why.contains("time was over")), "{:?}", report.unchecked);
     tickr.stop().await;
+}
+
+/// The time of the whole check ends while a difference between Redis and MySQL is looked at again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_check_whose_time_ends_reports_the_faults_that_it_has_found() {
+    let tickr = TestApp::start().await;
+    let later = json!({"kind": "noop", "delay_ms": 86_400_000});
+    let lost = tickr.enqueue(later).await;
+    let hidden = tickr.enqueue(json!({"kind": "noop", "delay_ms": 300_000})).await;
+    let rest = tickr.halt().await;
+    rest.sql(format!("DELETE FROM owed WHERE id = UNHEX('{}')", lost.uuid().simple())).await;
+    rest.redis().await.zrem(rest.key("waiting"), format!("default:{hidden}")).await.unwrap();
+    rest.sql(IDLE_RUNNER).await;
+    let settings = VerifySettings {
+        pace: Pace::Gentle { limit: Duration::from_secs(60), all: Duration::from_secs(6) },
+        ..halted::settings(&rest.config, Duration::from_secs(600), false)
+    };
+    let checking = verify(&rest.store, &rest.index, &settings, |_| {});
+    let report = tokio::time::timeout(DEADLINE, checking).await.expect("the check ends").unwrap();
+    assert_eq!(report.faults().into_iter().collect::<Vec<_>>(), [(Check::Lost, 1)], "{}", pretty(&report));
+    assert_eq!((report.verdict, report.complete), (VerifyVerdict::Broken, false), "{}", pretty(&report));
+    assert!(report.unchecked.iter().any(|why| why.contains("Redis was compared")), "{:?}", report.unchecked);
+    assert!(report.finding(Check::IndexMissing).skipped.is_some(), "{}", pretty(&report));
+    rest.drop().await;
 }

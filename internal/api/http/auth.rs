@@ -186,6 +186,8 @@ enum Need {
     Read,
     /// `enqueue` or `admin`, for requests that enqueue jobs.
     Enqueue,
+    /// `read`, `enqueue` or `admin`, for what a producer may read and a remote worker may not.
+    ReadOrEnqueue,
     /// `work` or `admin`, for requests of remote workers.
     Work,
     /// `admin`: all requests that are not listed below, because they change something or show what only operators need.
@@ -202,7 +204,8 @@ impl Need {
             ["v1", "jobs", _, "cancel"] if *method == Method::POST => Self::Enqueue,
             // By the id of a batch, which its producer knows.
             ["v1", "batches"] | ["v1", "batches", _, "close" | "cancel"] if *method == Method::POST => Self::Enqueue,
-            ["v1", "batches", _] if reads => Self::Any,
+            // It names the jobs of its callbacks, whose kinds a remote worker may not have.
+            ["v1", "batches", _] if reads => Self::ReadOrEnqueue,
             // Those of the interfaces of other services, by the id of a job, which its producer knows.
             ["schedule" | "create" | "delete"] if *method == Method::POST => Self::Enqueue,
             ["cancel", _] if *method == Method::DELETE => Self::Enqueue,
@@ -231,6 +234,7 @@ impl Need {
             Self::Any => true,
             Self::Read => matches!(scope, Scope::Read | Scope::Admin),
             Self::Enqueue => matches!(scope, Scope::Enqueue | Scope::Admin),
+            Self::ReadOrEnqueue => scope != Scope::Work,
             Self::Work => matches!(scope, Scope::Work | Scope::Admin),
             Self::Admin => scope == Scope::Admin,
         }
@@ -241,6 +245,7 @@ impl Need {
             Self::Any => "any",
             Self::Read => "read",
             Self::Enqueue => "enqueue",
+            Self::ReadOrEnqueue => "read or enqueue",
             Self::Work => "work",
             Self::Admin => "admin",
         }
@@ -423,6 +428,7 @@ mod tests {
             (Method::GET, &format!("{id}/result"), "yyyy"),
             (Method::GET, &format!("{id}/attempts/1/log"), "yyyy"),
             (Method::GET, &format!("{id}/explain"), "ynyn"),
+            (Method::GET, "/v1/batches/0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a", "yyyn"),
             (Method::GET, "/v1/kinds", "yyyy"),
             (Method::GET, "/v1/kinds/mail", "yyyy"),
             (Method::PUT, "/v1/kinds/mail", "nnyn"),
@@ -488,7 +494,7 @@ mod tests {
             "GET /v1/kinds any",
             "GET /v1/kinds/{kind} any",
             "GET /v1/whoami any",
-            "GET /v1/batches/{id} any",
+            "GET /v1/batches/{id} read or enqueue",
             "POST /v1/batches enqueue",
             "POST /v1/batches/{id}/close enqueue",
             "POST /v1/batches/{id}/cancel enqueue",

@@ -24,6 +24,8 @@ pub(crate) struct Requester {
     queues: Option<Arc<BTreeSet<Name>>>,
     /// True when the caller may read every job.
     reads_all: bool,
+    /// True when the caller may only work as a remote worker.
+    works_only: bool,
 }
 
 impl<S: Send + Sync> FromRequestParts<S> for Requester {
@@ -42,6 +44,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Requester {
                         kinds: holder.kinds(),
                         queues: holder.queues(),
                         reads_all: scope == Scope::Read,
+                        works_only: scope == Scope::Work,
                     },
                 }
             }
@@ -51,7 +54,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Requester {
 
 impl Requester {
     const fn all(producer: Producer) -> Self {
-        Self { producer, kinds: None, queues: None, reads_all: true }
+        Self { producer, kinds: None, queues: None, reads_all: true, works_only: false }
     }
 
     /// Return the caller in the form that the store uses.
@@ -62,8 +65,8 @@ impl Requester {
     /// Return whether the caller may see this job in full.
     ///
     /// Every caller that knows the id of a job without a unique key may see it: an id has 74 random bits, and tickr
-    /// tells it only to the producer. The id of a job with a unique key is also told to other producers that use the
-    /// same unique key, so they see only its id and state.
+    /// tells it only to the producer, and to remote workers with the job. The id of a job with a unique key is also
+    /// told to other producers that use the same unique key, so they see only its id and state.
     pub(crate) fn can_see(&self, job: &Job) -> bool {
         self.reads_all || job.unique_key.is_none() || self.producer.reaches(&job.options)
     }
@@ -81,10 +84,12 @@ impl Requester {
         Err(foreign(job.id))
     }
 
-    /// Return the part of a job that the caller may see.
+    /// Return the part of a job that the caller may see. An id is enough to read a job, so a remote worker is not told
+    /// the parents and batches of its own, whose kinds may be those of others.
     pub(crate) fn show(&self, job: Job, attempts: Vec<Attempt>) -> SeenJob {
         if self.can_see(&job) {
-            SeenJob::Own(Box::new(JobView::read(job, Some(attempts))))
+            let view = JobView::read(job, Some(attempts));
+            SeenJob::Own(Box::new(if self.works_only { view.without_links() } else { view }))
         } else {
             SeenJob::Foreign(ForeignJobView::new(job.id, job.state))
         }
@@ -220,6 +225,7 @@ mod tests {
             kinds: Some(Arc::new(kinds.iter().map(|kind| kind.parse().unwrap()).collect())),
             queues: None,
             reads_all: false,
+            works_only: false,
         };
         let payload = |text: &str| RawValue::from_string(text.to_owned()).unwrap();
         let (plain, mailed) =

@@ -339,7 +339,7 @@ problems! {
     StoreUnavailable => {
         status: SERVICE_UNAVAILABLE,
         title: "MySQL cannot be reached",
-        meaning: "MySQL does not answer, its tables are being migrated, or all connections of this process to it are in use. As far as tickr knows, nothing was changed. A commit whose confirmation was lost may have been made.",
+        meaning: "MySQL does not answer, its tables are being migrated, another session keeps rows locked, or all connections of this process to it are in use. As far as tickr knows, nothing was changed. A commit whose confirmation was lost may have been made.",
         remedy: "Try again. With an `Idempotency-Key` nothing is done twice.",
         again: Later,
     }

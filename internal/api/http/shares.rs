@@ -1,6 +1,6 @@
-//! Permits for long requests: open streams, imports, downloads. One API key gets only a share of them, so that one
-//! client cannot lock out all others. A part is reserved for operators, who must be able to look when all other permits
-//! are taken.
+//! Permits for long requests: open streams, imports, downloads, waits of remote workers. One API key gets only a share
+//! of them, so that one client cannot lock out all others. A part is reserved for operators, who must be able to look
+//! when all other permits are taken.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,8 +9,10 @@ use uuid::Uuid;
 
 use crate::http::problem::{Code, Problem};
 
-/// One API key gets at most one permit in this many.
-const SHARE: usize = 4;
+/// Share of one API key, in quarters of the permits.
+const SHARE: usize = 1;
+/// The same where one API key is usually that of a whole fleet of workers.
+const SHARE_OF_FLEET: usize = 3;
 /// One permit in this many is reserved for operators.
 const RESERVED_SHARE: usize = 8;
 
@@ -18,6 +20,8 @@ const RESERVED_SHARE: usize = 8;
 #[derive(Clone, Debug)]
 pub struct RequestPermits {
     most: usize,
+    /// Share of one API key, in quarters.
+    quarters: usize,
     taken: Arc<Mutex<TakenPermits>>,
 }
 
@@ -58,10 +62,16 @@ impl NoPermit {
 }
 
 impl RequestPermits {
-    /// Create this many permits.
+    /// Create this many permits, of which one API key gets at most a quarter.
     #[must_use]
     pub fn new(most: usize) -> Self {
-        Self { most, taken: Arc::default() }
+        Self { most, quarters: SHARE, taken: Arc::default() }
+    }
+
+    /// Create this many permits, of which one API key gets at most three quarters.
+    #[must_use]
+    pub fn for_fleets(most: usize) -> Self {
+        Self { quarters: SHARE_OF_FLEET, ..Self::new(most) }
     }
 
     /// Take a permit. `key` is the API key of the caller. It is `None` for an operator: a caller with an `admin` key, a
@@ -85,8 +95,10 @@ impl RequestPermits {
         Ok(RequestPermit { key, taken: Arc::clone(&self.taken) })
     }
 
+    /// At least one is left for other API keys, unless there are too few.
     fn share(&self) -> usize {
-        (self.most / SHARE).max(1)
+        let others = self.most.saturating_sub(self.reserved() + 1);
+        (self.most * self.quarters / 4).min(others).max(1)
     }
 
     /// At least one is reserved, unless there is only one permit.
@@ -138,10 +150,23 @@ mod tests {
     #[test]
     fn few_places_are_shared_as_well_as_they_can_be() {
         for (most, by_one, by_all) in [(0, 0, 0), (1, 1, 1), (2, 1, 1), (4, 1, 3), (8, 2, 7)] {
-            let places = RequestPermits::new(most);
-            let one = (0..9).map_while(|_| places.take(Some(Uuid::nil())).ok()).collect::<Vec<_>>().len();
-            let all = (0..9).filter_map(|key| places.take(Some(Uuid::from_u128(key))).ok()).collect::<Vec<_>>().len();
-            assert_eq!((one, all), (by_one, by_all), "{most}");
+            assert_eq!(taken(&RequestPermits::new(most)), (by_one, by_all), "{most}");
         }
+    }
+
+    #[test]
+    fn a_fleet_gets_three_quarters_and_leaves_places_to_others() {
+        for (most, by_one, by_all) in [(0, 0, 0), (1, 1, 1), (2, 1, 1), (3, 1, 2), (4, 2, 3), (8, 6, 7), (16, 12, 14)] {
+            assert_eq!(taken(&RequestPermits::for_fleets(most)), (by_one, by_all), "{most}");
+        }
+    }
+
+    /// Return how many permits one API key gets when the others have none, and how many different keys get then in all.
+    fn taken(places: &RequestPermits) -> (usize, usize) {
+        let one: Vec<RequestPermit> = (0..20).map_while(|_| places.take(Some(Uuid::nil())).ok()).collect();
+        let by_one = one.len();
+        drop(one);
+        let all = (0..20).filter_map(|key| places.take(Some(Uuid::from_u128(key))).ok()).collect::<Vec<_>>();
+        (by_one, all.len())
     }
 }

@@ -711,7 +711,8 @@ pub(crate) async fn count(
 /// Show a job with its attempts
 ///
 /// A key with the scope `enqueue` sees its producer's jobs, and any job without a unique key whose id it knows. Of
-/// another producer's job with a unique key, it sees only the id and the state.
+/// another producer's job with a unique key, it sees only the id and the state. A key with the scope `work` sees the
+/// same of the jobs whose ids it knows, and is not told their parents and batches.
 #[utoipa::path(
     get, path = "/v1/jobs/{id}", tag = "jobs", operation_id = "show_job",
     params(

@@ -26,8 +26,10 @@ use tickr_verify::{Finding, Pace, Report, VerifySettings, VerifyVerdict, verify}
 
 /// Maximum time for reading the tables, pauses included.
 const READING: Duration = Duration::from_secs(120);
-/// Maximum time for the whole verification.
+/// Maximum time for the whole verification. What is not checked by then is reported as unchecked.
 const ALL: Duration = Duration::from_secs(240);
+/// Time after which a verification without a report is given up, because MySQL does not let it begin.
+const GIVEN_UP: Duration = Duration::from_secs(270);
 /// Time after which a verification without an end no longer blocks the next one, because its runner must be dead.
 const PLACE: Duration = Duration::from_secs(300);
 
@@ -71,18 +73,18 @@ impl Parts {
             patience: VerifySettings::PATIENCE,
             repair: false,
             retention: self.retention.clone(),
-            pace: Pace::Gentle { limit: READING },
+            pace: Pace::Gentle { limit: READING, all: ALL },
         };
         // The check may be dropped at any point: it has a connection of its own, in a read-only transaction.
         let found = tokio::select! {
             () = self.stop.cancelled() => Err("the runner stopped".to_owned()),
-            found = tokio::time::timeout(ALL, verify(&self.store, &self.index, &settings, |_| {})) => match found {
+            found = tokio::time::timeout(GIVEN_UP, verify(&self.store, &self.index, &settings, |_| {})) => match found {
                 Ok(Ok(report)) => Ok(report),
                 Ok(Err(error)) => {
                     tracing::warn!(%error, "a requested verification failed");
                     Err("MySQL could not be read; the log of the runner has the details".to_owned())
                 }
-                Err(_) => Err(format!("it took longer than {} s", ALL.as_secs())),
+                Err(_) => Err(format!("it took longer than {} s", GIVEN_UP.as_secs())),
             },
         };
         if let Ok(report) = &found {
@@ -169,10 +171,10 @@ pub(crate) struct ReportView {
     /// True when everything was checked and no check found a fault.
     ok: bool,
     /// True when everything was checked. Large tables are read for two minutes, from the oldest job on; use `since` to
-    /// check only newer jobs.
+    /// check only newer jobs. The whole check ends after four minutes, with the faults found until then.
     complete: bool,
     /// Parts that could not be checked, with the reason: Redis did not answer, the time was over, a row could not be
-    /// read.
+    /// read, a lease is too long to wait for its end.
     unchecked: Vec<String>,
     /// Time at which the tables were read, by the clock of the database.
     #[schema(format = DateTime)]

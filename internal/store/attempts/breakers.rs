@@ -53,15 +53,15 @@ pub(super) struct Turned {
 }
 
 impl Turned {
-    /// Say it to the operator. Call this after the commit.
+    /// Say it to the operator. Call this after the commit. The last error is left out: it quotes the answer of the
+    /// receiver, which may repeat the payload.
     pub(super) fn tell(&self) {
         let LimitKey { limit, key: host } = &self.key;
         match self.turn {
             Turn::Opened => {
                 metrics::counter!("tickr_breaker_openings_total", "limit" => limit.to_string()).increment(1);
-                let BreakerState { failures, pause_ms, last_error, .. } = &self.state;
-                let (pause_ms, error) = (pause_ms.unwrap_or(0), last_error.as_deref().unwrap_or_default());
-                tracing::warn!(%limit, host, failures, pause_ms, error, "a breaker opened, the jobs of the host wait");
+                let (failures, pause_ms) = (self.state.failures, self.state.pause_ms.unwrap_or(0));
+                tracing::warn!(%limit, host, failures, pause_ms, "a breaker opened, the jobs of the host wait");
             }
             Turn::StaysOpen => {
                 let pause_ms = self.state.pause_ms.unwrap_or(0);
