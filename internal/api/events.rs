@@ -469,8 +469,9 @@ impl From<&PublishedEvent> for ClusterEvent {
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct GapEvent {
     /// Reason of the gap. `behind`: this client was too slow. `flood`: too many events happened at once in a runner.
-    /// `redis`: Redis does not answer, so only the events of this runner arrive. `forgotten`: the event of
-    /// `Last-Event-ID` is no longer stored.
+    /// `redis`: Redis does not answer, so only the events of this runner arrive. `lost`: Redis was out for this runner or
+    /// for another one, or has lost events; from here on the events of all runners arrive again. `forgotten`: the event
+    /// of `Last-Event-ID` is no longer stored.
     reason: &'static str,
     /// Number of missing events, if it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -486,7 +487,8 @@ pub(super) struct GapEvent {
 /// Later versions may add event types and fields: ignore what you do not know.
 ///
 /// A `gap` event says that events are missing: above about ten thousand events a second, for a client that is too slow,
-/// or while Redis does not answer and only the events of this runner arrive. After a gap, read again what you show.
+/// while Redis does not answer and only the events of this runner arrive, or when Redis has lost events or is back. After
+/// a gap, read again what you show.
 /// With `Last-Event-ID` the stream continues after that event, or sends `reset` when the event is no longer stored.
 /// Payloads, results, errors and reasons are not sent.
 #[utoipa::path(
@@ -542,7 +544,8 @@ const fn gap(reason: &'static str, count: Option<u64>) -> GapEvent {
 
 fn event_message(id: Option<StreamPosition>, event: &PublishedEvent) -> Message {
     if event.event_type == EventType::Gap {
-        return message("gap", id.map(|id| id.to_string()), &gap("flood", event.count));
+        let reason = if event.cause.as_deref() == Some(PublishedEvent::LOST) { "lost" } else { "flood" };
+        return message("gap", id.map(|id| id.to_string()), &gap(reason, event.count));
     }
     message(event.event_type.as_str(), id.map(|id| id.to_string()), &ClusterEvent::from(event))
 }
@@ -588,6 +591,7 @@ impl ClusterStream {
                     }
                 }
                 Ok(Delivery::Gap) => self.messages.push_back(message("gap", None, &gap("redis", None))),
+                Ok(Delivery::Lost) => self.messages.push_back(message("gap", None, &gap("lost", None))),
                 Err(RecvError::Lagged(count)) => {
                     self.lags += 1;
                     self.messages.push_back(message("gap", None, &gap("behind", Some(count))));

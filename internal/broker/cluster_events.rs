@@ -5,10 +5,14 @@
 //! within a second. So a cluster without listeners pays nothing. The names of kinds and queues are read for the events
 //! that are sent; the path of a job does not carry them.
 //!
-//! While Redis is out, listeners are told of a gap, and then receive only the events of their own runner.
+//! While Redis is out, listeners are told of a gap, and then receive only the events of their own runner. Another gap
+//! follows when Redis is back and all runners have had the time to notice the listeners again. A runner whose events
+//! did not reach the stream says so in the stream. A process with listeners tells them of a gap when the stream has lost
+//! the position up to which it was read.
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_recursion::async_recursion as boxed;
@@ -21,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use tickr_event::{Event, Events, Health, SettingChanged};
-use tickr_index::{EventStream, Index, IndexError, StreamPosition};
+use tickr_index::{EventStream, Index, IndexError, StreamEntry, StreamPosition};
 use tickr_job::{JobId, Name, RunnerId, State, Timestamp, Verdict};
 use tickr_store::Store;
 
@@ -39,6 +43,10 @@ const MARK_EVERY: Duration = Duration::from_millis(1_500);
 const CAPACITY: usize = 2_048;
 /// Longest time that a new listener waits until this process has set its mark and knows where to read from.
 const UNTIL_LIVE: Duration = Duration::from_secs(2);
+/// Time after an outage until all runners have noticed the mark of a listener: the next renewal, and the next look.
+const UNTIL_NOTICED: Duration = Duration::from_secs(3);
+/// When the listeners elsewhere come back within this time, they may have been there all the time, without a mark.
+const ABSENCE: Duration = Duration::from_secs(60);
 
 /// Type of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -190,9 +198,15 @@ pub struct PublishedEvent {
     /// Due time of the tick.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub due_at: Option<Timestamp>,
-    /// Reason for which the tick was skipped.
+    /// Reason for which the tick was skipped. In a gap: [`LOST`](Self::LOST), or absent when there were too many
+    /// events.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<String>,
+}
+
+impl PublishedEvent {
+    /// Cause of a gap when events did not reach the stream.
+    pub const LOST: &str = "lost";
 }
 
 /// Message to a listener.
@@ -202,6 +216,8 @@ pub enum Delivery {
     Event(Option<StreamPosition>, Arc<PublishedEvent>),
     /// Events may be missing here: Redis is out, and the events of other runners do not arrive until it is back.
     Gap,
+    /// Events may be missing here: Redis was out or has lost them. From here on the events of all runners arrive.
+    Lost,
 }
 
 /// The cluster events of this process. Cheap to clone.
@@ -222,6 +238,8 @@ struct ClusterEventsInner {
     live: watch::Sender<bool>,
     /// Number of listeners in this process.
     listeners: watch::Sender<usize>,
+    /// Redis is out, and the listeners of this process have been told.
+    out: AtomicBool,
 }
 
 /// One listener. Dropping it ends the subscription.
@@ -229,6 +247,8 @@ struct ClusterEventsInner {
 pub struct Listener {
     deliveries: Receiver<Delivery>,
     shared: Arc<ClusterEventsInner>,
+    /// Redis was out at the beginning. The other listeners were told before.
+    began_in_outage: bool,
 }
 
 impl Drop for Listener {
@@ -244,13 +264,16 @@ impl Listener {
     /// When the listener fell so far behind that messages were dropped.
     #[boxed]
     pub async fn next(&mut self) -> Result<Delivery, broadcast::error::RecvError> {
+        if std::mem::take(&mut self.began_in_outage) {
+            return Ok(Delivery::Gap);
+        }
         self.deliveries.recv().await
     }
 
     /// Return whether the listener has received all messages so far.
     #[must_use]
     pub fn is_up_to_date(&self) -> bool {
-        self.deliveries.is_empty()
+        self.deliveries.is_empty() && !self.began_in_outage
     }
 }
 
@@ -274,6 +297,7 @@ impl ClusterEvents {
             deliveries: broadcast::Sender::new(CAPACITY),
             live: watch::Sender::new(false),
             listeners: watch::Sender::new(0),
+            out: AtomicBool::new(false),
         });
         tasks.spawn(publish_health(Arc::clone(&shared), stop.clone()));
         tasks.spawn(run_until_stopped(Arc::clone(&shared), stop.clone()));
@@ -285,7 +309,10 @@ impl ClusterEvents {
     #[boxed]
     pub async fn listen(&self) -> Listener {
         let shared = Arc::clone(&self.shared);
-        let listener = Listener { deliveries: shared.deliveries.subscribe(), shared: Arc::clone(&shared) };
+        // Subscribed first: an outage that is found between the two lines is told twice, and never not at all.
+        let deliveries = shared.deliveries.subscribe();
+        let began_in_outage = shared.out.load(Ordering::SeqCst);
+        let listener = Listener { deliveries, shared: Arc::clone(&shared), began_in_outage };
         shared.listeners.send_modify(|count| *count += 1);
         let mut live = shared.live.subscribe();
         let _ = tokio::time::timeout(UNTIL_LIVE, live.wait_for(|live| *live)).await;
@@ -302,15 +329,16 @@ impl ClusterEvents {
         &self,
         place: StreamPosition,
     ) -> Result<Option<Vec<(StreamPosition, PublishedEvent)>>, IndexError> {
-        if !self.shared.stream.contains(place).await? {
-            return Ok(None);
-        }
         let (mut found, mut last) = (Vec::new(), place);
         for _ in 0..MAX_PAGES {
             let page = self.shared.stream.read_after(last, PAGE).await?;
-            let more = page.len() == PAGE;
-            last = page.last().map_or(last, |entry| entry.id);
-            found.extend(page.iter().filter_map(|entry| Some((entry.id, serde_json::from_str(&entry.text).ok()?))));
+            if !page.is_whole {
+                return Ok(None);
+            }
+            let more = page.entries.len() == PAGE;
+            last = page.entries.last().map_or(last, |entry| entry.id);
+            let read = |entry: &StreamEntry| Some((entry.id, serde_json::from_str(&entry.text).ok()?));
+            found.extend(page.entries.iter().filter_map(read));
             if !more {
                 break;
             }
@@ -334,12 +362,18 @@ async fn publish_health(shared: Arc<ClusterEventsInner>, stop: CancellationToken
 async fn run_until_stopped(shared: Arc<ClusterEventsInner>, stop: CancellationToken) {
     let mut listened = shared.stream.has_listeners();
     let mut listeners = shared.listeners.subscribe();
+    let mut ended: Option<Instant> = None;
     loop {
         let here = *listeners.borrow_and_update() > 0;
         let elsewhere = *listened.borrow_and_update();
         if here || elsewhere {
-            Session::begin(&shared).await.run(&stop).await;
+            // Listeners of this process have missed nothing of it. Those of others may have been there all the time: a
+            // flush deletes their mark, and so does an outage.
+            let lost = !here && ended.is_some_and(|ended| ended.elapsed() < ABSENCE);
+            Session::begin(&shared, lost).await.run(&stop).await;
             shared.live.send_replace(false);
+            shared.out.store(false, Ordering::SeqCst);
+            ended = Some(Instant::now());
         }
         if stop.is_cancelled() {
             return;
@@ -360,15 +394,18 @@ struct Session<'a> {
     local_events: Receiver<Event>,
     /// Position up to which the stream was read. Not known until Redis has answered.
     read: Option<StreamPosition>,
-    /// Redis is out, and the listeners have been told.
-    out: bool,
+    /// Events of this process did not reach the stream. The next batch says so first.
+    lost: bool,
+    /// After an outage, the time at which the listeners are told that it is over.
+    back_at: Option<Instant>,
     mark_at: Instant,
 }
 
 impl<'a> Session<'a> {
-    async fn begin(shared: &'a ClusterEventsInner) -> Self {
+    async fn begin(shared: &'a ClusterEventsInner, lost: bool) -> Self {
         let local_events = shared.events.listen();
-        let mut session = Self { shared, local_events, read: None, out: false, mark_at: Instant::now() };
+        let mark_at = Instant::now();
+        let mut session = Self { shared, local_events, read: None, lost, back_at: None, mark_at };
         session.mark().await;
         if session.has_listeners() {
             session.find_position().await;
@@ -395,11 +432,15 @@ impl<'a> Session<'a> {
                 return;
             }
             self.mark().await;
-            self.publish().await;
             if here {
+                self.read_from_here_on().await;
+                self.publish().await;
                 self.read().await;
+                self.tell_return();
             } else {
-                self.read = None;
+                (self.read, self.back_at) = (None, None);
+                self.shared.out.store(false, Ordering::SeqCst);
+                self.publish().await;
             }
         }
         // Send the last event: this runner is stopping.
@@ -422,36 +463,59 @@ impl<'a> Session<'a> {
     }
 
     fn note_outage(&mut self, error: &IndexError) {
-        if !self.out {
-            self.out = true;
-            tracing::debug!(%error, "cannot use the stream of cluster events");
+        tracing::debug!(%error, "cannot use the stream of cluster events");
+        self.tell_outage();
+    }
+
+    /// Tell the listeners of this process once that Redis is out.
+    fn tell_outage(&mut self) {
+        self.back_at = None;
+        if self.has_listeners() && !self.shared.out.swap(true, Ordering::SeqCst) {
             let _ = self.shared.deliveries.send(Delivery::Gap);
+        }
+    }
+
+    /// Tell the listeners that an outage is over. Other runners published nothing while they saw no mark, so the
+    /// listeners are told when these have noticed it.
+    fn tell_return(&mut self) {
+        if self.back_at.take_if(|at| *at <= Instant::now()).is_some() {
+            let _ = self.shared.deliveries.send(Delivery::Lost);
         }
     }
 
     async fn publish(&mut self) {
         let batch = self.collect().await;
-        if batch.is_empty() {
+        if batch.is_empty() && !self.lost {
             return;
         }
-        let mut failed = !self.may_use_redis();
-        if !failed {
-            let texts: Vec<String> =
-                batch.iter().filter_map(|published| serde_json::to_string(published).ok()).collect();
-            if let Err(error) = self.shared.stream.append(&texts).await {
-                self.note_outage(&error);
-                failed = true;
+        if self.may_use_redis() {
+            match self.append(&batch).await {
+                Ok(()) => {
+                    self.lost = false;
+                    return;
+                }
+                Err(error) => self.note_outage(&error),
             }
+        } else {
+            self.tell_outage();
         }
-        if failed && self.has_listeners() {
-            if !self.out {
-                self.out = true;
-                let _ = self.shared.deliveries.send(Delivery::Gap);
-            }
+        self.lost |= !batch.is_empty();
+        if self.has_listeners() {
             for published in batch {
                 let _ = self.shared.deliveries.send(Delivery::Event(None, Arc::new(published)));
             }
         }
+    }
+
+    /// Append a batch to the stream, behind a gap if earlier events did not reach it.
+    async fn append(&self, batch: &[PublishedEvent]) -> Result<(), IndexError> {
+        let gap = self.lost.then(|| PublishedEvent {
+            cause: Some(PublishedEvent::LOST.to_owned()),
+            ..self.blank(EventType::Gap, self.shared.store.clock().now())
+        });
+        let published = gap.iter().chain(batch);
+        let texts: Vec<String> = published.filter_map(|published| serde_json::to_string(published).ok()).collect();
+        self.shared.stream.append(&texts).await
     }
 
     /// Collect the events of this process since the last round.
@@ -563,6 +627,16 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// Find the position to read from, if it is not known. Do so before the events of this process are appended, so
+    /// that they are read.
+    async fn read_from_here_on(&mut self) {
+        if !self.may_use_redis() {
+            self.tell_outage();
+        } else if self.read.is_none() {
+            self.find_position().await;
+        }
+    }
+
     async fn find_position(&mut self) {
         if !self.may_use_redis() {
             return;
@@ -577,15 +651,20 @@ impl<'a> Session<'a> {
         if !self.may_use_redis() {
             return;
         }
-        let Some(mut last) = self.read else { return self.find_position().await };
+        let Some(mut last) = self.read else { return };
         for _ in 0..MAX_PAGES {
             let page = match self.shared.stream.read_after(last, PAGE).await {
                 Ok(page) => page,
                 Err(error) => return self.note_outage(&error),
             };
-            self.out = false;
-            let more = page.len() == PAGE;
-            for entry in page {
+            if self.shared.out.swap(false, Ordering::SeqCst) {
+                self.back_at = Some(Instant::now() + UNTIL_NOTICED);
+            }
+            if !page.is_whole && last != StreamPosition::START {
+                return self.skip_lost().await;
+            }
+            let more = page.entries.len() == PAGE;
+            for entry in page.entries {
                 last = entry.id;
                 if let Ok(published) = serde_json::from_str(&entry.text) {
                     let _ = self.shared.deliveries.send(Delivery::Event(Some(entry.id), Arc::new(published)));
@@ -595,6 +674,16 @@ impl<'a> Session<'a> {
             if !more {
                 return;
             }
+        }
+    }
+
+    /// Go on at the end of a stream that has lost the position up to which it was read, as after a flush. The entries
+    /// behind that position are gone, or are older ones of a server that went back in time.
+    async fn skip_lost(&mut self) {
+        self.read = None;
+        self.find_position().await;
+        if self.read.is_some() {
+            let _ = self.shared.deliveries.send(Delivery::Lost);
         }
     }
 }

@@ -55,6 +55,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const MAX_PAUSE: Duration = Duration::from_secs(2);
 /// Longest time for which the sorted set hides a job of a kind that a runner does not know.
 const MAX_REST: TimeDelta = TimeDelta::seconds(10);
+/// Shortest time between two looks at the settings of Redis in passes.
+const WEAKNESS_EVERY: Duration = Duration::from_secs(5);
 /// Time between the first look at a job that seems to be missing and the second look.
 const SECOND_LOOK: Duration = Duration::from_millis(300);
 
@@ -75,6 +77,8 @@ struct PassState {
     fed_until: Option<Timestamp>,
     /// Lanes whose ready lists had left jobs out.
     noted: HashSet<Lane>,
+    /// Time of the last look at the settings of Redis.
+    looked_for_weakness: Option<Instant>,
 }
 
 pub(super) async fn run_until_stopped(shared: Arc<EngineState>) {
@@ -180,6 +184,11 @@ async fn served_queues(shared: &EngineState) -> Result<Vec<Name>, StoreError> {
 async fn pass(shared: &EngineState, memory: &mut PassState) -> Result<(), PassError> {
     // Compare nothing with a server that is no longer the one that other runners use.
     shared.index.follow_master().await;
+    // An operator may change the settings of a running Redis.
+    if memory.looked_for_weakness.is_none_or(|looked| looked.elapsed() >= WEAKNESS_EVERY) {
+        memory.looked_for_weakness = Some(Instant::now());
+        shared.index.look_for_weakness().await;
+    }
     let now = shared.store.clock().now();
     let lines = shared.store.lines_of(served_queues(shared).await?).await?;
 

@@ -48,6 +48,15 @@ pub struct StreamEntry {
     pub text: String,
 }
 
+/// Entries behind a position.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamPage {
+    /// The stream still has the entry at the position. Then it has all entries after it as well.
+    pub is_whole: bool,
+    /// The entries after the position, in order.
+    pub entries: Vec<StreamEntry>,
+}
+
 /// A position in the stream: milliseconds and a number. Written with a hyphen between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StreamPosition(u64, u64);
@@ -93,23 +102,37 @@ impl EventStream {
         self.shared.listened.clone()
     }
 
-    /// Set the mark that this process has a listener, for the next seconds.
+    /// Set the mark that this process has a listener, for the next seconds. Keep the stream for as long as before: a
+    /// listener must not lose its position because nothing happens for an hour.
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
     #[boxed]
     pub async fn mark_listener(&self) -> Result<(), IndexError> {
-        let mut call = redis::cmd("SET");
-        call.arg(&self.shared.listeners).arg(1).arg("PX").arg(LISTENS_FOR.as_millis() as u64);
-        self.call("mark that a client listens to events", call).await
+        let mut pipe = redis::pipe();
+        pipe.cmd("SET").arg(&self.shared.listeners).arg(1).arg("PX").arg(LISTENS_FOR.as_millis() as u64).ignore();
+        pipe.cmd("EXPIRE").arg(&self.shared.events).arg(KEPT_FOR.as_secs()).ignore();
+        let attempted = "mark that a client listens to events";
+        self.with(attempted, |mut conn| async move { pipe.query_async(&mut conn).await }).await
     }
 
-    /// Append these texts, in order.
+    /// Append these texts, in order. A connection that the server has ended while it was idle costs nothing: the call
+    /// is made again on another one.
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails. The texts may be in the stream then.
     #[boxed]
     pub async fn append(&self, texts: &[String]) -> Result<(), IndexError> {
+        match self.append_once(texts).await {
+            // After a time-out the call may still be carried out, and would be twice.
+            Err(IndexError::Unavailable { source: Some(error), .. }) if error.is_connection_dropped() => {
+                self.append_once(texts).await
+            }
+            other => other,
+        }
+    }
+
+    async fn append_once(&self, texts: &[String]) -> Result<(), IndexError> {
         let key = &self.shared.events;
         let mut pipe = redis::pipe();
         for text in texts {
@@ -119,26 +142,15 @@ impl EventStream {
         self.with("append events", |mut conn| async move { pipe.query_async(&mut conn).await }).await
     }
 
-    /// Return up to `most` entries after a position, in order.
+    /// Return up to `most` entries after a position, in order, and whether the entry at the position is still there.
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
     #[boxed]
-    pub async fn read_after(&self, place: StreamPosition, most: usize) -> Result<Vec<StreamEntry>, IndexError> {
+    pub async fn read_after(&self, place: StreamPosition, most: usize) -> Result<StreamPage, IndexError> {
         let mut call = redis::cmd("XRANGE");
-        call.arg(&self.shared.events).arg(format!("({place}")).arg("+").arg("COUNT").arg(most);
-        self.call("read events", call).await.map(entries)
-    }
-
-    /// Return whether this entry is still in the stream. If it is, all entries after it are as well.
-    ///
-    /// # Errors
-    /// [`IndexError::Unavailable`] when Redis fails.
-    #[boxed]
-    pub async fn contains(&self, place: StreamPosition) -> Result<bool, IndexError> {
-        let mut call = redis::cmd("XRANGE");
-        call.arg(&self.shared.events).arg(place.to_string()).arg(place.to_string());
-        self.call("look for an event", call).await.map(|found: Raw| !found.is_empty())
+        call.arg(&self.shared.events).arg(place.to_string()).arg("+").arg("COUNT").arg(most.saturating_add(1));
+        self.call("read events", call).await.map(|found| page_after(place, entries(found), most))
     }
 
     /// Return the last position, or the start for an empty stream.
@@ -190,6 +202,16 @@ impl EventStream {
     }
 }
 
+/// Take the entry at the position, if it is there, from the entries that begin with it.
+fn page_after(place: StreamPosition, mut entries: Vec<StreamEntry>, most: usize) -> StreamPage {
+    let is_whole = entries.first().is_some_and(|entry| entry.id == place);
+    if is_whole {
+        entries.remove(0);
+    }
+    entries.truncate(most);
+    StreamPage { is_whole, entries }
+}
+
 fn entries(found: Raw) -> Vec<StreamEntry> {
     let entry = |(id, fields): (String, Vec<String>)| {
         Some(StreamEntry { id: id.parse().ok()?, text: fields.into_iter().nth(1)? })
@@ -200,6 +222,17 @@ fn entries(found: Raw) -> Vec<StreamEntry> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_page_tells_whether_the_stream_still_has_the_position_behind_which_it_begins() {
+        let entry = |n| StreamEntry { id: StreamPosition(n, 0), text: n.to_string() };
+        let whole = page_after(StreamPosition(7, 0), vec![entry(7), entry(8), entry(9)], 2);
+        assert_eq!(whole, StreamPage { is_whole: true, entries: vec![entry(8), entry(9)] });
+        let lost = page_after(StreamPosition(7, 0), vec![entry(8), entry(9), entry(10)], 2);
+        assert_eq!(lost, StreamPage { is_whole: false, entries: vec![entry(8), entry(9)] });
+        let empty = page_after(StreamPosition(7, 0), Vec::new(), 2);
+        assert_eq!(empty, StreamPage { is_whole: false, entries: Vec::new() });
+    }
 
     #[test]
     fn places_are_ordered_as_redis_orders_them() {

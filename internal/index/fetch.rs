@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_recursion::async_recursion as boxed;
 use futures_util::StreamExt;
@@ -26,6 +26,9 @@ use tickr_job::{JobId, RunnerId};
 const BLOCK_SECONDS: f64 = 1.0;
 /// Longest time for a connection, and for a response beyond the block time.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Time after which an unused connection is replaced before its next use. Redis (`timeout`) or a device on the way may
+/// have ended it, and the error would look like an outage. It is unused while no worker is free.
+const IDLE: Duration = Duration::from_secs(5);
 
 /// Ids taken from the ready lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -286,6 +289,8 @@ struct FetchConnection {
     health: Arc<IndexHealth>,
     /// The connection, and the name of the server to which it leads.
     conn: Option<(MultiplexedConnection, String)>,
+    /// Time of the last use.
+    used: Instant,
     take: Script,
     overflow: String,
     lines: Vec<Lane>,
@@ -306,7 +311,8 @@ impl FetchConnection {
         let lists = lines.iter().map(|line| keys.ready(line)).collect();
         let take = Script::new(include_str!("take.lua"));
         let nudge = keys.nudge(runner);
-        Self { servers, health, conn: None, take, overflow: keys.overflow.clone(), lines, lists, nudge, low_water }
+        let (overflow, used) = (keys.overflow.clone(), Instant::now());
+        Self { servers, health, conn: None, used, take, overflow, lines, lists, nudge, low_water }
     }
 
     /// Return the lengths of these ready lists.
@@ -381,7 +387,9 @@ impl FetchConnection {
     }
 
     async fn connection(&mut self) -> Result<MultiplexedConnection, IndexError> {
+        let idle = std::mem::replace(&mut self.used, Instant::now()).elapsed();
         if let Some((conn, server)) = &self.conn
+            && idle < IDLE
             && !self.servers.has_left(server)
         {
             return Ok(conn.clone());

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use chrono::DateTime;
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncTypedCommands, RedisResult, Script, Value};
+use redis::{AsyncTypedCommands, RedisResult, ScanOptions, Script, Value};
 use tickr_job::{JobId, RunnerId, Timestamp};
 use tokio::sync::watch;
 
@@ -21,6 +21,9 @@ use super::{Entry, HintResult, IndexError, IndexHealth, IndexSettings, MoveRepor
 
 /// Most ids in one response about several ready lists.
 const MAX_LISTED: usize = 20_000;
+/// Keys that Redis looks at in one step of a scan. It takes about a millisecond. Redis may hold millions of keys of
+/// other programs, and each step is a round trip.
+const SCANNED: usize = 5_000;
 
 /// One partition. Cheap to clone.
 #[derive(Clone)]
@@ -241,21 +244,20 @@ impl Partition {
     }
 
     /// Delete everything, the epoch first, so that runners rebuild the index. Return how many keys there were.
+    ///
+    /// The ready lists are looked up before that. The lookup may take seconds beside many keys of other programs, and
+    /// without an epoch no job gets into the index meanwhile.
     pub(super) async fn forget(&self) -> Result<usize, IndexError> {
         let keys = &self.shared.keys;
+        // Braces have no meaning in a Redis pattern, and the prefix holds no other special characters.
+        let ready = format!("{}*", keys.ready_prefix);
+        let lists =
+            self.call("look for ready lists", |mut conn| async move { find_keys(&mut conn, ready).await }).await?;
         // The counter starts again at zero. Here that is intended, and must not be taken for lost data.
         self.shared.sequence.store(0, Ordering::Relaxed);
         self.call("forget the index", |mut conn| async move {
             let fixed = [&keys.epoch, &keys.waiting, &keys.overflow, &keys.sequence, &keys.events, &keys.listeners];
             let mut gone = conn.del(&fixed[..]).await?;
-            let mut lists = Vec::new();
-            {
-                // Braces have no meaning in a Redis pattern, and the prefix holds no other special characters.
-                let mut found = conn.scan_match::<_, String>(format!("{}*", keys.ready_prefix)).await?;
-                while let Some(key) = found.next_item().await {
-                    lists.push(key?);
-                }
-            }
             if !lists.is_empty() {
                 gone += conn.del(lists).await?;
             }
@@ -273,13 +275,7 @@ impl Partition {
         let keys = &self.shared.keys;
         let gone = self
             .call("look for keys of a wrong type", |mut conn| async move {
-                let mut names = Vec::new();
-                {
-                    let mut found = conn.scan_match::<_, String>(&keys.all).await?;
-                    while let Some(key) = found.next_item().await {
-                        names.push(key?);
-                    }
-                }
+                let names = find_keys(&mut conn, keys.all.clone()).await?;
                 let mut wrong = Vec::new();
                 for page in names.chunks(1_000) {
                     let mut pipe = redis::pipe();
@@ -520,4 +516,14 @@ impl Partition {
         let waiting = if lengths.is_empty() { 0 } else { lengths.remove(0) };
         Ok((waiting, lengths))
     }
+}
+
+/// Return the keys that match a pattern.
+async fn find_keys(conn: &mut MultiplexedConnection, pattern: String) -> RedisResult<Vec<String>> {
+    let options = ScanOptions::default().with_pattern(pattern).with_count(SCANNED);
+    let (mut keys, mut found) = (Vec::new(), conn.scan_options::<String>(options).await?);
+    while let Some(key) = found.next_item().await {
+        keys.push(key?);
+    }
+    Ok(keys)
 }

@@ -5,7 +5,7 @@
 //! connection follows redirections: a server that is the wrong one answers an error, and the error ends the connection.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use redis::aio::MultiplexedConnection;
@@ -330,12 +330,34 @@ fn read_certificates(tls: &IndexTls) -> Result<Option<TlsCertificates>, IndexErr
     let root_cert = read("redis_ca_file", &tls.ca_file, "CERTIFICATE")?;
     let client_cert = read("redis_cert_file", &tls.cert_file, "CERTIFICATE")?;
     let client_key = read("redis_key_file", &tls.key_file, "PRIVATE KEY")?;
+    try_out("redis_ca_file", tls.ca_file.as_deref(), None, root_cert.clone())?;
+    // Without certificates in front of it, only the key can be wrong.
+    let key_alone = client_key.clone().map(|client_key| ClientTlsConfig { client_cert: Vec::new(), client_key });
+    try_out("redis_key_file", tls.key_file.as_deref(), key_alone, None)?;
     let client_tls =
         client_cert.zip(client_key).map(|(client_cert, client_key)| ClientTlsConfig { client_cert, client_key });
+    try_out("redis_cert_file", tls.cert_file.as_deref(), client_tls.clone(), None)?;
     if root_cert.is_none() && client_tls.is_none() {
         return Ok(None);
     }
     Ok(Some(TlsCertificates { client_tls, root_cert }))
+}
+
+/// Let the driver parse the text of a file before its first use, so that the error names the setting. Otherwise a wrong
+/// file would look like a wrong URL.
+fn try_out(
+    setting: &'static str,
+    file: Option<&Path>,
+    client_tls: Option<ClientTlsConfig>,
+    root_cert: Option<Vec<u8>>,
+) -> Result<(), IndexError> {
+    let Some(file) = file else { return Ok(()) };
+    let any = ConnectionAddr::TcpTls { host: "localhost".to_owned(), port: 6_379, insecure: false, tls_params: None };
+    let built = Client::build_with_tls(any, TlsCertificates { client_tls, root_cert });
+    built.map(drop).map_err(|error| {
+        let cause = format!("the file cannot be read as PEM, and a key with a passphrase cannot be used: {error}");
+        IndexError::Certificates { setting, file: file.to_owned(), cause }
+    })
 }
 
 /// One server's word about which server is the master.
@@ -431,6 +453,33 @@ mod tests {
         let error = Servers::new("rediss://h", &tls, "k").map(drop).unwrap_err().to_string();
         assert!(error.contains("redis_key_file") && error.contains("/nowhere"), "{error}");
         assert!(Servers::new("redis://h", &tls, "k").is_ok(), "a URL without TLS needs no file");
+    }
+
+    #[test]
+    fn a_file_that_the_driver_cannot_parse_is_refused_with_the_name_of_its_setting() {
+        let file = |name: &str, kind: &str, body: &str| {
+            let path = std::env::temp_dir().join(format!("tickr-{}-{name}", std::process::id()));
+            std::fs::write(&path, format!("-----BEGIN {kind}-----\n{body}\n-----END {kind}-----\n")).unwrap();
+            path
+        };
+        let torn = file("torn.pem", "CERTIFICATE", "MII!");
+        let encrypted = file("encrypted.pem", "ENCRYPTED PRIVATE KEY", "MIIB");
+        let key = file("key.pem", "PRIVATE KEY", "MIIB");
+        let none = IndexTls::default();
+        for (setting, tls) in [
+            ("redis_ca_file", IndexTls { ca_file: Some(torn.clone()), ..none.clone() }),
+            ("redis_key_file", IndexTls { key_file: Some(encrypted.clone()), ..none.clone() }),
+            (
+                "redis_cert_file",
+                IndexTls { cert_file: Some(torn.clone()), key_file: Some(key.clone()), ..none.clone() },
+            ),
+        ] {
+            let error = Servers::new("rediss://h", &tls, "k").map(drop).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("cannot use {setting} ")), "{setting}: {error}");
+        }
+        for path in [torn, encrypted, key] {
+            std::fs::remove_file(path).unwrap();
+        }
     }
 
     #[tokio::test]

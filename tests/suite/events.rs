@@ -1,6 +1,8 @@
 //! Server-sent events: a client follows a job to its end through any runner. Cluster events are published while a
 //! client listens and cost nothing otherwise, and no listener delays other work.
 
+use std::cell::RefCell;
+use std::collections::HashSet;
 use std::time::Duration;
 
 use redis::AsyncTypedCommands as _;
@@ -350,6 +352,169 @@ async fn with_redis_out_a_gap_is_told_and_the_own_runner_is_heard_on() {
             break;
         }
     }
+    tickr.stop().await;
+}
+
+/// Return whether this is a gap because events were lost, which came through the stream or not.
+fn lost(told: &Told, through_the_stream: bool) -> bool {
+    told.kind == "gap" && told.data["reason"] == "lost" && told.id.is_some() == through_the_stream
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_connect_while_redis_is_out_are_told_of_a_gap_then_and_at_its_return() {
+    let relay = Relay::start().await;
+    let tickr = TestApp::start_alone(
+        |own| relay.lead_to(&own.redis_url()),
+        |config| config.redis_url = Some(ServerUrl::redis(&relay.redis_url()).unwrap()),
+    )
+    .await;
+    eventually("the index is whole", async || (tickr.app.index().health().now() == Health::Fast).then_some(())).await;
+    tickr
+        .event("the index is degraded", async { relay.set(Condition::Cut) }, |event| {
+            (*event == Event::IndexHealth(Health::Degraded)).then_some(())
+        })
+        .await;
+    let mut streams = Vec::new();
+    for client in ["first", "second"] {
+        let mut stream = EventStream::open(&tickr.url("/v1/events"), None).await;
+        let told = stream.until("a gap", |told| told.kind == "gap").await;
+        assert_eq!(told.data, json!({"reason": "redis"}), "the {client} client");
+        streams.push(stream);
+    }
+    relay.set(Condition::Pass);
+    for mut stream in streams {
+        stream.until("the index is whole", |told| told.kind == "index_health" && told.data["health"] == "fast").await;
+        stream.until("all runners are heard again", |told| lost(told, false)).await;
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_job_that_is_accepted_beside_a_flush_of_redis_is_told_or_a_gap_is() {
+    let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 4).await;
+    let other = tickr.another_with(elsewhere, Registry::new()).await;
+    let mut stream = EventStream::open(&format!("http://{}/v1/events", other.addr()), None).await;
+    eventually("the runner of the test is heard", async || {
+        tickr.enqueue_kind("noop", json!({})).await;
+        publishes(&tickr).await.then_some(())
+    })
+    .await;
+    let (mut ticks, mut ids) = (tokio::time::interval(Duration::from_millis(50)), HashSet::new());
+    for turn in 0..60 {
+        ticks.tick().await;
+        if turn == 20 {
+            tickr.flush_redis().await;
+        }
+        ids.insert(tickr.enqueue_kind("noop", json!({})).await.to_string());
+    }
+    let missing = RefCell::new(ids);
+    let told = stream.until("every job, or a gap", |told| {
+        if told.kind == "accepted" {
+            missing.borrow_mut().remove(told.data["job"].as_str().unwrap());
+        }
+        told.kind == "gap" || missing.borrow().is_empty()
+    });
+    told.await;
+    other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_mark_and_a_lost_stream_are_told_as_gaps_by_the_runner_that_notices_them() {
+    let tickr = TestApp::start().await;
+    let other = tickr.another_with(elsewhere, Registry::new()).await;
+    let mut stream = EventStream::open(&format!("http://{}/v1/events", other.addr()), None).await;
+    eventually("the runner of the test is heard", async || {
+        tickr.enqueue_kind("noop", json!({})).await;
+        publishes(&tickr).await.then_some(())
+    })
+    .await;
+    // The mark is lost until the runner of the test has seen it. That runner leaves out events until the mark is back.
+    let (listened, mut redis) = (tickr.app.index().event_stream().has_listeners(), tickr.redis().await);
+    let (listeners, events) = (tickr.key("listeners"), tickr.key("events"));
+    let (began, mut seen) = (Instant::now(), None);
+    // It looks whether there are listeners ten times a second.
+    while seen.is_none_or(|seen: Instant| seen.elapsed() < Duration::from_secs(1)) {
+        assert!(began.elapsed() < DEADLINE, "the runner sees a mark that is gone");
+        redis.del(&listeners).await.unwrap();
+        seen = if *listened.borrow() { None } else { seen.or_else(|| Some(Instant::now())) };
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let gap = stream.until("the gap of the runner without a mark", |told| lost(told, true)).await;
+    assert_eq!(gap.data, json!({"reason": "lost"}));
+    // The stream is lost together with what was in it.
+    redis.del(&events).await.unwrap();
+    stream.until("the gap of the lost stream", |told| lost(told, false)).await;
+    let id = tickr.enqueue_kind("noop", json!({})).await.to_string();
+    stream.until("the next job", |told| told.kind == "settled" && told.data["job"] == id).await;
+    other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_connection_that_redis_has_ended_costs_listeners_no_event() {
+    let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
+    let other = tickr.another_with(elsewhere, Registry::new()).await;
+    let mut stream = EventStream::open(&format!("http://{}/v1/events", other.addr()), None).await;
+    eventually("the runner of the test is heard", async || {
+        tickr.enqueue_kind("noop", json!({})).await;
+        publishes(&tickr).await.then_some(())
+    })
+    .await;
+    tickr.until_idle().await;
+    eventually("the connection for events was idle and is ended", async || {
+        let mut redis = tickr.redis().await;
+        let clients: String = redis::cmd("CLIENT").arg("LIST").query_async(&mut redis).await.unwrap();
+        let mut ended = 0;
+        // The last command of a batch of events.
+        for client in clients.lines().filter(|client| client.contains(" cmd=expire ")) {
+            let id = client.split_whitespace().find_map(|word| word.strip_prefix("id=")).unwrap();
+            let mut kill = redis::cmd("CLIENT");
+            ended += kill.arg("KILL").arg("ID").arg(id).query_async::<usize>(&mut redis).await.unwrap();
+        }
+        (ended > 0).then_some(())
+    })
+    .await;
+    let id = tickr.enqueue_kind("noop", json!({})).await.to_string();
+    stream.until("it is accepted", |told| told.kind == "accepted" && told.data["job"] == id).await;
+    other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runner_that_was_cut_off_from_redis_tells_the_listeners_of_others_of_a_gap() {
+    let relay = Relay::start().await;
+    let tickr = TestApp::start_alone(
+        |own| relay.lead_to(&own.redis_url()),
+        |config| config.redis_url = Some(ServerUrl::redis(&relay.redis_url()).unwrap()),
+    )
+    .await;
+    let direct = |config: &mut Config| {
+        elsewhere(config);
+        config.redis_url = Some(ServerUrl::redis(&tickr.services().redis_url()).unwrap());
+    };
+    let other = tickr.another_with(direct, Registry::new()).await;
+    let mut stream = EventStream::open(&format!("http://{}/v1/events", other.addr()), None).await;
+    eventually("the runner of the test is heard", async || {
+        tickr.enqueue_kind("noop", json!({})).await;
+        publishes(&tickr).await.then_some(())
+    })
+    .await;
+    tickr.until_idle().await;
+    let mut own = EventStream::open(&tickr.url("/v1/events"), None).await;
+    tickr
+        .event("the index is degraded", async { relay.set(Condition::Cut) }, |event| {
+            (*event == Event::IndexHealth(Health::Degraded)).then_some(())
+        })
+        .await;
+    // Its own listener gets the event without a position: it is not in the stream.
+    let id = tickr.enqueue_kind("noop", json!({})).await.to_string();
+    let settled = own.until("it is settled", |told| told.kind == "settled" && told.data["job"] == id).await;
+    assert_eq!(settled.id, None);
+    relay.set(Condition::Pass);
+    let gap = stream.until("the gap of the other runner", |told| lost(told, true)).await;
+    assert_eq!(gap.data, json!({"reason": "lost"}));
+    other.stop(CancellationToken::new()).await;
     tickr.stop().await;
 }
 

@@ -317,9 +317,48 @@ async fn a_rebuild_from_nothing_whose_deletion_fails_deletes_later() {
     })
     .await;
     until_problem(&tickr, "scan").await;
+    // Without an epoch no job would get into the index, and the lookup of the lists may take seconds.
+    let whole: bool = send(&mut redis.operator, &format!("EXISTS {{{prefix}}}:epoch")).await;
+    assert!(whole, "the epoch is gone before the lists were looked up");
     redis.send("ACL SETUSER tickr +scan").await;
     until_health(&tickr, Health::Fast).await;
     let left: bool = send(&mut redis.operator, &format!("EXISTS {list}")).await;
     assert!(!left, "the list is still there");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rebuild_from_nothing_passes_the_keys_of_other_programs_in_few_steps() {
+    let prefix = unique_name();
+    let mut redis = Guarded::start(&prefix).await;
+    let tickr = TestApp::start_with(
+        |config| {
+            config.redis_prefix.clone_from(&prefix);
+            config.redis_url = Some(redis.url());
+        },
+        Registry::new(),
+    )
+    .await;
+    until_health(&tickr, Health::Fast).await;
+    for page in 0..10 {
+        // Ten pages, so that none of them holds up the runner.
+        let fill = format!("for n = 1, 10000 do redis.call('SET', 'other:{page}:' .. n, '') end");
+        redis::cmd("EVAL").arg(fill).arg(0).exec_async(&mut redis.operator).await.unwrap();
+    }
+    let before = calls_of(&mut redis.operator, "scan").await;
+    eventually_seen("the rebuild is accepted", || async {
+        let answer = tickr.post("/v1/index/rebuild", json!({})).await;
+        if answer.status == 202 { Ok(()) } else { Err(answer.body) }
+    })
+    .await;
+    eventually("the index is rebuilt", || async {
+        let index = tickr.get("/v1/index").await.body;
+        (index["last_rebuild"]["cause"] == "asked").then_some(())
+    })
+    .await;
+    // With the usual ten keys in a step there would be 10,000 of them.
+    let steps = calls_of(&mut redis.operator, "scan").await - before;
+    assert!((10..500).contains(&steps), "{steps} steps");
+    until_health(&tickr, Health::Fast).await;
     tickr.stop().await;
 }

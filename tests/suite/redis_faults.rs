@@ -12,7 +12,7 @@ use sqlx::AssertSqlSafe;
 use tickr::config::{Config, ServerUrl};
 use tickr::event::{Event, Health};
 use tickr::handlers::Registry;
-use tickr::index::Lane;
+use tickr::index::{Entry, Lane};
 use tickr::job::{JobId, Priority, State};
 use tickr::services::Services;
 use tokio::time::Instant;
@@ -389,6 +389,45 @@ async fn a_lost_entry_comes_back_within_the_bound_also_if_the_note_has_the_same_
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_lost_entry_of_a_job_that_was_run_now_comes_back_within_the_bound() {
+    let (tickr, sleeper) = start_busy(|_| {}).await;
+    let (mut redis, waiting, ready) = (tickr.redis().await, tickr.key("waiting"), tickr.key("ready:default"));
+    // Its former due time is no further ahead than a runner without a handler puts a job off.
+    let id = tickr.enqueue(json!({"kind": "noop", "delay_ms": 9_800})).await;
+    eventually("it is scheduled", || {
+        let (mut redis, waiting) = (redis.clone(), waiting.clone());
+        async move { (redis.zcard(waiting).await.unwrap() == 1).then_some(()) }
+    })
+    .await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{id}/run-now"), json!({})).await.status, 200);
+    eventually("it is listed", || {
+        let (mut redis, ready) = (redis.clone(), ready.clone());
+        async move { redis.lrange(ready, 0, -1).await.unwrap().contains(&id.to_string()).then_some(()) }
+    })
+    .await;
+    redis.del(&ready).await.unwrap();
+    until_listed_again(&tickr, &[id.to_string()]).await;
+    release(&tickr, sleeper, 1).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_hints_about_one_job_the_later_one_decides_whether_it_is_scheduled() {
+    let tickr = TestApp::start().await;
+    until_health(&tickr, Health::Fast).await;
+    let (index, line) = (tickr.app.index(), Lane::new(&"elsewhere".parse().unwrap(), Priority::NORMAL));
+    let (now, minute) = (chrono::Utc::now(), chrono::TimeDelta::minutes(1));
+    for (hints, scheduled) in [([minute, -minute], false), ([-minute, minute], true)] {
+        let id = JobId::new();
+        let entries = hints.map(|ahead| Entry { id, line: line.clone(), execute_at: now + ahead });
+        index.hint(&entries).await.unwrap();
+        assert_eq!(index.scores(&entries[..1]).await.unwrap()[0].is_some(), scheduled, "{hints:?}");
+        index.unschedule(&entries[..1]).await.unwrap();
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_refill_that_took_too_long_leaves_its_successors_lock_alone() {
     let tickr = TestApp::start().await;
     let (index, line) = (tickr.app.index(), Lane::new(&"elsewhere".parse().unwrap(), Priority::NORMAL));
@@ -513,6 +552,47 @@ async fn keys_evicted_by_memory_pressure_cost_no_job_more_than_the_bound() {
         (ready.status == 200 && told).then_some(())
     })
     .await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn readiness_follows_a_policy_that_is_changed_on_a_running_redis() {
+    let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
+    until_health(&tickr, Health::Fast).await;
+    let mut redis = direct(tickr.services()).await;
+    config_set(&mut redis, "maxmemory", "1000000000").await;
+    for (policy, evicts) in [("allkeys-lru", true), ("noeviction", false)] {
+        config_set(&mut redis, "maxmemory-policy", policy).await;
+        eventually(&format!("readiness follows {policy}"), || async {
+            let ready = tickr.get("/readyz").await;
+            let told = ready.body["index_weakness"].as_str().is_some_and(|told| told.contains("allkeys-lru"));
+            (told == evicts).then_some(())
+        })
+        .await;
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_limit_of_redis_is_no_outage_for_a_runner_with_busy_workers() {
+    let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 1).await;
+    until_health(&tickr, Health::Fast).await;
+    let pulse = Pulse::start(&tickr).await;
+    // For Redis the connection that takes jobs is idle while the only worker is busy.
+    config_set(&mut direct(tickr.services()).await, "timeout", "2").await;
+    for turn in 0.. {
+        let (began, changes) = (Instant::now(), Changes::watch(&tickr));
+        let id = tickr.enqueue_kind("sleep", json!({"ms": 6_000})).await;
+        tickr.until(id, State::Completed).await;
+        let next = tickr.enqueue_kind("noop", json!({})).await;
+        tickr.until(next, State::Completed).await;
+        let seen = changes.end().await;
+        if seen == [Health::Fast] {
+            break;
+        }
+        assert!(turn < 3 && pulse.saw_outage(began), "{seen:?}");
+        until_health(&tickr, Health::Fast).await;
+    }
     tickr.stop().await;
 }
 
