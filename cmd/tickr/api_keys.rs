@@ -1,6 +1,8 @@
 //! `tickr api-keys list|create|revoke`: API keys.
 
-use anyhow::bail;
+use std::io::{ErrorKind, Write as _};
+
+use anyhow::{anyhow, bail};
 use chrono::SecondsFormat;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
@@ -13,8 +15,8 @@ use tickr::store::{MadeApiKey, NewApiKey, RevokedApiKey};
 
 use crate::client::{self, Client};
 use crate::json::Json;
-use crate::print::{encoded, table, text};
-use crate::{CommandResult, WrongUsage};
+use crate::print::{encoded, harmless, printable, table, text};
+use crate::{CommandResult, Failure, WrongUsage, ending};
 
 pub(crate) fn command() -> Command {
     let json = || Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
@@ -92,15 +94,39 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
                 .into_value()
         }
     };
+    if verb == "create" {
+        return show_once(&answer, as_json);
+    }
     if as_json {
         println!("{answer:#}");
     } else if verb == "list" {
         list(&answer);
-    } else if verb == "create" {
-        println!("{}", text(&answer, "token"));
-        eprintln!("API key {} ({}); its token is not shown again", text(&answer, "name"), text(&answer, "scope"));
     } else {
         println!("revoked {}", text(&answer, "name"));
+    }
+    Ok(())
+}
+
+/// Print a new API key with its token. If that fails, say that the API key exists, because its token is lost.
+fn show_once(made: &Value, as_json: bool) -> CommandResult {
+    let (name, scope) = (text(made, "name"), text(made, "scope"));
+    let said = if as_json { format!("{made:#}") } else { text(made, "token") };
+    let mut out = std::io::stdout();
+    let printed = writeln!(out, "{}", harmless(said)).and_then(|()| out.flush());
+    if let Err(error) = printed {
+        let code = if error.kind() == ErrorKind::BrokenPipe { ending::UNREAD } else { 1 };
+        let name = printable(&name);
+        return Err(Failure::new(
+            code,
+            anyhow!(
+                "the API key {name} is made, and its token is lost, because standard output cannot be written: {error}; \
+                 `tickr api-keys revoke {name}` revokes it, with --in-store also when no admin key is at hand; then \
+                 choose another name"
+            ),
+        ));
+    }
+    if !as_json {
+        eprintln!("API key {name} ({scope}); its token is not shown again");
     }
     Ok(())
 }

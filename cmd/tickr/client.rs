@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command};
 use reqwest::header::{AUTHORIZATION, HeaderValue, LOCATION, RETRY_AFTER};
 use reqwest::{Method, StatusCode};
@@ -16,7 +17,7 @@ use crate::print::{encoded, printable};
 use crate::stream::CONNECT;
 
 /// URL of a tickr that was started without settings.
-const DEFAULT_URL: &str = "http://127.0.0.1:7070";
+pub(crate) const DEFAULT_URL: &str = "http://127.0.0.1:7070";
 /// Pauses between tries, before jitter.
 pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(200);
 pub(crate) const MAX_PAUSE: Duration = Duration::from_secs(3);
@@ -197,9 +198,15 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) fn from_matches(matches: &ArgMatches) -> anyhow::Result<Self> {
+        Self::from_matches_or(matches, DEFAULT_URL)
+    }
+
+    /// Do the same as [`from_matches`](Self::from_matches), with this URL where the caller names none.
+    pub(crate) fn from_matches_or(matches: &ArgMatches, usual: &str) -> anyhow::Result<Self> {
         // An empty variable counts as not set, as for settings: a compose file passes `TICKR_TOKEN=`.
         let text = |name: &str| matches.get_one::<String>(name).map(|text| text.trim()).filter(|text| !text.is_empty());
-        let base = base_url(text("url").unwrap_or(DEFAULT_URL))?;
+        let is_named = matches.value_source("url") != Some(ValueSource::DefaultValue);
+        let base = base_url(text("url").filter(|_| is_named).unwrap_or(usual))?;
         let authorization = text("token").map(authorization).transpose()?;
         let http = trusting(&base, || reqwest::Client::builder().timeout(LONGEST_CALL).connect_timeout(CONNECT))?;
         let url = base.as_str().trim_end_matches('/').to_owned();

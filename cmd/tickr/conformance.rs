@@ -93,7 +93,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     });
     // The programs are in process groups of their own, which no signal of a terminal reaches. They end with the
     // scenarios, and those end with the runtime.
-    let report = crate::runtime()?.block_on(until_signalled(tested))?;
+    let report = crate::runtime()?.block_on(until_signalled(tested, ending::code_of))?;
     if watched {
         let _ = write!(std::io::stderr(), "\r{:40}\r", "");
     }

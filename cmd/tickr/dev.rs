@@ -37,6 +37,8 @@ WHERE j.created_at >= :since GROUP BY 1, 2 ORDER BY 1, 2
 params = [{ name = "since", type = "timestamp", default = 1970-01-01T00:00:00Z }]
 "#;
 
+/// The settings of servers that are not private. Flags for them would have no effect.
+const OF_OTHER_SERVERS: [&str; 5] = ["mysql_url", "redis_url", "redis_ca_file", "redis_cert_file", "redis_key_file"];
 /// Time that servers have to become ready, and then to stop in order, when a signal comes during their start.
 const PATIENCE_WITH_SERVERS: Duration = Duration::from_secs(5);
 
@@ -57,7 +59,7 @@ pub(crate) fn command() -> Command {
                 .help("The data folder"),
         )
         .arg(Arg::new("no-samples").long("no-samples").action(ArgAction::SetTrue).help("Enqueue no sample jobs"));
-    Flags::args(command, Subset::All)
+    Flags::args(command, Subset::AllBut(&OF_OTHER_SERVERS))
 }
 
 pub(crate) fn run(matches: &ArgMatches) -> CommandResult {

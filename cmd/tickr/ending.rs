@@ -12,6 +12,8 @@ const FAILED: u8 = 3;
 const CANCELLED: u8 = 4;
 /// The job has not ended yet, as far as is known; or it is not known whether it is enqueued.
 pub(crate) const NOT_OVER: u8 = 5;
+/// Exit code that a shell reports for SIGPIPE, when the reader of the output has ended.
+pub(crate) const UNREAD: u8 = 141;
 /// Exit codes that a shell reports for SIGHUP, SIGINT and SIGTERM.
 const HUNG_UP: u8 = 129;
 const INTERRUPTED: u8 = 130;
@@ -63,9 +65,14 @@ pub(crate) fn perhaps(key: &str, error: anyhow::Error) -> Failure {
 
 /// Report that a signal of this name ended the command. This prints nothing.
 pub(crate) fn stopped(signal: &str) -> Failure {
-    Failure::quiet(match signal {
+    Failure::quiet(code_of(signal))
+}
+
+/// Return the exit code for a signal of this name.
+pub(crate) fn code_of(signal: &str) -> u8 {
+    match signal {
         "SIGHUP" => HUNG_UP,
         "SIGINT" => INTERRUPTED,
         _ => TERMINATED,
-    })
+    }
 }

@@ -47,7 +47,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let path = format!("/v1/events?{}", wanted.join("&"));
     crate::runtime()?.block_on(async {
         // An interrupt is the normal end of this command.
-        let followed = until_signalled(follow(&client, path, patience, as_json)).await?;
+        let followed = until_signalled(follow(&client, path, patience, as_json), |_| 0).await?;
         Ok(followed.unwrap_or(Ok(()))?)
     })
 }

@@ -208,7 +208,7 @@ fn end_with_the_reader() {
             return usual(info);
         };
         if why.contains("Broken pipe") {
-            std::process::exit(141);
+            std::process::exit(ending::UNREAD.into());
         }
         // Standard error may be the same full disk.
         let Some(id) = ENQUEUED.get() else {

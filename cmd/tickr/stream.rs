@@ -10,6 +10,7 @@ use reqwest::{Response, StatusCode};
 use serde_json::{Map, Value};
 use tickr::app::Signals;
 use tickr::client::trusting;
+use tokio::sync::oneshot;
 
 use crate::client::{Client, FIRST_PAUSE, MAX_PAUSE};
 
@@ -19,6 +20,8 @@ pub(crate) const CONNECT: Duration = Duration::from_secs(10);
 const SILENCE: Duration = Duration::from_secs(45);
 /// Longest patience: ten years. The end of a much longer one is no time that the system knows.
 const LONGEST_PATIENCE: Duration = Duration::from_secs(10 * 365 * 86_400);
+/// Time that a command has to end by itself after a signal.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Longest line of a stream, in bytes. The lines of tickr have a few hundred.
 const MAX_LINE: usize = 1 << 20;
 
@@ -208,12 +211,27 @@ impl<'a> Stream<'a> {
 }
 
 /// Run this work until a signal requests the process to stop. Return the name of the signal in that case.
-pub(crate) async fn until_signalled<T>(work: impl Future<Output = T>) -> anyhow::Result<Result<T, &'static str>> {
+///
+/// Work that prints blocks its thread while the reader of standard output does not read, and then hears of no signal. So
+/// a task of its own waits for the signal, and ends the process with this exit code if the work does not stop.
+pub(crate) async fn until_signalled<T>(
+    work: impl Future<Output = T>,
+    exit_code: fn(&str) -> u8,
+) -> anyhow::Result<Result<T, &'static str>> {
     let mut signals = Signals::register()?;
-    Ok(tokio::select! {
+    let (tell, told) = oneshot::channel();
+    let waiting = tokio::spawn(async move {
+        let signal = signals.next().await;
+        let _ = tell.send(signal);
+        tokio::time::sleep(LAST_WORDS).await;
+        std::process::exit(exit_code(signal).into());
+    });
+    let outcome = tokio::select! {
         done = work => Ok(done),
-        signal = signals.next() => Err(signal),
-    })
+        Ok(signal) = told => Err(signal),
+    };
+    waiting.abort();
+    Ok(outcome)
 }
 
 /// Parser that turns the bytes of a stream into events.

@@ -42,7 +42,8 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     };
     let mut screen = Screen { bar: bar.clone(), as_json: matches.get_flag("json"), seen: Seen::default() };
     crate::runtime()?.block_on(async {
-        let ended = until_signalled(follow(&client, id, stream::patience_of(matches), &mut screen)).await;
+        let following = follow(&client, id, stream::patience_of(matches), &mut screen);
+        let ended = until_signalled(following, ending::code_of).await;
         bar.finish_and_clear();
         match ended? {
             Ok(done) => done,

@@ -21,8 +21,10 @@ pub struct Flags {
 /// The settings for which a subcommand has flags.
 #[derive(Debug, Clone, Copy)]
 pub enum Subset<'a> {
-    /// All of them: `serve` and `dev`.
+    /// All of them, as for `serve`.
     All,
+    /// All but these, by name.
+    AllBut(&'a [&'a str]),
     /// Only these, by name: `&["mysql_url"]` for `migrate`.
     Only(&'a [&'a str]),
 }
@@ -40,6 +42,7 @@ impl Flags {
             .value_parser(clap::value_parser!(PathBuf));
         let wanted = |setting: &&Setting<Config>| match subset {
             Subset::All => true,
+            Subset::AllBut(names) => !names.contains(&setting.name),
             Subset::Only(names) => names.contains(&setting.name),
         };
         let flags = SETTINGS.iter().filter(|setting| setting.reach == Reach::Everywhere).filter(wanted);
@@ -151,6 +154,13 @@ mod tests {
         let subset = Subset::Only(&["mysql_url"]);
         assert!(flags(subset, &["--mysql-url", "mysql://h/d"]).is_ok());
         assert!(flags(subset, &["--workers", "8"]).is_err());
+    }
+
+    #[test]
+    fn the_others_of_a_subset_have_flags() {
+        let subset = Subset::AllBut(&["mysql_url"]);
+        assert!(flags(subset, &["--mysql-url", "mysql://h/d"]).is_err());
+        assert!(flags(subset, &["--workers", "8"]).is_ok());
     }
 
     #[test]

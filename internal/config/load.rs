@@ -245,6 +245,11 @@ impl<'a> Loading<'a> {
         let outboxes = config.outboxes.iter();
         let outboxes = outboxes.map(|(name, outbox)| (format!("outboxes.{name}.mysql_url"), &outbox.mysql_url));
         for (setting, url) in servers.chain(outboxes) {
+            // Reports may have a character set of their own. All other sessions are utf8mb4.
+            if setting != "reports.mysql_url" && url.has_foreign_collation() {
+                let right = "write one of utf8mb4, such as collation=utf8mb4_bin, or leave it out";
+                self.fail_effective(&setting, Wrong::new("the collation is not one of utf8mb4", right));
+            }
             if url.is_unverified() {
                 self.warn(
                     &setting,

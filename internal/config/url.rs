@@ -97,6 +97,14 @@ impl ServerUrl {
         places(self).iter().any(|place| others.contains(place))
     }
 
+    /// Return true if the URL names a collation of another character set than utf8mb4. MySQL refuses it in a session that
+    /// is utf8mb4. MariaDB has collations without a character set in their names, which fit each Unicode one.
+    pub fn has_foreign_collation(&self) -> bool {
+        let Ok(parts) = Parts::split(self.expose(), &["mysql"]) else { return false };
+        let collation = parts.parameter(&["collation"]).map(|name| decoded(name).to_ascii_lowercase());
+        collation.is_some_and(|name| !["utf8mb4_", "uca1400_"].iter().any(|beginning| name.starts_with(beginning)))
+    }
+
     /// Return the URL with its password, and every query value that could be one, replaced by `***`.
     pub fn masked(&self) -> &str {
         &self.masked
@@ -145,6 +153,12 @@ pub enum UrlError {
     /// A Redis database that is not a number.
     #[error("the redis database is not a number")]
     BadRedisDatabase,
+    /// A version of the Redis protocol that does not exist.
+    #[error("protocol is none of {}", REDIS_PROTOCOLS.join(", "))]
+    BadRedisProtocol,
+    /// A user of Redis or of its sentinels without a password. The driver would not log in at all.
+    #[error("the redis user has no password")]
+    UserWithoutPassword,
     /// A URL with sentinels that does not say which master they watch.
     #[error("the name of the master is missing")]
     NoMasterName,
@@ -186,8 +200,15 @@ impl From<UrlError> for Wrong {
             UrlError::BadRedisDatabase => "write it like redis://host:6379/0",
             UrlError::NoMasterName => "write it like redis+sentinel://user:password@host:26379,host:26379/mymaster",
             UrlError::ClusterDatabase => "write it like redis+cluster://user:password@host:6379,host:6379",
+            UrlError::BadRedisProtocol => "write it like redis://host:6379/0?protocol=resp3",
+            UrlError::UserWithoutPassword => {
+                "write it like redis://user:password@host, or redis://:password@host for a password alone; a socket takes \
+                 them as ?user=USER&pass=PASSWORD"
+            }
             UrlError::UnknownParameter => {
-                "the parameters are db, sentinel_user and sentinel_password for sentinels, and none for a cluster"
+                "the parameters are protocol for one server, whose database is at the end as in redis://host:6379/0; db, \
+                 user, pass and protocol for a socket; db, sentinel_user and sentinel_password for sentinels; and none \
+                 for a cluster"
             }
             UrlError::UnknownMysqlParameter => {
                 "the parameters are ssl-mode, ssl-ca, ssl-cert, ssl-key, socket, charset, collation, timezone and \
@@ -232,6 +253,9 @@ const REDIS_SCHEMES: [&str; 8] =
 
 /// Query parameters whose values are useful to see and cannot be secrets.
 const SHOWN_PARAMETERS: [&str; 7] = ["socket", "ssl-mode", "charset", "collation", "timezone", "db", "protocol"];
+
+/// Words for `protocol` of a Redis URL.
+const REDIS_PROTOCOLS: [&str; 4] = ["resp2", "resp3", "2", "3"];
 
 /// Words for `ssl-mode`, which is the same in lower case.
 const SSL_MODES: [&str; 5] = ["DISABLED", "PREFERRED", "REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY"];
@@ -377,16 +401,55 @@ impl<'a> Parts<'a> {
             return Err(UrlError::SeveralHosts);
         }
         self.check_hosts(false)?;
-        check_redis_database(self.path.trim_start_matches('/'))
+        self.check_redis_user()?;
+        check_redis_database(self.path.trim_start_matches('/'))?;
+        self.redis_parameters().try_for_each(|(name, value)| match name {
+            "protocol" => check_redis_protocol(value),
+            _ => Err(UrlError::UnknownParameter),
+        })
     }
 
     fn check_redis_socket(&self) -> Result<(), UrlError> {
         let has_host = !self.hosts.iter().all(|host| host.name.is_empty());
-        if has_host || self.path.len() < 2 { Err(UrlError::NoSocketPath) } else { Ok(()) }
+        if has_host || self.path.len() < 2 {
+            return Err(UrlError::NoSocketPath);
+        }
+        for (name, value) in self.redis_parameters() {
+            match name {
+                "db" | "user" | "pass" if value.is_empty() => return Err(UrlError::EmptyParameter),
+                "db" => check_redis_database(value)?,
+                "protocol" => check_redis_protocol(value)?,
+                "user" | "pass" => {}
+                _ => return Err(UrlError::UnknownParameter),
+            }
+        }
+        self.check_password_of("user", "pass")
+    }
+
+    /// Return the parameters of the query. One without `=` has an empty value.
+    fn redis_parameters(&self) -> impl Iterator<Item = (&'a str, &'a str)> {
+        let pairs = self.query.split('&').filter(|pair| !pair.is_empty());
+        pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+    }
+
+    /// Refuse a user without a password, which is most likely a password without its colon. The driver logs in only with
+    /// a password.
+    fn check_redis_user(&self) -> Result<(), UrlError> {
+        match self.userinfo.map(|userinfo| userinfo.split_once(':').unwrap_or((userinfo, ""))) {
+            Some((user, "")) if !user.is_empty() => Err(UrlError::UserWithoutPassword),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuse a user in this parameter without a password in the other one.
+    fn check_password_of(&self, user: &str, password: &str) -> Result<(), UrlError> {
+        let is_alone = self.parameter(&[user]).is_some() && self.parameter(&[password]).is_none();
+        if is_alone { Err(UrlError::UserWithoutPassword) } else { Ok(()) }
     }
 
     fn check_sentinels(&self) -> Result<(), UrlError> {
         self.check_hosts(false)?;
+        self.check_redis_user()?;
         match self.path.strip_prefix('/') {
             Some(name) if !name.is_empty() && !name.contains('/') => {}
             _ => return Err(UrlError::NoMasterName),
@@ -398,11 +461,12 @@ impl<'a> Parts<'a> {
                 _ => return Err(UrlError::UnknownParameter),
             }
         }
-        Ok(())
+        self.check_password_of("sentinel_user", "sentinel_password")
     }
 
     fn check_redis_cluster(&self) -> Result<(), UrlError> {
         self.check_hosts(false)?;
+        self.check_redis_user()?;
         if !matches!(self.path, "" | "/" | "/0") {
             return Err(UrlError::ClusterDatabase);
         }
@@ -428,6 +492,10 @@ impl<'a> Parts<'a> {
 
 fn check_redis_database(text: &str) -> Result<(), UrlError> {
     if text.is_empty() || text.parse::<u32>().is_ok() { Ok(()) } else { Err(UrlError::BadRedisDatabase) }
+}
+
+fn check_redis_protocol(text: &str) -> Result<(), UrlError> {
+    if REDIS_PROTOCOLS.contains(&text) { Ok(()) } else { Err(UrlError::BadRedisProtocol) }
 }
 
 /// Return the value of a query parameter without its escapes.
@@ -483,6 +551,7 @@ mod tests {
             "redis://:secret@localhost:6379/1",
             "rediss://u:p@cache:6380/0?protocol=resp3",
             "redis+unix:///run/redis.sock?db=2",
+            "redis+unix:///run/redis.sock?user=u&pass=p%40ss&protocol=3",
             "unix:///run/redis.sock",
             "redis+sentinel://u:p%40ss@s1:26379,s2,[::1]:26380/main?db=2&sentinel_user=w&sentinel_password=x",
             "rediss+sentinel://s1/main",
@@ -647,6 +716,45 @@ mod tests {
             assert_eq!(error, expected, "{url}");
             let said = format!("{error} {:?}", Wrong::from(error.clone()));
             assert!(!said.contains("canary"), "{said}");
+        }
+    }
+
+    #[test]
+    fn what_the_driver_would_ignore_in_a_redis_url_is_refused_and_not_quoted() {
+        for (url, expected) in [
+            ("redis://h?db=2", UrlError::UnknownParameter),
+            ("redis://h/0?tls=true", UrlError::UnknownParameter),
+            ("rediss://:canary@h?protocol", UrlError::BadRedisProtocol),
+            ("redis://h?protocol=canary", UrlError::BadRedisProtocol),
+            ("redis+unix:///run/r.sock?password=canary", UrlError::UnknownParameter),
+            ("redis+unix:///run/r.sock?canary", UrlError::UnknownParameter),
+            ("redis+unix:///run/r.sock?db=canary", UrlError::BadRedisDatabase),
+            ("redis+unix:///run/r.sock?pass=", UrlError::EmptyParameter),
+            ("unix:///run/r.sock?user=canary", UrlError::UserWithoutPassword),
+            ("redis://canary@h", UrlError::UserWithoutPassword),
+            ("redis://canary:@h", UrlError::UserWithoutPassword),
+            ("rediss+sentinel://canary@a,b/main", UrlError::UserWithoutPassword),
+            ("redis+sentinel://a,b/main?sentinel_user=canary", UrlError::UserWithoutPassword),
+            ("redis+cluster://canary@a,b", UrlError::UserWithoutPassword),
+        ] {
+            let error = ServerUrl::redis(url).unwrap_err();
+            assert_eq!(error, expected, "{url}");
+            let said = format!("{error} {:?} {}", Wrong::from(error.clone()), masked(url));
+            assert!(!said.contains("canary"), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_collation_of_another_character_set_is_foreign() {
+        let is_foreign =
+            |query: &str| ServerUrl::mysql(&format!("mysql://u@h/d{query}")).unwrap().has_foreign_collation();
+        for own in
+            ["", "?charset=latin1", "?collation=utf8mb4_bin", "?collation=UTF8MB4%5Fbin", "?collation=uca1400_ai_ci"]
+        {
+            assert!(!is_foreign(own), "{own}");
+        }
+        for foreign in ["?collation=latin1_bin", "?collation=utf8_bin", "?collation=utf8mb4_bin&collation=binary"] {
+            assert!(is_foreign(foreign), "{foreign}");
         }
     }
 }

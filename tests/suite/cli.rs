@@ -134,6 +134,110 @@ async fn serve_names_the_files_urls_and_kinds_that_it_cannot_use_at_once_and_wit
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_file_of_a_mysql_url_without_a_certificate_or_key_is_a_wrong_configuration() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("empty.pem"), "not what it should be\n").unwrap();
+    let mut serve = run(dir.path(), &["serve", "--http-addr", "127.0.0.1:0"]);
+    let files = "ssl-mode=VERIFY_CA&ssl-ca=empty.pem&ssl-cert=empty.pem&ssl-key=empty.pem";
+    serve.env("TICKR_MYSQL_URL", format!("mysql://u:canary@127.0.0.1:1/tickr?{files}"));
+    serve.env("TICKR_REDIS_URL", "redis://127.0.0.1:1");
+    let (code, out, err) = outcome(serve).await;
+    assert_eq!(code, 2, "{out}{err}");
+    for part in [
+        "ssl-ca of mysql_url: empty.pem: has no certificate",
+        "ssl-cert of mysql_url: empty.pem: has no certificate",
+        "ssl-key of mysql_url: empty.pem: has no key",
+    ] {
+        assert!(err.contains(part), "{part} is not in:\n{err}");
+    }
+    assert!(!err.contains("canary"), "{err}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_part_of_a_url_that_would_have_no_effect_is_a_wrong_configuration() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mysql, redis) = ("mysql://u@127.0.0.1:1/tickr", "redis://127.0.0.1:1");
+    for (name, value, said) in [
+        ("TICKR_REDIS_URL", "redis://127.0.0.1:1?db=2", "protocol for one server"),
+        ("TICKR_REDIS_URL", "redis://127.0.0.1:1/0?tls=true", "protocol for one server"),
+        ("TICKR_REDIS_URL", "redis+unix:///run/r.sock?password=canary", "db, user, pass and protocol for a socket"),
+        ("TICKR_REDIS_URL", "redis://canary@127.0.0.1:1", "redis://:password@host"),
+        ("TICKR_MYSQL_URL", "mysql://u@127.0.0.1:1/tickr?charset=latin1&collation=latin1_bin", "utf8mb4_bin"),
+    ] {
+        let mut config = run(dir.path(), &["config"]);
+        config.env("TICKR_MYSQL_URL", mysql).env("TICKR_REDIS_URL", redis).env(name, value);
+        let (code, out, err) = outcome(config).await;
+        assert_eq!((code, out.as_str()), (2, ""), "{name}={value}: {err}");
+        assert!(err.contains(name) && err.contains(said) && !err.contains("canary"), "{name}={value}: {err}");
+    }
+    // Reports may have a character set of their own.
+    let mut config = run(dir.path(), &["config"]);
+    config.env("TICKR_MYSQL_URL", mysql).env("TICKR_REDIS_URL", redis);
+    config.env("TICKR_REPORTS_MYSQL_URL", format!("{mysql}?charset=latin1&collation=latin1_bin"));
+    let (code, out, err) = outcome(config).await;
+    assert_eq!(code, 0, "{out}{err}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dev_refuses_the_flags_of_servers_that_it_would_not_use() {
+    let dir = tempfile::tempdir().unwrap();
+    for (flag, value) in [
+        ("--mysql-url", "mysql://u@127.0.0.1:1/tickr"),
+        ("--redis-url", "redis://127.0.0.1:1"),
+        ("--redis-ca-file", "ca.pem"),
+        ("--redis-cert-file", "cert.pem"),
+        ("--redis-key-file", "key.pem"),
+    ] {
+        let (code, out, err) = outcome(run(dir.path(), &["dev", "--http-addr", "127.0.0.1:0", flag, value])).await;
+        assert_eq!((code, out.as_str()), (2, ""), "{flag}: {err}");
+        assert!(err.contains(flag), "{flag}: {err}");
+    }
+    assert!(!dir.path().join(".tickr").exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_warns_of_alerts_for_kinds_that_it_does_not_know() {
+    let app = TestApp::start().await;
+    let declared = app.put("/v1/kinds/resize", json!({"queue": "pictures"})).await;
+    assert_eq!(declared.status, 201, "{:#}", declared.body);
+    let kinds = ["emial", "htpp", "http", "resize"].map(|kind| format!("[alerts.kinds.{kind}]\ndead_letters = 1\n"));
+    let file = format!("[alerts]\nurl = \"http://127.0.0.1:1/x\"\n{}", kinds.concat());
+    std::fs::write(app.dir.path().join("tickr.toml"), file).unwrap();
+    let mut serve = run(app.dir.path(), &["serve", "--http-addr", "127.0.0.1:0", "--callback-allow-private"]);
+    servers(&app, &mut serve);
+    serve.env("TICKR_TEST_KINDS", "1").env("TICKR_LOG_FORMAT", "json").env("TICKR_QUEUES", "elsewhere");
+    let mut program = Program::spawn(serve);
+    program.url().await;
+    let said = program.said();
+    let warned: Vec<&str> = said.lines().filter(|line| line.contains("alerts.kinds.")).collect();
+    assert_eq!(warned.len(), 2, "{said}");
+    assert!(warned[0].contains("alerts.kinds.emial") && warned[0].contains("WARN"), "{said}");
+    assert!(warned[1].contains("alerts.kinds.htpp") && warned[1].contains("did you mean alerts.kinds.http?"), "{said}");
+    program.ends_well().await;
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn health_without_a_url_asks_the_address_that_its_container_listens_on() {
+    let app = TestApp::start().await;
+    let port = app.app.addr().port();
+    let asked = async |addr: String, url: Option<&str>| {
+        let mut health = run(app.dir.path(), &["health", "--live"]);
+        health.env("TICKR_HTTP_ADDR", addr).envs(url.map(|url| ("TICKR_URL", url)));
+        outcome(health).await
+    };
+    for addr in [format!("127.0.0.1:{port}"), format!("0.0.0.0:{port}")] {
+        let (code, out, err) = asked(addr.clone(), None).await;
+        assert_eq!(code, 0, "{addr}: {out}{err}");
+        // An empty variable counts as not set, and one that is set decides.
+        assert_eq!(asked(addr.clone(), Some("")).await.0, 0, "{addr}");
+        let (code, _, err) = asked(addr, Some("http://127.0.0.1:1")).await;
+        assert!(code == 1 && err.contains("http://127.0.0.1:1"), "{code} {err}");
+    }
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn without_mysql_it_says_what_it_tried_and_how_to_start_one() {
     let dir = tempfile::tempdir().unwrap();
     // The test holds this port without accepting connections, so that no server answers on it.

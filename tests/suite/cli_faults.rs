@@ -4,11 +4,12 @@ use std::collections::BTreeSet;
 use std::error::Error as _;
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use axum::Json;
-use axum::body::Bytes;
+use axum::body::{Body, Bytes};
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
@@ -431,6 +432,61 @@ async fn an_enqueue_gives_up_in_time_at_a_server_that_takes_requests_and_says_no
     let ((code, out, err), took) = waited;
     assert_eq!((code, out.trim()), (5, ID), "{err}");
     assert!(took < Duration::from_secs(20), "{took:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_follows_ends_by_a_signal_also_while_its_output_is_not_read() {
+    let sent = Arc::<AtomicUsize>::default();
+    let count = Arc::clone(&sent);
+    // An endless stream of events that are all printed.
+    let stub = Stub::start(move |_, _| {
+        let count = Arc::clone(&count);
+        let flood = futures_util::stream::repeat_with(move || {
+            count.fetch_add(1, Ordering::SeqCst);
+            let note = "x".repeat(4_000);
+            Ok::<_, std::io::Error>(format!("event: attempt\ndata: {{\"number\":1,\"runner\":\"{note}\"}}\n\n"))
+        });
+        Some(([("content-type", "text/event-stream")], Body::from_stream(flood)).into_response())
+    })
+    .await;
+    for (args, code) in [(&["events"][..], 0), (&["jobs", "watch", ID], 143), (&["jobs", "watch", ID, "--json"], 143)] {
+        sent.store(0, Ordering::SeqCst);
+        let mut child = stub.client(args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        // The test holds the pipe open and reads nothing. Once the server cannot send, the command is stuck.
+        let _unread = child.stdout.take();
+        eventually("the command is stuck", async || {
+            let before = sent.load(Ordering::SeqCst);
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            (before > 0 && sent.load(Ordering::SeqCst) == before).then_some(())
+        })
+        .await;
+        let pid = child.id().unwrap().to_string();
+        assert!(Command::new("sh").args(["-c", "kill -s TERM $0", &pid]).status().await.unwrap().success());
+        let ended = tokio::time::timeout(DEADLINE, child.wait()).await;
+        let status = ended.unwrap_or_else(|_| panic!("{args:?} does not end by a signal")).unwrap();
+        assert_eq!(status.code(), Some(code), "{args:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_api_key_whose_token_cannot_be_printed_is_named_to_be_revoked() {
+    let app = TestApp::start().await;
+    let tickr = crate::support::program::tickr();
+    // The disk is full, or the reader has closed the pipe before the API key is made.
+    let full = "exec \"$0\" api-keys create ops --scope admin --yes >/dev/full";
+    let closed = "{ while [ ! -e closed ]; do sleep 0.05; done; \
+         exec \"$0\" api-keys create ops-2 --scope admin --in-store --json; } | { exec <&-; touch closed; }; \
+         exit ${PIPESTATUS[0]}";
+    for (line, name, wanted) in [(full, "ops", 1), (closed, "ops-2", 141)] {
+        let mut shell = command(Path::new("bash"), app.dir.path(), &["-c", line, tickr.to_str().unwrap()]);
+        shell.env("TICKR_URL", app.url("")).env("TICKR_MYSQL_URL", app.config.mysql_url().unwrap().expose());
+        let (code, out, err) = outcome(shell).await;
+        assert_eq!((code, out.as_str()), (wanted, ""), "{err}");
+        let parts = [format!("API key {name} is made"), "its token is lost".into(), format!("revoke {name}`")];
+        assert!(parts.iter().all(|part| err.contains(part)), "{err}");
+    }
+    assert_eq!(app.count("SELECT COUNT(*) FROM api_keys").await, 2);
+    app.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
