@@ -73,8 +73,8 @@ mutants() {
         'if !lacking.is_empty() {' 'if lacking.len() > 9 {' \
         migrations::an_account_that_may_not_is_told_the_grant_before_anything_is_changed
     mutant 'owner of a table before the first statement' internal/store/migrate/mod.rs \
-        'if let Owner::Another { lacks } = Self::owner(&mut conn, statement).await? {' \
-        'if let Owner::Another { lacks } = Self::owner(&mut conn, statement).await? && lacks.is_empty() {' \
+        'if let Owner::Another { lacks } = within(ANSWER, Self::owner(&mut conn, statement)).await? {' \
+        'if let Owner::Another { lacks } = within(ANSWER, Self::owner(&mut conn, statement)).await? && lacks.is_empty() {' \
         migrations::a_table_of_another_program_is_named_and_not_touched
     mutant 'prefix in a statement' internal/store/sql/session.rs \
         'match with_prefix(prefix, sql.as_str()) {' \
@@ -113,9 +113,37 @@ mutants() {
     mutant 'doubt before a server is left' internal/store/sql/connection.rs \
         'Ok(()) => servers.proved(turn),' 'Ok(()) => servers.leave(turn, error),' \
         failover::an_error_of_one_statement_leads_no_process_to_another_server
+    mutant 'row that a probe changes' internal/store/sql/write_probe.rs \
+        'ON DUPLICATE KEY UPDATE turn = turn + 1;COMMIT' 'ON DUPLICATE KEY UPDATE turn = turn;COMMIT' \
+        failover::a_server_that_answers_and_commits_nothing_is_left_for_the_next_one
+    mutant 'write in the doubt about a server' internal/store/sql/connection.rs \
+        'match within(FIRST_WORDS, write_probe::write(&mut conn)).await {' 'match within(FIRST_WORDS, async { drop(conn); Ok(()) }).await {' \
+        failover::a_server_that_answers_and_commits_nothing_is_left_for_the_next_one
+    mutant 'commit in a probe' internal/store/sql/durability.rs \
+        'within(PROBE_LIMIT, write_probe::write(conn)).await?;' 'sqlx::query("UPDATE runners SET busy = 0 WHERE FALSE").execute(conn).await?;' \
+        mysql_faults::a_result_waits_for_as_long_as_mysql_takes_none_and_no_longer_than_its_job_is_there \
+        mysql_faults::a_runner_whose_commits_are_refused_fetches_no_job_until_one_succeeds
+    mutant 'one probe at a time' internal/store/sql/durability.rs \
+        'Arc::clone(&self.shared.pools.probe).lock_owned().await' 'Arc::new(tokio::sync::Mutex::new(())).lock_owned().await' \
+        mysql_faults::probes_that_wait_in_mysql_take_one_connection_from_the_loops
+    mutant 'brackets of an IPv6 address' internal/store/sql/servers.rs \
+        'Some(host) => options.host(&host),' 'Some(_) => options,' \
+        failover::a_server_is_reached_by_its_ipv6_address
+    mutant 'end of a migration whose server was left' internal/store/migrate/mod.rs \
+        'is_known && self.turn == self.store.shared.options.turn()' 'is_known || self.turn != self.store.shared.options.turn()' \
+        migrations::a_migration_whose_server_vanished_goes_on_at_the_next_one
+    mutant 'ordered jobs whose commit was under way' internal/store/jobs/insert.rs \
+        'Err(error) if fault(&error) == Fault::Duplicate => {' 'Err(error) if fault(&error) == Fault::Again => {' \
+        store::ordered_jobs_are_accepted_whose_commit_ended_after_a_wait_for_their_key
     mutant 'stop told to the supervisor' internal/app/mod.rs \
         'supervisor.say_stopping(self.notice.max(self.grace) + AFTER_THE_GRACE);' '' \
         supervisor::a_supervisor_hears_of_the_start_the_readiness_and_the_stop_in_this_order
+    mutant 'lines about heartbeats that fail' internal/engine/heartbeat.rs \
+        'match (self.lines.next_line(), error) {' 'match (LinePace::new().next_line(), error) {' \
+        mysql_faults::while_mysql_is_out_the_api_says_so_nothing_spins_and_what_runs_keeps_its_verdict
+    mutant 'lines about requests that are refused' internal/api/http/problem.rs \
+        'PoisonError::into_inner).next_line();' 'PoisonError::into_inner).next_line().or(Some(0));' \
+        mysql_faults::while_mysql_is_out_the_api_says_so_nothing_spins_and_what_runs_keeps_its_verdict
     mutant 'turns of the heartbeat while MySQL hangs' internal/engine/heartbeat.rs \
         'heartbeats.record_turn();' '' \
         supervisor::the_watchdog_is_fed_also_while_mysql_hangs_and_not_by_a_frozen_process
@@ -135,7 +163,7 @@ mutants() {
         'match public_authorities() {' 'match Err::<rustls::ClientConfig, ()>(()) {' \
         supervisor::commands_work_on_a_system_without_certificates
     mutant 'neighbours of a wrong job in a shared request' internal/client/http.rs \
-        'if !status.is_success() && !status.is_server_error() && !is_busy {' 'if status.is_redirection() {' \
+        'if !status.is_success() && !status.is_server_error() && !may_pass(status) {' 'if status.is_redirection() {' \
         client::calls_of_the_api_that_share_a_request_have_their_own_answers
     mutant 'jobs of a shared request that a busy runner refused' internal/client/http.rs \
         'let is_busy = status == reqwest::StatusCode::TOO_MANY_REQUESTS;' 'let is_busy = false;' \
@@ -143,6 +171,13 @@ mutants() {
     mutant 'jobs of a shared request whose answer was lost' internal/client/http.rs \
         'Err(error) if error.is_builder() || error.is_connect() => return' 'Err(error) if !error.is_status() => return' \
         client::a_lost_answer_to_a_shared_request_leaves_its_callers_unsure_and_sends_nothing_again
+    mutant 'limits of a proxy' internal/client/http.rs \
+        'Err(error) if status.is_server_error() || may_pass(status) => Err(unavailable(error)),' \
+        'Err(error) if status.is_server_error() => Err(unavailable(error)),' \
+        client::the_answer_of_a_proxy_that_limits_requests_may_be_asked_for_again
+    mutant 'shared request that a proxy refused' internal/client/http.rs \
+        '&& !may_pass(status) {' '&& !is_busy || may_pass(status) {' \
+        client::the_answer_of_a_proxy_that_limits_requests_may_be_asked_for_again
     mutant 'calls that share no request' internal/client/http.rs \
         'if !(shares && is_plain && self' 'if !((shares || is_plain) && self' \
         client::calls_of_the_api_that_depend_on_others_are_sent_alone
@@ -903,6 +938,11 @@ mutants() {
     mutant 'postpone whose COMMIT was not answered' internal/store/jobs/unique_keys.rs \
         'all_put_off(conn, &decided.postponed).await?' 'all_put_off(conn, &decided.postponed).await? && false' \
         unique_keys::a_job_that_a_lost_commit_put_off_is_the_answer_after_it_started
+    mutant 'holder that a job in front puts off' internal/store/jobs/unique_keys.rs \
+        'Some(EnqueuedJob::Existing(holder)) => *holder,' \
+        'Some(EnqueuedJob::Existing(holder)) if holder.foreign => *holder,' \
+        unique_keys::a_job_behind_one_that_puts_a_job_off_in_its_batch_is_answered_with_that_job \
+        import::a_line_behind_one_that_puts_a_job_off_is_answered_with_that_job
     mutant 'longest wait of a postponed job' internal/store/jobs/unique_keys.rs \
         '|latest| asked.min(latest))' '|latest| asked.max(latest.min(asked)))' \
         unique_keys::requests_put_a_waiting_job_off_but_not_beyond_its_longest_wait
@@ -927,6 +967,12 @@ mutants() {
     mutant 'names that are no text in a digest' internal/job/canonical_json.rs \
         'Err(text) => write!(out, "?{text}"),' 'Err(text) => Err(io::Error::other((*text).to_owned())),' \
         import::lines_behind_a_name_that_is_no_text_belong_to_the_body_of_an_import
+    mutant 'rest of the body of a refused import' internal/api/jobs/import.rs \
+        'self.forget_rest(FORGETTING).await;' 'self.forget_rest(Duration::ZERO).await;' \
+        import::a_refused_import_is_answered_to_a_client_that_sends_first
+    mutant 'code of a line whose batch is over' internal/api/jobs/import.rs \
+        'detail.ends_with(TAKES_NO_MORE)' 'detail.starts_with(TAKES_NO_MORE)' \
+        batches::a_line_of_an_import_into_a_batch_that_is_over_says_wrong_state
     mutant 'answer to a part that is not valid any more' internal/api/jobs/import.rs \
         'find_response(idempotent).await?,' 'find_response(idempotent).await?.filter(|_| false),' \
         import::a_part_that_was_carried_out_gets_its_answer_again_when_its_lines_are_not_valid_any_more
@@ -944,7 +990,8 @@ mutants() {
         'if self.paused[queue] {' 'if false {' \
         queues::a_paused_queue_starts_nothing_on_any_runner_until_it_goes_on
     mutant 'batches of claims' internal/engine/reaper.rs \
-        'page.lapsed, round).await?.min(open);' 'page.lapsed.into_iter().take(0).collect(), round).await?.min(open);' \
+        'page.lapsed, theirs, round).await?.min(open);' \
+        'page.lapsed.into_iter().take(0).collect(), theirs, round).await?.min(open);' \
         claims::attempts_of_a_killed_runner_are_found_behind_any_number_of_jobs
     mutant 'transaction of a claim' internal/store/attempts/claim.rs \
         'script.push("BEGIN", Vec::new());' 'script.push("DO 0", Vec::new());' \
@@ -1101,6 +1148,15 @@ mutants() {
     mutant 'foreign readers of an open API' internal/api/http/origin.rs \
         'if foreign && !followed {' 'if foreign && !reads && !followed {' \
         security::an_open_api_refuses_pages_of_other_sites_proxies_and_hosts_that_cannot_be_read
+    mutant 'share of a fleet in the waits for jobs' internal/api/workers.rs \
+        'api.polls.take(sharing.0)' 'api.polls.take(sharing.0.filter(|_| false))' \
+        remote_workers::one_api_key_leaves_waits_to_other_api_keys_and_to_operators
+    mutant 'parents and batches in the jobs of a worker' internal/api/http/caller.rs \
+        'if self.works_only { view' 'if self.works_only && view.after.len() > 9 { view' \
+        remote_workers::a_work_key_learns_no_id_of_a_parent_or_a_batch
+    mutant 'batches for a worker' internal/api/http/auth.rs \
+        'Self::ReadOrEnqueue => scope != Scope::Work,' 'Self::ReadOrEnqueue => true,' \
+        remote_workers::a_work_key_learns_no_id_of_a_parent_or_a_batch
     mutant 'kinds of a key' internal/api/http/caller.rs \
         'let (pointer, missing) = if !may(kind) {' 'let (pointer, missing) = if !may(kind) && kind.is_empty() {' \
         security::a_key_for_some_kinds_enqueues_no_others
@@ -1176,6 +1232,9 @@ mutants() {
         internal/store/verify/evidence.rs \
         'sqlx::raw_sql("ROLLBACK").execute(&mut self.conn).await?;' '' \
         verify::a_check_holds_nothing_between_two_pages_and_believes_no_difference_between_them
+    mutant 'end of a check' internal/verify/lib.rs \
+        'Self::Gentle { all, .. } => all.saturating_sub(began.elapsed()),' 'Self::Gentle { .. } => Duration::MAX,' \
+        verify::a_check_whose_time_ends_reports_the_faults_that_it_has_found
     mutant 'verdict without Redis' internal/verify/report.rs \
         'if self.verdict == VerifyVerdict::Kept {' 'if self.verdict == VerifyVerdict::Broken {' \
         verify::without_redis_the_tables_are_checked_all_the_same
@@ -1260,6 +1319,10 @@ mutants() {
     mutant 'turns of reports for a connection' internal/app/kinds.rs \
         '.with_connections(config.reports.connections)' '' \
         report::reports_without_a_connection_wait_without_attempts_and_leave_the_workers_to_other_jobs
+    mutant 'turns of mails for a connection' internal/handlers/email/mod.rs \
+        '(Route::Smtp(Box::new(SmtpPool::new(smtp)?)), Some(room))' \
+        '(Route::Smtp(Box::new(SmtpPool::new(smtp)?)), Some(room).filter(|_| false))' \
+        kinds::mails_without_a_connection_wait_without_attempts_and_leave_the_workers_to_other_jobs
     mutant 'claim of a report without a connection' internal/engine/executor.rs \
         'rest.map_or(Again::Unstarted, Again::UnstartedFor)' 'rest.map_or(Again::Unstarted, Again::After)' \
         report::reports_without_a_connection_wait_without_attempts_and_leave_the_workers_to_other_jobs
@@ -1284,6 +1347,17 @@ mutants() {
     mutant 'an undone claim leaves no attempt' internal/store/attempts/settle.rs \
         'let undone = unstarted && owed' 'let undone = false && unstarted && owed' \
         workers::jobs_claimed_ahead_wait_again_as_if_unclaimed_when_handlers_become_slow
+    mutant 'undone claim whose COMMIT was not answered' internal/store/attempts/settle.rs \
+        '&& let Some(undone) = read_undone(conn, item).await?' \
+        '&& let Some(undone) = read_undone(conn, item).await?.filter(|_| false)' \
+        store::an_undone_claim_whose_commit_was_not_answered_is_no_lost_lease
+    mutant 'no note of a handler that was not started' internal/store/attempts/settle.rs \
+        'matches!(answers[*place], Settled::NotOurs) && !item.is_unstarted();' \
+        'matches!(answers[*place], Settled::NotOurs) && item.number > 0;' \
+        store::an_undone_claim_whose_commit_was_not_answered_is_no_lost_lease
+    mutant 'state of a retry whose claim is undone' internal/store/attempts/settle.rs \
+        'StateInput::Undo { tried: burned > 1 }' 'StateInput::Undo { tried: burned > 100 }' \
+        store::a_retry_whose_claim_is_undone_is_retrying_again
     mutant 'place of an undone claim' internal/engine/executor.rs \
         'shared.broker.hint_first(claimed.id,' 'shared.broker.hint(claimed.id,' \
         ahead::jobs_whose_claim_was_undone_are_the_next_to_start
@@ -1341,6 +1415,9 @@ mutants() {
     mutant 'call of a dead runner' internal/store/rows/breakers.rs \
         'AND s.kept_until IS NULL)) AS probing' 'AND s.kept_until IS NULL) OR TRUE) AS probing' \
         receivers::a_call_that_was_to_decide_and_lost_its_runner_is_made_again
+    mutant 'last error in the log of a breaker' internal/store/attempts/breakers.rs \
+        'failures, pause_ms, "a breaker opened' 'failures, pause_ms, error = self.state.last_error.as_deref(), "a breaker opened' \
+        logs::a_breaker_that_opens_logs_neither_the_answer_nor_the_path
     mutant 'call that counted before the answer was lost' internal/store/attempts/breakers.rs \
         'if earlier == PriorRun::MayHaveCommitted && !calls.is_empty() {' \
         'if earlier == PriorRun::MayHaveCommitted && calls.is_empty() {' \
@@ -1666,6 +1743,24 @@ mutants() {
     mutant 'first failure over retries' internal/store/rows/dead_letters.rs \
         'dead_letters.iter().filter(|dead_letter| dead_letter.lived_before)' 'dead_letters.iter().filter(|dead_letter| dead_letter.lived_before).take(0)' \
         callbacks::a_group_is_as_old_as_its_first_failure_though_its_jobs_are_retried_in_vain
+    mutant 'prefixes of NAT64 within the one for local use' internal/handlers/http/guard.rs \
+        '[0x64, 0xff9b, 1, ..] => &NAT64_PLACES,' '[0x64, 0xff9b, 1, ..] => &NAT64_PLACES[3..],' \
+        callbacks::a_refused_target_names_the_setting_and_what_the_setting_names_is_reached
+    mutant 'words of headers that are secrets' internal/handlers/http/sent_back.rs \
+        'if values.len() > MAX_VALUES &&' 'if values.len() > 100 * MAX_VALUES &&' \
+        callbacks::the_answer_to_hundreds_of_secret_words_is_hidden_and_a_repeated_word_counts_once
+    mutant 'secret words that headers repeat' internal/handlers/http/mod.rs \
+        'secrets.collect::<BTreeSet<String>>().into_iter().collect()' 'secrets.collect()' \
+        callbacks::the_answer_to_hundreds_of_secret_words_is_hidden_and_a_repeated_word_counts_once
+    mutant 'time limit of the runner that accepted a callback' internal/handlers/http/mod.rs \
+        'check::problems(&callback, &self.rule, Duration::MAX)' 'check::problems(&callback, &self.rule, self.longest)' \
+        callbacks::a_callback_that_was_accepted_with_a_longer_time_limit_is_made_within_that_of_its_runner
+    mutant 'query of the runner that accepted a report' internal/handlers/report/mod.rs \
+        'Failure::other_settings(format!("prepare report' 'Failure::reject(format!("prepare report' \
+        kinds::a_report_of_a_query_that_its_runner_does_not_have_is_given_back_and_made_later
+    mutant 'follow-up jobs of an attempt that another system finishes' internal/handlers/outcome.rs \
+        'if self.later.is_some() {' 'if self.later.is_some() && self.result.is_some() {' \
+        deferred::a_handler_that_leaves_its_attempt_to_another_system_cannot_add_follow_up_jobs
     mutant 'limit of follow-up jobs' internal/handlers/outcome.rs \
         'if self.follow_ups.len() >= most {' 'if self.follow_ups.len() >= 10 * most {' \
         follow_ups::at_most_a_thousand_jobs_follow_one_and_all_are_checked_before_any_is_written
@@ -1708,8 +1803,11 @@ mutants() {
         'DISCREET.replace(true)' 'DISCREET.replace(false)' \
         panics::a_check_that_panics_writes_nothing_of_the_payload_into_the_log
     mutant 'mail of a report without the kind email' internal/app/kinds.rs \
-        'let mails = registry.get(Email::NAME).is_some();' \
+        'let mails = registry.get(Email::NAME).is_some_and(can_mail);' \
         'let mails = registry.get(Email::NAME).is_none_or(|_| true);' \
+        kinds::a_report_whose_mail_cannot_be_sent_is_refused_before_its_query_runs
+    mutant 'sender of the mail of a report' internal/app/kinds.rs \
+        'is_some_and(can_mail)' 'is_some_and(|kind| can_mail(kind) || config.smtp.is_some())' \
         kinds::a_report_whose_mail_cannot_be_sent_is_refused_before_its_query_runs
     mutant 'attempt that holds the parts of a report' internal/store/reports/files.rs \
         'FROM owed o FORCE INDEX (PRIMARY) WHERE o.id' \
@@ -1751,13 +1849,17 @@ mutants() {
         'FRESH: Duration = Duration::from_secs(3)' \
         starvation::a_flood_of_probes_shares_its_looks_at_mysql_and_none_is_told_ready_after_mysql_went
     mutant 'watch before the first judgement' internal/engine/heartbeat_history.rs \
-        'self.began.is_some_and(|began| is_gap(since(began), longer))' \
+        'self.began.is_some_and(|began| is_gap(since(began), by))' \
         'self.began.is_some()' \
         clocks::a_runner_that_starts_after_a_step_of_the_clock_of_mysql_judges_no_other_by_it
     mutant 'lease of the one that is judged' internal/engine/heartbeat_history.rs \
         'let longer = lease.max(theirs);' \
         'let longer = lease.min(theirs);' \
         clocks::a_runner_that_starts_after_a_step_of_the_clock_of_mysql_judges_no_other_by_it
+    mutant 'shorter lease of the one that is judged' internal/engine/reaper.rs \
+        'if beat.is_remote { lease } else { beat.lease.min(lease) }' \
+        'if beat.is_remote { lease } else { beat.lease.max(lease) }' \
+        leases::the_jobs_of_a_killed_runner_wait_for_its_lease_and_not_for_a_longer_one
     mutant 'steps of the clock in a check' internal/verify/life.rs \
         'self.steps.iter().any(' \
         'self.steps.iter().take(0).any(' \
@@ -1856,6 +1958,47 @@ mutants() {
         'missing.append(&mut self.unsure.remove(&page.line).unwrap_or_default());' \
         'drop(self.unsure.remove(&page.line));' \
         redis_faults::a_lost_entry_comes_back_within_the_bound_also_if_the_note_has_the_same_due_time
+    mutant 'former time of a job that is made due' internal/index/hint.lua \
+        "made_due[name .. ':' .. id] = true" '' \
+        redis_faults::a_lost_entry_of_a_job_that_was_run_now_comes_back_within_the_bound
+    mutant 'later one of two hints' internal/index/hint.lua \
+        "made_due[name .. ':' .. id] = nil" '' \
+        redis_faults::of_two_hints_about_one_job_the_later_one_decides_whether_it_is_scheduled
+    mutant 'look at the policy of Redis in passes' internal/engine/reconciler.rs \
+        'memory.looked_for_weakness.is_none_or(|looked| looked.elapsed() >= WEAKNESS_EVERY)' 'memory.noted.len() == usize::MAX' \
+        redis_faults::readiness_follows_a_policy_that_is_changed_on_a_running_redis
+    mutant 'connection of a fetcher that was idle' internal/index/fetch.rs \
+        '&& idle < IDLE' '&& idle < IDLE * 1_000' \
+        redis_faults::an_idle_limit_of_redis_is_no_outage_for_a_runner_with_busy_workers
+    mutant 'size of a step of a scan' internal/index/partition.rs \
+        'const SCANNED: usize = 5_000;' 'const SCANNED: usize = 10;' \
+        redis_access::a_rebuild_from_nothing_passes_the_keys_of_other_programs_in_few_steps
+    mutant 'lists that are looked up before the epoch goes' internal/index/partition.rs \
+        'let ready = format!("{}*", keys.ready_prefix);' \
+        'let ready = format!("{}*", keys.ready_prefix); self.call("", |mut conn| async move { conn.del(&keys.epoch).await }).await?;' \
+        redis_access::a_rebuild_from_nothing_whose_deletion_fails_deletes_later
+    mutant 'gap at the start during an outage' internal/broker/cluster_events.rs \
+        'let began_in_outage = shared.out.load(Ordering::SeqCst);' 'let began_in_outage = false;' \
+        events::clients_that_connect_while_redis_is_out_are_told_of_a_gap_then_and_at_its_return
+    mutant 'gap of an outage that was known before' internal/broker/cluster_events.rs \
+        'self.tell_outage();
+        } else if self.read.is_none() {' '} else if self.read.is_none() {' \
+        events::clients_that_connect_while_redis_is_out_are_told_of_a_gap_then_and_at_its_return
+    mutant 'gap at the end of an outage' internal/broker/cluster_events.rs \
+        'self.back_at = Some(Instant::now() + UNTIL_NOTICED);' '' \
+        events::clients_that_connect_while_redis_is_out_are_told_of_a_gap_then_and_at_its_return
+    mutant 'gap of a runner that saw no mark' internal/broker/cluster_events.rs \
+        'let lost = !here && ended.is_some_and(' 'let lost = false && ended.is_some_and(' \
+        events::a_lost_mark_and_a_lost_stream_are_told_as_gaps_by_the_runner_that_notices_them
+    mutant 'gap of a stream that lost a position' internal/broker/cluster_events.rs \
+        'if !page.is_whole && last != StreamPosition::START {' 'if false {' \
+        events::a_lost_mark_and_a_lost_stream_are_told_as_gaps_by_the_runner_that_notices_them
+    mutant 'another connection for events' internal/index/event_stream.rs \
+        'if error.is_connection_dropped() =>' 'if error.is_connection_dropped() && texts.is_empty() =>' \
+        events::an_idle_connection_that_redis_has_ended_costs_listeners_no_event
+    mutant 'gap of events that did not reach the stream' internal/broker/cluster_events.rs \
+        'self.lost |= !batch.is_empty();' '' \
+        events::a_runner_that_was_cut_off_from_redis_tells_the_listeners_of_others_of_a_gap
     mutant 'exit code of a job that failed' cmd/tickr/ending.rs \
         '"failed" => FAILED,' \
         '"failed" => NOT_OVER,' \
@@ -2255,6 +2398,12 @@ mutants() {
     mutant 'nested batches of a cancel that was broken off' internal/engine/batches.rs \
         'shared.store.unmarked_nested(batch).await?' 'shared.store.unmarked_nested(batch).await?.into_iter().take(0)' \
         batches::a_cancel_whose_process_died_after_the_first_mark_reaches_the_nested_batches
+    mutant 'ended parents of a child that runs anyway' internal/store/jobs/dependencies.rs \
+        "<> 'run')))" "<> 'never')))" \
+        dependencies::explain_of_a_child_that_runs_anyway_names_the_parents_that_have_not_ended
+    mutant 'retried parents of a child that runs anyway' internal/store/jobs/dependencies.rs \
+        '(o.id IS NOT NULL OR COALESCE' '(COALESCE' \
+        dependencies::explain_of_a_child_that_runs_anyway_names_the_parents_that_have_not_ended
     mutant 'answers in place of parents' internal/store/jobs/unique_keys.rs \
         'wait_for_the_answer(&mut new, jobs, &decided);' '' \
         dependencies::a_job_waits_for_the_answer_in_place_of_its_parent
@@ -2319,7 +2468,7 @@ mutants() {
         '(counts.granted, counts.recorded) = (asked.used.max(u32::from(turn.had)), None);' \
         queues::a_permit_whose_return_mysql_carried_out_without_an_answer_starts_no_job
     mutant 'tables that are altered in place' internal/store/migrate/mod.rs \
-        '        let _ = sqlx::raw_sql(NO_COPY).execute(&mut conn).await;
+        '    let _ = sqlx::raw_sql(NO_COPY).execute(&mut *conn).await;
 ' \
         '' \
         migrations::writes_go_on_while_a_migration_changes_large_tables
@@ -2328,7 +2477,7 @@ mutants() {
         '' \
         mysql_faults::the_servers_own_defaults_change_nothing_and_its_limits_are_kept
     mutant 'full lease after an interruption' internal/engine/heartbeat_history.rs \
-        'self.interrupted(now, longer) <= ' \
+        'self.interrupted(now, by) <= ' \
         'self.interrupted(now, Duration::ZERO) <= ' \
         leases::after_an_outage_no_runner_judges_another_before_a_lease_of_that_one
     mutant 'gap beside a shorter lease' internal/engine/heartbeat_history.rs \
@@ -2769,6 +2918,55 @@ mutants() {
         'problem_of(&alerts.url).await' \
         'problem_of(&alerts.url).await.filter(|_| false)' \
         callbacks::a_useless_url_of_alerts_is_refused_at_the_start_with_the_reason
+    mutant 'attempts to deliver an alert' internal/engine/alerts.rs \
+        'max_attempts: Some(limits::MAX_ATTEMPTS),' \
+        'max_attempts: Some(limits::MAX_ATTEMPTS).filter(|_| false),' \
+        dead_letters::an_outage_of_the_receiver_delays_an_alert_and_does_not_lose_it
+    mutant 'alert that was not delivered' internal/job/alert.rs \
+        'last.undelivered_for.is_some_and(' \
+        'last.undelivered_for.filter(|_| false).is_some_and(' \
+        dead_letters::an_alert_that_its_receiver_refuses_is_sent_again_and_counts_for_no_rule
+    mutant 'count without the deliveries of alerts' internal/engine/alerts.rs \
+        'filter(|count| !count.of_alerts)' \
+        'filter(|count| !count.of_alerts || count.open > 0)' \
+        dead_letters::an_alert_that_its_receiver_refuses_is_sent_again_and_counts_for_no_rule
+    mutant 'dead letter of an alert that was sent again' internal/store/alerts.rs \
+        'if !failed.is_empty() {' \
+        'if failed.len() > 99 {' \
+        dead_letters::an_alert_that_its_receiver_refuses_is_sent_again_and_counts_for_no_rule
+    mutant 'order of the messages of an alert' internal/engine/alerts.rs \
+        'order_key: Some(format!("alert:{}", rule.name())),' \
+        'order_key: Some(format!("alert:{}:{told:?}", rule.name())),' \
+        dead_letters::resolved_does_not_overtake_the_alert_before_it_at_its_receiver
+    mutant 'rules behind an alert that cannot be written' internal/engine/alerts.rs \
+        'Err(error) => failed = Some(error),' \
+        'Err(error) => return Err(failed.unwrap_or(error)),' \
+        dead_letters::an_alert_that_cannot_be_written_does_not_hold_up_other_rules
+    mutant 'warning of dead letters that are not counted' internal/engine/alerts.rs \
+        'tracing::warn!(%error, "cannot count' \
+        'tracing::debug!(%error, "cannot count' \
+        dead_letters::a_count_of_dead_letters_that_mysql_refuses_is_said_in_the_log
+    mutant 'question to MySQL beside long counts' internal/api/system/metrics.rs \
+        'self.end(|last| &mut last.mysql, began + rest);' \
+        'self.end(|last| &mut last.mysql, began + rest.max(LONGEST));' \
+        metrics::a_server_that_stops_after_a_long_count_is_told_before_the_next_count \
+        metrics::a_mysql_that_stops_amid_the_counts_is_told_before_they_all_time_out
+    mutant 'runners of the metrics before the counts' internal/api/system/metrics.rs \
+        'set_runners(runners);' \
+        'let _ = (set_runners, runners);' \
+        metrics::a_server_that_stops_after_a_long_count_is_told_before_the_next_count
+    mutant 'runners without workers' internal/store/runners.rs \
+        'AND r.slots > 0' \
+        'AND r.slots >= 0' \
+        metrics::processes_without_workers_are_not_counted_among_runners_with_workers
+    mutant 'URL of alerts in debug output' internal/config/alerts.rs \
+        '.field("url", &masked(url))' \
+        '.field("url", url)' \
+        security::debug_of_the_configuration_shows_no_secret_in_the_url_of_a_receiver
+    mutant 'URL of delayed messages in debug output' internal/config/compat.rs \
+        '.field("url", &masked(url))' \
+        '.field("url", url)' \
+        security::debug_of_the_configuration_shows_no_secret_in_the_url_of_a_receiver
     mutant 'warning of callbacks without a signature' internal/app/run.rs \
         '([], []) => tracing::warn!(' \
         '([], []) => tracing::debug!(' \
@@ -2809,6 +3007,46 @@ mutants() {
         'mistakes.extend(unreadable("mysql_url", config.mysql_url.as_ref()));' \
         'let _ = ServerUrl::tls_files;' \
         cli::serve_names_the_files_urls_and_kinds_that_it_cannot_use_at_once_and_without_mysql
+    mutant 'character set and time zone of a MySQL URL' internal/store/sql/connection.rs \
+        '.timezone(Some("+00:00".to_owned())).charset("utf8mb4")' \
+        '' \
+        mysql_faults::a_charset_and_a_time_zone_of_the_mysql_url_change_no_text_and_no_time
+    mutant 'collation of another character set' internal/config/load.rs \
+        'setting != "reports.mysql_url" && url.has_foreign_collation()' \
+        'setting.is_empty() && url.has_foreign_collation()' \
+        cli::a_part_of_a_url_that_would_have_no_effect_is_a_wrong_configuration
+    mutant 'parameters of a Redis URL' internal/config/url.rs \
+        '_ => Err(UrlError::UnknownParameter),' \
+        '_ => Ok(()),' \
+        cli::a_part_of_a_url_that_would_have_no_effect_is_a_wrong_configuration
+    mutant 'user of Redis without a password' internal/config/url.rs \
+        'Some((user, "")) if !user.is_empty() => Err(UrlError::UserWithoutPassword),' \
+        'Some((user, "")) if user == "/" => Err(UrlError::UserWithoutPassword),' \
+        cli::a_part_of_a_url_that_would_have_no_effect_is_a_wrong_configuration
+    mutant 'files of a MySQL URL without a certificate' internal/app/mod.rs \
+        '.and_then(|pem| check_pem(parameter, &pem))' \
+        '.map(|_| check_pem)' \
+        cli::a_file_of_a_mysql_url_without_a_certificate_or_key_is_a_wrong_configuration
+    mutant 'alerts for unknown kinds' internal/app/mod.rs \
+        'kinds::warn_of_unknown_alerts(config, &registry);' \
+        'let _ = kinds::warn_of_unknown_alerts;' \
+        cli::a_start_warns_of_alerts_for_kinds_that_it_does_not_know
+    mutant 'flags of servers for dev' cmd/tickr/dev.rs \
+        'Subset::AllBut(&OF_OTHER_SERVERS)' \
+        'Subset::AllBut(&OF_OTHER_SERVERS[..0])' \
+        cli::dev_refuses_the_flags_of_servers_that_it_would_not_use
+    mutant 'address that a container listens on' cmd/tickr/health.rs \
+        '.and_then(|addr| beside(&addr))' \
+        '.and_then(|_| beside(""))' \
+        cli::health_without_a_url_asks_the_address_that_its_container_listens_on
+    mutant 'signal while nothing reads the output' cmd/tickr/stream.rs \
+        'std::process::exit(exit_code(signal).into());' \
+        'let _ = exit_code(signal);' \
+        cli_faults::a_command_that_follows_ends_by_a_signal_also_while_its_output_is_not_read
+    mutant 'lost token of an API key' cmd/tickr/api_keys.rs \
+        'if let Err(error) = printed {' \
+        'if let Some(error) = printed.err().filter(|_| made.is_null()) {' \
+        cli_faults::an_api_key_whose_token_cannot_be_printed_is_named_to_be_revoked
     mutant 'limit of the first try of an enqueue' cmd/tickr/client.rs \
         'let first = if is_timeout(&error) { began } else { Instant::now() };' \
         'let first = Instant::now().max(began);' \

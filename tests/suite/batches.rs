@@ -665,6 +665,37 @@ async fn jobs_come_into_a_batch_in_every_way_in_which_jobs_are_accepted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_line_of_an_import_into_a_batch_that_is_over_says_wrong_state() {
+    let tickr = TestApp::start().await;
+    let (open, ended, cancelled) =
+        (create(&tickr, json!({})).await, create(&tickr, json!({})).await, create(&tickr, json!({})).await);
+    act(&tickr, &ended, "close").await;
+    until(&tickr, &ended, "succeeded").await;
+    act(&tickr, &cancelled, "cancel").await;
+    let missing = json!(JobId::new().to_string());
+    let batches = [&open["id"], &ended["id"], &cancelled["id"], &missing];
+    let lines = batches.map(|batch| json!({"kind": "noop", "batch": batch, "delay_ms": 600_000}).to_string());
+    let import = async || {
+        let request = tickr
+            .request(reqwest::Method::POST, "/v1/jobs/import?on_error=continue")
+            .header("content-type", "application/x-ndjson")
+            .header("idempotency-key", "lines");
+        let text = request.body(lines.join("\n")).send().await.unwrap().text().await.unwrap();
+        text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()).collect::<Vec<_>>()
+    };
+    let (first, again) = (import().await, import().await);
+    for answers in [&first, &again] {
+        let problems = answers.iter().take(4).map(|line| (&line["problem"]["status"], &line["problem"]["code"]));
+        let over = (&json!(409), &json!("wrong_state"));
+        let expected = [(&Value::Null, &Value::Null), over, over, (&json!(422), &json!("invalid_request"))];
+        assert_eq!(problems.collect::<Vec<_>>(), expected, "{answers:#?}");
+    }
+    assert_eq!((&again[0]["id"], &again[0]["replayed"]), (&first[0]["id"], &json!(true)), "{again:#?}");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 1);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn expired_and_cancelled_jobs_count_and_removed_ones_stay_counted() {
     let tickr = TestApp::start().await;
     let later = json!({"kind": "noop", "payload": {}, "delay_ms": 600_000});

@@ -120,6 +120,35 @@ async fn a_failed_parent_cancels_runs_or_holds_its_children_as_they_wish() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn explain_of_a_child_that_runs_anyway_names_the_parents_that_have_not_ended() {
+    let mended = CancellationToken::new();
+    let tickr = TestApp::start_with(|_| {}, broken(&mended)).await;
+    let waits = tickr.enqueue(json!({"kind": "noop", "payload": {}, "delay_ms": 600_000})).await;
+    let bad = tickr.enqueue(json!({"kind": "broken", "payload": {}, "max_attempts": 1, "delay_ms": 600_000})).await;
+    let anyway = json!({"on_parent_failure": "run"});
+    let before = after(&tickr, &[bad, waits], anyway.clone()).await;
+    let both = explained(&tickr, before).await.1;
+    assert!(both.starts_with("it waits for 2 of 2 parents: "), "{both}");
+    assert_eq!(tickr.post(&format!("/v1/jobs/{bad}/run-now"), json!({})).await.status, 200);
+    tickr.until(bad, State::Failed).await;
+    tickr.until_count("SELECT COUNT(*) FROM parent_ends", 0).await;
+    // This one finds the failure.
+    let behind = after(&tickr, &[bad, waits], anyway).await;
+    let left = ("waits_for_parents".to_owned(), format!("it waits for 1 of 2 parents: {waits} is waiting"));
+    assert_eq!([explained(&tickr, before).await, explained(&tickr, behind).await], [left.clone(), left]);
+
+    // The failed parent is retried, and both wait for it again.
+    assert_eq!(tickr.post("/v1/queues/default/pause", json!({})).await.status, 200);
+    assert_eq!(tickr.post(&format!("/v1/jobs/{bad}/retry"), json!({})).await.status, 200);
+    for child in [before, behind] {
+        let text = explained(&tickr, child).await.1;
+        assert!(text.starts_with("it waits for 2 of 2 parents: "), "{text}");
+        assert!(text.contains(&format!("{bad} is waiting")), "{text}");
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn wrong_parents_are_refused_with_their_names_and_nothing_is_written() {
     let tickr = TestApp::start().await;
     let job = |more: Value| {

@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{DEADLINE, TestApp, answer, contract, eventually, http};
+use crate::support::{DEADLINE, TestApp, answer, contract, eventually, eventually_seen, http};
 
 /// The answer to a whole import: its lines, and its last line.
 #[derive(Debug)]
@@ -155,6 +155,73 @@ async fn unique_keys_are_settled_line_by_line() {
     assert_eq!((&stopped.end["accepted"], &stopped.lines[0]["line"]), (&json!(0), &json!(2)));
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 4);
     tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_line_behind_one_that_puts_a_job_off_is_answered_with_that_job() {
+    let tickr = TestApp::start().await;
+    let asks = |delay_ms: u64| json!({"kind": "noop", "unique_key": "k", "on_conflict": "postpone", "delay_ms": delay_ms, "max_wait_ms": 7_200_000});
+    let holder = tickr.enqueue(asks(3_600_000)).await;
+    let lines = bytes_of(&[asks(9_000_000), json!({"kind": "noop", "unique_key": "k"})]);
+    for (key, replayed) in [(None, false), (Some("k"), false), (Some("k"), true)] {
+        let imported = import(&tickr, "", key, lines.clone()).await;
+        let due = &tickr.job(holder).await["execute_at"];
+        for line in &imported.lines {
+            assert_eq!((&line["id"], &line["execute_at"]), (&json!(holder), due), "{:#?}", imported.lines);
+            assert_eq!((&line["existing"], line["replayed"] == true), (&json!(true), replayed));
+        }
+        assert_eq!((imported.lines.len(), &imported.end["existing"]), (2, &json!(2)), "{:#}", imported.end);
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 1);
+    tickr.stop().await;
+}
+
+/// Send an import with these headers and a body of 6 MiB. Read the answer, with its head, only when all is sent.
+async fn send_all_first(tickr: &TestApp, query: &str, headers: &str) -> std::io::Result<String> {
+    let mut socket = TcpStream::connect(tickr.app.addr()).await?;
+    let body = vec![b'\n'; 6 << 20];
+    let head = format!(
+        "POST /v1/jobs/import{query} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n\
+         Content-Length: {}\r\n\r\n",
+        body.len()
+    );
+    socket.write_all(head.as_bytes()).await?;
+    socket.write_all(&body).await?;
+    let mut heard = String::new();
+    socket.read_to_string(&mut heard).await?;
+    Ok(heard)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_import_is_answered_to_a_client_that_sends_first() {
+    let tickr = TestApp::start().await;
+    let refused = async |query: &str, headers: &str, status: &str, code: &str| {
+        // The body is larger than all buffers on its way. A runner reads on for two seconds, in which a busy machine may
+        // stand still.
+        let heard = eventually_seen("the answer", || async { send_all_first(&tickr, query, headers).await }).await;
+        assert!(heard.starts_with(&format!("HTTP/1.1 {status} ")), "{headers}: {heard}");
+        assert!(heard.contains(&format!("\"code\":\"{code}\"")), "{headers}: {heard}");
+    };
+    let lines = "Content-Type: application/x-ndjson";
+    let zipped = format!("{lines}\r\nContent-Encoding: gzip");
+    refused("", "Content-Type: text/csv", "415", "unsupported_media_type").await;
+    refused("", &zipped, "415", "unsupported_media_type").await;
+    refused("", &format!("{lines}\r\nIdempotency-Key: not a key"), "422", "invalid_request").await;
+    refused("?on_error=x", lines, "422", "invalid_request").await;
+
+    // Sixteen imports may run at once. The heads of their answers say that they do.
+    let mut open = Vec::new();
+    for _ in 0..16 {
+        let mut socket = TcpStream::connect(tickr.app.addr()).await.unwrap();
+        let head = format!("POST /v1/jobs/import HTTP/1.1\r\nHost: localhost\r\n{lines}\r\nContent-Length: 9\r\n\r\n");
+        socket.write_all(head.as_bytes()).await.unwrap();
+        let begun = tokio::time::timeout(DEADLINE, socket.read(&mut [0; 1])).await.expect("the answer begins");
+        assert_eq!(begun.unwrap(), 1);
+        open.push(socket);
+    }
+    refused("", lines, "429", "overloaded").await;
+    drop(open);
     tickr.stop().await;
 }
 

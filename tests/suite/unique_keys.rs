@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use futures_util::future::join_all;
+use reqwest::Method;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -576,6 +577,34 @@ async fn requests_put_a_waiting_job_off_but_not_beyond_its_longest_wait() {
     tickr.until_idle().await;
     assert_eq!(tickr.post("/v1/jobs", asks(0)).await.status, 201, "the key is free again");
     tickr.until_idle().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_behind_one_that_puts_a_job_off_in_its_batch_is_answered_with_that_job() {
+    let tickr = TestApp::start().await;
+    let asks = |delay_ms: u64| json!({"kind": "noop", "unique_key": "k", "on_conflict": "postpone", "delay_ms": delay_ms, "max_wait_ms": 2 * HOUR_MS});
+    let holder = tickr.enqueue(asks(HOUR_MS)).await;
+    // The third one waits for the answer to the second.
+    let other = json!({"kind": "noop", "after": [1]});
+    let jobs = json!({"jobs": [asks(5 * HOUR_MS), {"kind": "noop", "unique_key": "k"}, other]});
+    let send = async |key: Option<&str>| {
+        let request = tickr.request(Method::POST, "/v1/jobs/batch").json(&jobs);
+        answer(key.into_iter().fold(request, |request, key| request.header("idempotency-key", key))).await
+    };
+    let plain = send(None).await;
+    let keyed = send(Some("b")).await;
+    let replayed = send(Some("b")).await;
+    assert_eq!((replayed.header("idempotency-replayed"), &replayed.body), ("true", &keyed.body));
+    let held = tickr.job(holder).await;
+    for sent in [plain, keyed] {
+        assert_eq!(sent.status, 201, "{:#}", sent.body);
+        let receipt = json!({"id": holder, "execute_at": held["execute_at"], "existing": true});
+        assert_eq!([&sent.body["jobs"][0], &sent.body["jobs"][1]], [&receipt; 2]);
+        let third = tickr.job(sent.body["jobs"][2]["id"].as_str().unwrap().parse().unwrap()).await;
+        assert_eq!(third["after"], json!([holder]));
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 3);
     tickr.stop().await;
 }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use axum::body::{Body, BodyDataStream, Bytes};
 use axum::extract::{Request, State};
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::{StreamExt as _, stream};
 use serde::{Deserialize, Serialize};
@@ -52,6 +52,9 @@ const FORGETTING_STRANGERS: Duration = Duration::from_millis(250);
 const STOPPING: Duration = Duration::from_secs(1);
 /// Maximum number of times that a part is submitted while MySQL is overloaded.
 const MAX_TRIES: u32 = 8;
+/// End of the text about a batch that has ended or was cancelled. A stored line keeps the text and no code, because older
+/// versions that may read it know none there. So the code follows from this end.
+const TAKES_NO_MORE: &str = ", so it takes no more jobs";
 
 /// Parameters of an import.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -183,43 +186,21 @@ enum StoredLine {
 )]
 pub(crate) async fn import(
     State(api): State<Api>,
-    QueryParams(asked): QueryParams<ImportQuery>,
+    asked: Result<QueryParams<ImportQuery>, Problem>,
     (asker, sharing, pass): (Requester, PermitOwner, RequestRight),
     span: ImportSpan,
     key: Key,
     request: Request,
 ) -> Response {
-    let mut import = match begin(api, &asked, (asker, &sharing, pass), key, request) {
-        Ok(import) => import,
-        Err(problem) => return span.refused(problem),
+    let (head, body) = request.into_parts();
+    let lines = LineReader::new(body, api.body_limit_bytes, api.body_timeout);
+    let admitted = asked.and_then(|QueryParams(asked)| Ok((asked, admit(&api, &sharing, key, &head.headers)?)));
+    let (asked, (key, permit)) = match admitted {
+        Ok(admitted) => admitted,
+        Err(problem) => return lines.forget_rest_behind(span.refused(problem)),
     };
-    import.span = Some(span);
-    let answer = Body::from_stream(stream::unfold(import, Import::answer));
-    let media = HeaderValue::from_static("application/x-ndjson");
-    ([(header::CONTENT_TYPE, media)], answer).into_response()
-}
-
-fn begin(
-    api: Api,
-    asked: &ImportQuery,
-    (asker, sharing, pass): (Requester, &PermitOwner, RequestRight),
-    key: Key,
-    request: Request,
-) -> Result<Import, Problem> {
-    let declared = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
-    let media = declared.split(';').next().unwrap_or("").trim().to_ascii_lowercase();
-    if !matches!(media.as_str(), "application/x-ndjson" | "application/ndjson" | "application/jsonl") {
-        let detail = "declare the body with Content-Type: application/x-ndjson";
-        return Err(Problem::new(Code::UnsupportedMediaType, detail));
-    }
-    check_encoding(request.headers())?;
-    let key = key.given()?;
-    if *api.stopping.borrow() {
-        return Err(Problem::new(Code::Stopping, "this runner is stopping; send the import to another runner"));
-    }
-    let permit = api.imports.take(sharing.0).map_err(|full| full.problem("imports", "this runner"))?;
-    Ok(Import {
-        lines: LineReader::new(request.into_body(), api.body_limit_bytes, api.body_timeout),
+    let import = Import {
+        lines,
         on_error: asked.on_error.unwrap_or(OnError::Stop),
         wanted: asked.receipts.unwrap_or(AnsweredLines::All),
         key,
@@ -227,12 +208,37 @@ fn begin(
         next: None,
         end: ImportEnd::default(),
         state: ImportState::Running,
-        span: None,
+        span,
         asker,
         pass,
         api,
         _permit: permit,
-    })
+    };
+    let answer = Body::from_stream(stream::unfold(import, Import::answer));
+    let media = HeaderValue::from_static("application/x-ndjson");
+    ([(header::CONTENT_TYPE, media)], answer).into_response()
+}
+
+/// Check the head of an import and take a permit for it.
+fn admit(
+    api: &Api,
+    sharing: &PermitOwner,
+    key: Key,
+    headers: &HeaderMap,
+) -> Result<(Option<IdempotencyKey>, RequestPermit), Problem> {
+    let declared = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
+    let media = declared.split(';').next().unwrap_or("").trim().to_ascii_lowercase();
+    if !matches!(media.as_str(), "application/x-ndjson" | "application/ndjson" | "application/jsonl") {
+        let detail = "declare the body with Content-Type: application/x-ndjson";
+        return Err(Problem::new(Code::UnsupportedMediaType, detail));
+    }
+    check_encoding(headers)?;
+    let key = key.given()?;
+    if *api.stopping.borrow() {
+        return Err(Problem::new(Code::Stopping, "this runner is stopping; send the import to another runner"));
+    }
+    let permit = api.imports.take(sharing.0).map_err(|full| full.problem("imports", "this runner"))?;
+    Ok((key, permit))
 }
 
 /// The progress of an import.
@@ -259,7 +265,7 @@ struct Import {
     end: ImportEnd,
     state: ImportState,
     /// The span of the import, which ends with it.
-    span: Option<ImportSpan>,
+    span: ImportSpan,
     asker: Requester,
     pass: RequestRight,
     _permit: RequestPermit,
@@ -300,10 +306,8 @@ impl Import {
         loop {
             match self.state {
                 ImportState::Over => {
-                    // Read on for a moment: closing the connection while the client still sends would reset it, and the
-                    // response would be lost.
                     let patience = if self.pass.is_good() { FORGETTING } else { FORGETTING_STRANGERS };
-                    let _ = tokio::time::timeout(patience, self.lines.discard_rest()).await;
+                    self.lines.forget_rest(patience).await;
                     return None;
                 }
                 ImportState::Ending => {
@@ -449,7 +453,7 @@ impl Import {
         // The key of a line that is not valid counts as well, so that the parts do not depend on the kinds that exist.
         let own = body.unique_key.clone().or_else(|| key_of_fields(&body.payload, &body.unique_fields));
         let unique_key = body.kind.parse::<Name>().ok().zip(own);
-        let trace = self.span.as_ref().and_then(ImportSpan::trace_context);
+        let trace = self.span.trace_context();
         let allowed = body.check_requester(&self.api, &self.asker, "");
         let job = allowed.and_then(|()| prepare(&self.api, body, "", trace, &[]));
         PartLine { number, digested, unique_key, on_conflict, job }
@@ -600,7 +604,13 @@ fn key_taken((at, holder): (usize, KeyHolder)) -> (usize, Problem) {
 fn link_refused((at, problem): &(usize, LinkProblem)) -> (usize, Problem) {
     let field = if matches!(problem, LinkProblem::UnknownParent(_)) { "/after" } else { "/batch" };
     let here = tickr_handlers::Problem::at(field, problem.to_string());
-    (*at, Problem::new(Code::InvalidRequest, problem.to_string()).at("", vec![here]))
+    (*at, unlinked(problem.to_string()).at("", vec![here]))
+}
+
+/// Make the problem of a line whose job cannot have its parent or its batch, from the text that says why.
+fn unlinked(detail: String) -> Problem {
+    let code = if detail.ends_with(TAKES_NO_MORE) { Code::WrongState } else { Code::InvalidRequest };
+    Problem::new(code, detail)
 }
 
 fn refused(line: u64, problem: Problem) -> ImportLine {
@@ -650,7 +660,7 @@ fn import_lines(numbers: &[u64], kept: &str, replayed: bool) -> Vec<ImportLine> 
             StoredLine::New(id, due) => (id, due, false),
             StoredLine::Held(id, due) => (id, due, true),
             StoredLine::Refused(detail) => return Some(refused(line, Problem::new(Code::UniqueKeyTaken, detail))),
-            StoredLine::Unlinked(detail) => return Some(refused(line, Problem::new(Code::InvalidRequest, detail))),
+            StoredLine::Unlinked(detail) => return Some(refused(line, unlinked(detail))),
         };
         let execute_at = chrono::DateTime::from_timestamp_millis(due).map(Moment);
         Some(ImportLine { line, id: Some(id), execute_at, existing, replayed, problem: None })
@@ -720,6 +730,12 @@ impl LineReader {
         }
     }
 
+    /// Read on for a moment and discard the rest of the body: closing the connection while the client still sends would
+    /// reset it, and the response would be lost.
+    async fn forget_rest(&mut self, patience: Duration) {
+        let _ = tokio::time::timeout(patience, self.discard_rest()).await;
+    }
+
     /// Read and discard the rest of the body, up to a bound.
     async fn discard_rest(&mut self) {
         let mut most = MAX_FORGOTTEN_BYTES;
@@ -727,6 +743,16 @@ impl LineReader {
             most = most.saturating_sub(bytes.len());
             self.ended = most == 0;
         }
+    }
+
+    /// Let the response to a refused import end once the body is discarded. A client that reads while it sends gets its
+    /// text at once.
+    fn forget_rest_behind(mut self, response: Response) -> Response {
+        let rest = stream::once(async move {
+            self.forget_rest(FORGETTING).await;
+            Ok(Bytes::new())
+        });
+        response.map(|text| Body::from_stream(text.into_data_stream().chain(rest)))
     }
 
     async fn read(&mut self) -> Result<(), Problem> {
@@ -753,6 +779,25 @@ mod tests {
             all.push((number, text.map(|text| String::from_utf8(text).unwrap()).map_err(|problem| problem.code)));
         }
         all
+    }
+
+    #[test]
+    fn a_stored_line_keeps_the_code_of_its_link_problem() {
+        let (job, batch) = (tickr_job::JobId::new(), tickr_job::BatchId::new());
+        for (problem, code) in [
+            (LinkProblem::UnknownParent(job), Code::InvalidRequest),
+            (LinkProblem::UnknownBatch(batch), Code::InvalidRequest),
+            (LinkProblem::EndedBatch(batch), Code::WrongState),
+            (LinkProblem::CancelledBatch(batch), Code::WrongState),
+        ] {
+            let (_, first) = link_refused(&(0, problem));
+            // Versions that answer each such line with one code read this form.
+            let stored = format!(r#"[[0,{{"Unlinked":"{}"}}]]"#, first.detail);
+            let kept = serde_json::to_string(&[(0, StoredLine::Unlinked(first.detail))]).unwrap();
+            assert_eq!(kept, stored);
+            let again = import_lines(&[1], &kept, true).remove(0).problem.unwrap();
+            assert_eq!((first.code, again.code), (code, code), "{problem}");
+        }
     }
 
     #[tokio::test]

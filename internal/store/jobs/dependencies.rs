@@ -33,6 +33,14 @@ const CHILDREN: usize = 512;
 const LEFT_ONES: Uuid = Uuid::max();
 /// Parents that are named for a job that waits for them.
 const NAMED: u32 = 20;
+/// The parents of a job: each with its row in `owed` if it is unfinished, and with that of the job if it is blocked.
+const PARENTS_OF: &str = "FROM job_parents p FORCE INDEX (job_parents_child) \
+                          LEFT JOIN owed o FORCE INDEX (PRIMARY) ON o.id = p.parent_id \
+                          LEFT JOIN blocked_jobs b FORCE INDEX (PRIMARY) ON b.job_id = p.child_id WHERE p.child_id = ?";
+/// True for a parent that the job waits for. A job with `run` waits for no parent whose end it has been told, unless the
+/// parent was retried since.
+const IS_AWAITED: &str = "(p.outcome IS NULL OR (p.outcome <> 'completed' \
+                          AND (o.id IS NOT NULL OR COALESCE(b.on_parent_failure, '') <> 'run')))";
 
 /// Outcome of a look at jobs that wait for their parents.
 #[derive(Clone, Debug, Default)]
@@ -213,24 +221,16 @@ impl Store {
     pub async fn parent_progress(&self, id: JobId) -> Result<ParentProgress, StoreError> {
         on_pool(&self.shared.pools.reads, "read the parents of a job", move |conn, _| {
             Box::pin(async move {
-                let counts = sqlx::query(
-                    "SELECT COUNT(*) AS parents, CAST(COALESCE(SUM(outcome IS NULL OR outcome <> 'completed'), 0) AS SIGNED) \
-                     AS open FROM job_parents FORCE INDEX (job_parents_child) WHERE child_id = ?",
-                )
-                .bind(id.uuid())
-                .fetch_one(&mut *conn)
-                .await?;
-                let found = sqlx::query(
+                let sql = format!(
+                    "SELECT COUNT(*) AS parents, CAST(COALESCE(SUM({IS_AWAITED}), 0) AS SIGNED) AS open {PARENTS_OF}"
+                );
+                let counts = statement(sql).bind(id.uuid()).fetch_one(&mut *conn).await?;
+                let sql = format!(
                     "SELECT p.parent_id, COALESCE(o.state, (SELECT a.end_state FROM attempts a \
-                     WHERE a.job_id = p.parent_id ORDER BY a.number DESC LIMIT 1), 'failed') AS state \
-                     FROM job_parents p FORCE INDEX (job_parents_child) \
-                     LEFT JOIN owed o ON o.id = p.parent_id \
-                     WHERE p.child_id = ? AND (p.outcome IS NULL OR p.outcome <> 'completed') ORDER BY p.parent_id LIMIT ?",
-                )
-                .bind(id.uuid())
-                .bind(NAMED)
-                .fetch_all(&mut *conn)
-                .await?;
+                     WHERE a.job_id = p.parent_id ORDER BY a.number DESC LIMIT 1), 'failed') AS state {PARENTS_OF} \
+                     AND {IS_AWAITED} ORDER BY p.parent_id LIMIT ?"
+                );
+                let found = statement(sql).bind(id.uuid()).bind(NAMED).fetch_all(&mut *conn).await?;
                 let number = |column| -> Result<u32, sqlx::Error> {
                     Ok(u32::try_from(counts.try_get::<i64, _>(column)?).unwrap_or(u32::MAX))
                 };

@@ -255,11 +255,7 @@ pub(crate) async fn insert_keyed(
         }
         receipts.jobs.push(match decided.existing.get(&place) {
             None => EnqueuedJob::New(accepted_at(job, now)),
-            Some(Existing::Holder(holder)) => EnqueuedJob::Existing(*holder),
-            Some(Existing::Earlier(place)) => {
-                let Accepted { id, execute_at, .. } = accepted_at(&jobs[*place], now);
-                EnqueuedJob::Existing(KeyHolder { id, state: State::Waiting, execute_at, foreign: false })
-            }
+            Some(existing) => EnqueuedJob::Existing(existing.holder(jobs, &receipts.jobs, now)),
         });
     }
     if let [EnqueuedJob::Existing(holder)] = receipts.jobs[..]
@@ -371,8 +367,25 @@ async fn all_put_off(conn: &mut Session<'_>, postponed: &[Accepted]) -> Result<b
 enum Existing {
     /// An unfinished job that holds the unique key.
     Holder(KeyHolder),
-    /// The job at this earlier position of the same request, which takes the unique key.
+    /// The job at this earlier position of the same request, which takes the unique key or puts its holder off.
     Earlier(usize),
+}
+
+impl Existing {
+    /// Return the job that holds the unique key. `earlier` are the receipts of the jobs in front.
+    fn holder(&self, jobs: &[NewJob], earlier: &[EnqueuedJob], now: Timestamp) -> KeyHolder {
+        match self {
+            Self::Holder(holder) => *holder,
+            Self::Earlier(first) => match earlier.get(*first) {
+                // The first job put this holder off, so it is not written itself.
+                Some(EnqueuedJob::Existing(holder)) => *holder,
+                _ => {
+                    let Accepted { id, execute_at, .. } = accepted_at(&jobs[*first], now);
+                    KeyHolder { id, state: State::Waiting, execute_at, foreign: false }
+                }
+            },
+        }
+    }
 }
 
 /// The decision for each job of one request, by position. The rows of the unique keys are locked.
