@@ -25,6 +25,7 @@ $worker = new Worker($client, new Settings(
     slots: (int) $setting('TICKR_SLOTS', '4'),
     leaseMs: (int) $setting('TICKR_LEASE_MS', '10000'),
     graceMs: (int) $setting('TICKR_GRACE_MS', '5000'),
+    waitMs: (int) $setting('TICKR_WAIT_MS', '30000'),
 ));
 
 $worker->handle('conformance.echo', static fn ($payload, Context $context) => $context->attempt->payloadJson);

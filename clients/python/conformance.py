@@ -112,6 +112,7 @@ def main() -> None:
         "slots": int(os.environ.get("TICKR_SLOTS", "4")),
         "grace_ms": int(os.environ.get("TICKR_GRACE_MS", "5000")),
         "lease_ms": int(os.environ.get("TICKR_LEASE_MS", "10000")),
+        "wait_ms": int(os.environ.get("TICKR_WAIT_MS", "30000")),
         # Numbers are read as Decimal, so that echo loses no digit.
         "exact": True,
     }

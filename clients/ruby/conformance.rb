@@ -12,7 +12,8 @@ worker = Tickr::Worker.new(
   queues: ENV.fetch("TICKR_QUEUES", "conformance").split(","),
   slots: Integer(ENV.fetch("TICKR_SLOTS", "4")),
   lease: Integer(ENV.fetch("TICKR_LEASE_MS", "10000")) / 1000.0,
-  grace: Integer(ENV.fetch("TICKR_GRACE_MS", "5000")) / 1000.0
+  grace: Integer(ENV.fetch("TICKR_GRACE_MS", "5000")) / 1000.0,
+  wait: Integer(ENV.fetch("TICKR_WAIT_MS", "30000")) / 1000.0
 )
 member = lambda do |context, name|
   Tickr::RawJson.new(Tickr::Json.members(context.attempt.payload_json.text).fetch(name, "null"))

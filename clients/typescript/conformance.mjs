@@ -10,6 +10,7 @@ const worker = new Worker({
   slots: number('TICKR_SLOTS', 4),
   graceMs: number('TICKR_GRACE_MS', 5_000),
   leaseMs: number('TICKR_LEASE_MS', 10_000),
+  waitMs: number('TICKR_WAIT_MS', 30_000),
   client,
 });
 

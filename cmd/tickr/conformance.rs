@@ -18,7 +18,8 @@ pub(crate) fn command() -> Command {
              program that serves the kinds conformance.… with the client's library. The server loses answers, says 503, \
              hands tokens out twice, cancels and drains, and compares every call with docs/WORKERS.md. Each scenario \
              starts COMMAND anew, with TICKR_URL (two addresses), TICKR_TOKEN, TICKR_QUEUES, TICKR_SLOTS, \
-             TICKR_GRACE_MS and TICKR_LEASE_MS, and ends its whole process group. It needs neither MySQL nor Redis.\n\n\
+             TICKR_GRACE_MS, TICKR_LEASE_MS and TICKR_WAIT_MS, and ends its whole process group. It needs neither MySQL \
+             nor Redis.\n\n\
              Signals go to the first process of COMMAND: a shell script must start the program with exec.\n\n\
              Exit code 0 when every scenario passed, 1 when one failed, 130 interrupted, 143 terminated.",
         )

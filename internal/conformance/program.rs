@@ -46,6 +46,7 @@ impl Program {
             .env("TICKR_SLOTS", setup.slots.to_string())
             .env("TICKR_GRACE_MS", setup.grace_ms.to_string())
             .env("TICKR_LEASE_MS", LEASE_MS.to_string())
+            .env("TICKR_WAIT_MS", setup.wait_ms.to_string())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -271,7 +271,7 @@ impl State {
         }
         self.compare_holding(body, "beat");
         let now = Instant::now();
-        let (mut cancel, mut lost) = (Vec::new(), Vec::new());
+        let (mut cancel, mut lost, mut unsaved) = (Vec::new(), Vec::new(), Vec::new());
         for held in body.get("holding").and_then(Json::as_list).unwrap_or_default() {
             let Some(token) = held.get("token").and_then(Json::as_text) else { continue };
             let cancelled = self.cancelled.contains(token);
@@ -279,19 +279,29 @@ impl State {
                 lost.push(token.to_owned());
                 continue;
             };
+            let job = &mut self.jobs[attempt.job];
+            if job.locked && held.get("checkpoint").is_some() {
+                job.locked = false;
+                attempt.unsaved = Some(attempt.beats.len());
+                unsaved.push(token.to_owned());
+            }
             attempt.beats.push((now, held.clone()));
             if attempt.over {
                 lost.push(token.to_owned());
                 attempt.lost_told_at.get_or_insert(now);
                 continue;
             }
-            let limit = Duration::from_millis(self.jobs[attempt.job].timeout_ms);
+            let limit = Duration::from_millis(job.timeout_ms);
             if attempt.verdict.is_none() && (cancelled || now.duration_since(attempt.handed_at) > limit) {
                 cancel.push(token.to_owned());
                 attempt.cancel_told_at.get_or_insert(now);
             }
         }
-        self.answer(200, serde_json::json!({ "cancel": cancel, "lost": lost, "drain": self.drained }))
+        let mut answer = serde_json::json!({ "cancel": cancel, "lost": lost, "drain": self.drained });
+        if !unsaved.is_empty() {
+            answer["unsaved"] = unsaved.into();
+        }
+        self.answer(200, answer)
     }
 
     pub(crate) fn finish(&mut self, body: &Json) -> Answer {
@@ -422,6 +432,7 @@ fn new_attempt(job: usize) -> Attempt {
         cancel_told_at: None,
         lost_told_at: None,
         beats: Vec::new(),
+        unsaved: None,
         forced: None,
         refused: None,
     }

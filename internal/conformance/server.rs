@@ -107,6 +107,8 @@ async fn exchange(world: &World, server: usize, mut connection: Connection, requ
         }
         Some(Action::Status(status, retry_after)) => {
             let code = match status {
+                401 => "unauthorized",
+                403 => "forbidden",
                 404 => "not_found",
                 413 => "too_large",
                 429 => "overloaded",

@@ -12,7 +12,10 @@ use crate::world::{Setup, State, World};
 /// Usual longest wait: a client may pause for five seconds between two tries.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// Longest wait for the registration. Some languages start slowly.
-const START: Duration = Duration::from_secs(20);
+pub(crate) const START: Duration = Duration::from_secs(20);
+/// Longest time after which a client takes a call for one that gets no answer. That of a request for jobs is longer by
+/// its wait.
+pub(crate) const NO_ANSWER: Duration = Duration::from_secs(25);
 /// Time that a bound gets on top, because the machine has other work.
 pub(crate) const SLACK: Duration = Duration::from_millis(1_000);
 
@@ -50,8 +53,12 @@ impl Stage {
         Ok(Self { world, servers, program })
     }
 
-    /// Wait until the program has registered a worker and asks for jobs.
+    /// Wait until the program has registered a worker and asks for jobs, unless the server refuses it.
     pub(crate) async fn ready(&mut self) -> Outcome {
+        let refused = |fault: &Fault| fault.call == Call::Register && fault.times == usize::MAX;
+        if self.world.read(|state| state.setup.faults.iter().any(refused)) {
+            return Ok(());
+        }
         let fetched = |state: &State| state.calls(Call::Fetch).next().map(|_| ());
         self.wait(START, "the program registers a worker and asks for jobs", fetched).await
     }
@@ -74,6 +81,10 @@ impl Stage {
             tokio::select! {
                 _ = changes.changed() => {}
                 end = self.program.ended() => {
+                    // The program may have done it just before its end.
+                    if let Some(found) = self.world.read(&mut ready) {
+                        return Ok(found);
+                    }
                     let output = self.program.output();
                     let output: Vec<&str> = output.lines().rev().take(15).collect();
                     let output: Vec<&str> = output.into_iter().rev().collect();

@@ -32,6 +32,10 @@ pub(crate) struct Setup {
     pub(crate) extra_fields: bool,
     /// True to send answers in small chunks.
     pub(crate) pieces: bool,
+    /// Longest wait of a request for jobs that the program is told to use.
+    pub(crate) wait_ms: u64,
+    /// Largest heartbeat.
+    pub(crate) beat_limit: usize,
     /// True to send `took_ms`, which an older process leaves out. In most scenarios a heartbeat is much shorter than a
     /// third of the lease, so that a pause of the machine would make an answer late.
     pub(crate) took: bool,
@@ -48,6 +52,8 @@ impl Default for Setup {
             faults: Vec::new(),
             extra_fields: false,
             pieces: false,
+            wait_ms: 30_000,
+            beat_limit: BEAT_LIMIT,
             took: false,
         }
     }
@@ -73,6 +79,8 @@ pub(crate) const KINDS: [&str; 12] = [
 
 /// Largest body, as the setting `body_limit` has it by default.
 const BODY_LIMIT: usize = 256 << 10;
+/// Largest heartbeat, whatever `body_limit` is.
+const BEAT_LIMIT: usize = 1 << 20;
 
 /// A sentence of the specification that the program broke.
 #[derive(Clone, Debug)]
@@ -111,6 +119,8 @@ pub(crate) struct Job {
     pub(crate) timeout_ms: u64,
     pub(crate) checkpoint: Option<Json>,
     pub(crate) waits: bool,
+    /// True until a heartbeat has a checkpoint of it: another session locks its row, so that one is not stored.
+    pub(crate) locked: bool,
 }
 
 /// An attempt that was handed out.
@@ -137,6 +147,8 @@ pub(crate) struct Attempt {
     pub(crate) lost_told_at: Option<Instant>,
     /// Entries of beats about it.
     pub(crate) beats: Vec<(Instant, Json)>,
+    /// Place in `beats` of the entry that was not stored.
+    pub(crate) unsaved: Option<usize>,
     /// Result of the finish call, if not `settled`.
     pub(crate) forced: Option<&'static str>,
     /// The verdict that the server refused, or did not write for a locked row.
@@ -173,6 +185,8 @@ pub(crate) struct State {
     pub(crate) resets: usize,
     /// The first arrival of each request for jobs, by its id. A repeated request lists what its first one did.
     pub(crate) first_asked: BTreeMap<String, Instant>,
+    /// `wait_ms` of the newest request for jobs.
+    pub(crate) asked_wait_ms: u64,
     /// Bodies of registrations.
     pub(crate) registrations: Vec<Json>,
     /// Workers that have left.
@@ -206,6 +220,7 @@ impl World {
             twice: BTreeSet::new(),
             resets: 0,
             first_asked: BTreeMap::new(),
+            asked_wait_ms: 0,
             registrations: Vec::new(),
             left: Vec::new(),
             stopped_at: None,
@@ -294,17 +309,23 @@ impl State {
             && let Some(id) = body.get("fetch_id").and_then(Json::as_text)
         {
             self.first_asked.entry(id.to_owned()).or_insert_with(Instant::now);
+            self.asked_wait_ms = body.get("wait_ms").and_then(Json::as_u64).unwrap_or(30_000);
         }
         for (rule, seen, expected) in bodies::check(call, &body) {
             self.breach(rule, seen, expected);
         }
-        // One verdict alone may be larger: the client cannot make it smaller.
-        let several = body.get("verdicts").and_then(Json::as_list).is_some_and(|verdicts| verdicts.len() > 1);
-        if request.body.len() > BODY_LIMIT && several {
+        if self.is_too_large(call, &body, request.body.len()) {
             return (number, body, Some(Action::Status(413, None)));
         }
         let fault = self.fault(server, call, |action| call != Call::Fetch || !action.comes_after());
         (number, body, fault)
+    }
+
+    /// Return whether a body of so many bytes has more than the call takes.
+    fn is_too_large(&self, call: Call, body: &Json, bytes: usize) -> bool {
+        // One verdict alone may be larger: the client cannot make it smaller.
+        let several = body.get("verdicts").and_then(Json::as_list).is_some_and(|verdicts| verdicts.len() > 1);
+        (several && bytes > BODY_LIMIT) || (call == Call::Beat && bytes > self.setup.beat_limit)
     }
 
     /// Take a planned fault for a call at an address.
@@ -342,6 +363,7 @@ impl State {
             timeout_ms: 60_000,
             checkpoint: None,
             waits: true,
+            locked: false,
         });
         self.jobs.len() - 1
     }

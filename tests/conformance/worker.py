@@ -10,6 +10,7 @@ import json
 import os
 import random
 import signal
+import socket
 import sys
 import threading
 import time
@@ -24,7 +25,7 @@ QUEUES = os.environ.get("TICKR_QUEUES", "conformance").split(",")
 SLOTS = int(os.environ.get("TICKR_SLOTS", "4"))
 GRACE = int(os.environ.get("TICKR_GRACE_MS", "5000")) / 1000
 LEASE_MS = int(os.environ.get("TICKR_LEASE_MS", "10000"))
-WAIT_MS = 20_000
+WAIT_MS = int(os.environ.get("TICKR_WAIT_MS", "30000"))
 MAX_RESULT, MAX_LOG, MAX_ERROR, MAX_NOTE, MAX_BODY = 256 << 10, 16 << 10, 2_000, 120, 250_000
 
 
@@ -232,7 +233,7 @@ class Worker:
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
         self.attempts, self.verdicts, self.later = {}, {}, {}
-        self.id, self.beat_s, self.draining = None, LEASE_MS / 3000, False
+        self.id, self.beat_s, self.beat_size = None, LEASE_MS / 3000, MAX_BODY
         self.stopping, self.ended = threading.Event(), threading.Event()
         self.poll = None
 
@@ -252,7 +253,8 @@ class Worker:
                 return
             except (OSError, http.client.HTTPException, ValueError, Refused) as error:
                 refused = isinstance(error, Refused) and error.status < 500 and error.status not in (408, 422, 429)
-                if fault("registers-once") or (refused and self.id is None):
+                refused = refused and self.id is None and not fault("registers-for-ever")
+                if fault("registers-once") or refused:
                     raise
                 pauses.wait(self.ended)
 
@@ -265,7 +267,8 @@ class Worker:
     # Requests for jobs.
 
     def fetch(self):
-        self.poll, pauses, body, worker = Connection(WAIT_MS / 1000 + 15), Pauses(5), None, None
+        patience = None if fault("polls-for-ever") else WAIT_MS / 1000 + 10
+        self.poll, pauses, body, worker = Connection(patience), Pauses(5), None, None
         while not self.stopping.is_set():
             if body is None or worker != self.id:
                 worker, body, began = self.id, self.request(), time.monotonic()
@@ -386,7 +389,11 @@ class Worker:
             except (OSError, http.client.HTTPException, ValueError, Refused) as error:
                 if isinstance(error, Refused) and error.status == 404:
                     self.register_again(worker)
-                if fault("gives-up-at-stop") and self.stopping.is_set():
+                given_up = fault("gives-up-at-stop") and self.stopping.is_set()
+                given_up |= fault("drops-without-answer") and isinstance(error, socket.timeout)
+                given_up |= fault("drops-after-403") and isinstance(error, Refused) and error.status == 403
+                given_up |= fault("drops-after-404") and isinstance(error, Refused) and error.status == 404
+                if given_up:
                     self.answered(batch)
                 pauses.wait()
                 continue
@@ -436,7 +443,7 @@ class Worker:
     # Heartbeats.
 
     def beat(self):
-        connection = Connection(3, obeys=False)
+        connection = Connection(3, obeys=fault("obeys-503-in-beats"))
         while not self.ended.wait(self.beat_s):
             with self.lock:
                 held = list(self.attempts.values())
@@ -450,19 +457,31 @@ class Worker:
                 except Refused as refused:
                     if refused.status == 404:
                         self.register_again(worker)
+                    if refused.status == 413 and not fault("repeats-large-beats"):
+                        self.beat_size //= 2
                     break
                 except (OSError, http.client.HTTPException, ValueError):
                     break
                 for attempt in held:
-                    if attempt.token in answer["cancel"] or attempt.token in answer["lost"]:
-                        self.stop_attempt(attempt, attempt.token in answer["lost"])
+                    # Each beat has the newest reports, so what was not stored goes with the next one.
+                    if fault("forgets-unsaved") and attempt.token in answer.get("unsaved", ()):
+                        attempt.report = {}
+                    cancelled, lost = (self.names(answer[word], attempt, held) for word in ("cancel", "lost"))
+                    if cancelled or lost:
+                        self.stop_attempt(attempt, lost)
+
+    def names(self, tokens, attempt, held):
+        """Whether the answer to a beat names this attempt. Another one of the same job is not meant."""
+        if fault("stops-by-job"):
+            return any(it.token in tokens and it.job["id"] == attempt.job["id"] for it in held)
+        return attempt.token in tokens
 
     def parts(self, held):
         """The lists of the next beats. Each has every attempt, and the reports go in as many as their size needs."""
         parts, size = [{}], 0
         for report in [attempt.held() for attempt in held]:
             length = len(write_json(report).encode())
-            if parts[-1] and size + length > MAX_BODY:
+            if parts[-1] and size + length > self.beat_size:
                 parts.append({})
                 size = 0
             parts[-1][report["token"]] = report

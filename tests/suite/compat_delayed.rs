@@ -1,6 +1,8 @@
 //! Delayed messages: `POST /schedule` and `DELETE /cancel/{id}`.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
@@ -12,6 +14,8 @@ use tickr::app::App;
 use tickr::config::{Config, DelayedMessages};
 use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
+use tokio::io::AsyncReadExt as _;
+use tokio::net::TcpListener;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -264,6 +268,50 @@ async fn a_message_can_be_cancelled_twice_but_not_while_it_is_sent() {
         );
     }
     assert_eq!(tickr.post(&format!("/v1/jobs/{job}/cancel"), json!({})).await.status, 200);
+    tickr.stop().await;
+}
+
+/// Start a service that takes each message, and hangs up without an answer. Return its URL, and the count of messages.
+async fn hangs_up() -> (String, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/in", listener.local_addr().unwrap());
+    let taken = Arc::<AtomicUsize>::default();
+    let count = Arc::clone(&taken);
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let (mut text, mut piece) = (Vec::new(), [0; 4096]);
+            while let Ok(read @ 1..) = stream.read(&mut piece).await {
+                text.extend_from_slice(&piece[..read]);
+                if text.ends_with(br#"{"content":"x"}"#) {
+                    count.fetch_add(1, Ordering::SeqCst);
+                    break;
+                }
+            }
+        }
+    });
+    (url, taken)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_whose_service_hung_up_can_be_cancelled_although_it_arrived() {
+    let (url, taken) = hangs_up().await;
+    let to_it = move |config: &mut Config| config.compat.delayed = Some(DelayedMessages { url: url.clone() });
+    let tickr = TestApp::start_with(to_it, Registry::new()).await;
+    let message = schedule(&tickr.app, json!("x"), 0).await.message_id();
+    let id: JobId = message.parse().unwrap();
+    for attempt in 1..5 {
+        tickr.until_attempts(id, attempt).await;
+        // Refused if the short pause has ended by itself.
+        tickr.post(&format!("/v1/jobs/{id}/run-now"), json!({})).await;
+    }
+    // The next pause has 16 seconds, in which also a slow machine sends the cancel.
+    tickr.until_attempts(id, 5).await;
+    assert_eq!(taken.load(Ordering::SeqCst), 5, "each delivery arrived");
+    let answer = cancel(&tickr.app, &message).await;
+    assert_eq!((answer.status, &answer.body), (200, &json!({"success": true})));
+    tickr.until(id, State::Cancelled).await;
+    tickr.until_idle().await;
+    assert_eq!(taken.load(Ordering::SeqCst), 5, "no call begins after the cancel");
     tickr.stop().await;
 }
 

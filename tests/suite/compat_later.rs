@@ -389,15 +389,45 @@ async fn requests_that_are_not_valid_get_400_and_unknown_tasks_404() {
     assert!(status == 400 && said.contains("Content-Encoding: gzip"), "{status} {said}");
     // Fields that Later does not know are ignored, and so are those that are left out.
     let few = r#"{"callback":"http://127.0.0.1:8888/","delay":3600,"priority":"high"}"#;
-    let (status, created) = call(&base, "/create", few).await;
-    assert_eq!(status, 200, "{created}");
-    assert_eq!(call(&base, "/delete", &created).await.0, 200);
+    let nulls = r#"{"callback":"http://127.0.0.1:8888/","delay":3600,"topic":null,"retry":null,"content":null}"#;
+    for body in [few, nulls] {
+        let (status, created) = call(&base, "/create", body).await;
+        assert_eq!(status, 200, "{body}: {created}");
+        assert_eq!(call(&base, "/delete", &created).await.0, 200, "{body}");
+    }
     tickr.post(&format!("/v1/jobs/{noop}/cancel"), json!({})).await;
     tickr.stop().await;
 
     let off = TestApp::start().await;
     assert_eq!(call(&off.url(""), "/create", few).await.0, 404);
     off.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_of_fields_count_in_any_case_and_a_null_is_a_field_left_out() {
+    let tickr = TestApp::start_with(on, Registry::new()).await;
+    let base = tickr.url("");
+    let body = r#"{"CALLBACK":"http://127.0.0.1:8888/","Delay":3600,"Retry":3,"Content":"hello","topic":null}"#;
+    let (status, created) = call(&base, "/create", body).await;
+    assert_eq!(status, 200, "{created}");
+    let id = serde_json::from_str::<Value>(&created).unwrap()["id"].as_str().unwrap().to_owned();
+    let (status, shown) = call(&base, "/query", &json!({"Id": id}).to_string()).await;
+    assert_eq!(status, 200, "{shown}");
+    let task: Value = serde_json::from_str(&shown).unwrap();
+    assert_eq!([&task["content"], &task["topic"], &task["max_retry"]], [&json!("hello"), &json!(""), &json!(3)]);
+    let seconds = task["execute_time"].as_i64().unwrap() - task["creat_time"].as_i64().unwrap();
+    assert!((3_599..=3_601).contains(&seconds), "{shown}");
+    let (status, said) = call(&base, "/create", r#"{"Callback":"http://127.0.0.1:8888/","Delay":"soon"}"#).await;
+    assert!(status == 400 && said.contains("/Delay"), "{status} {said}");
+    assert_eq!(call(&base, "/delete", &json!({"ID": id}).to_string()).await.0, 200);
+
+    let sink = Sink::start(success).await;
+    let now = json!({"callback": sink.url(), "topic": null, "delay": null, "retry": null, "content": null});
+    assert_eq!(call(&base, "/create", &now.to_string()).await.0, 200);
+    tickr.until_idle().await;
+    let contents: Vec<Value> = sink.calls().into_iter().map(|call| call.body["content"].clone()).collect();
+    assert_eq!(contents, [json!("")]);
+    tickr.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -14,6 +14,9 @@ use crate::support::program::{Program, command, nothing_runs_in, tickr};
 /// The faults that the program can have, and the scenarios that must find them. No other scenario may fail, but for those
 /// of the last list: they meet the fault only now and then.
 const FAULTS: &[(&str, &[&str], &[&str])] = &[
+    // These two take longest: a call without an answer has some time.
+    ("polls-for-ever", &["fetch-no-answer"], &[]),
+    ("drops-without-answer", &["finish-no-answer"], &["holding", "beats"]),
     ("token-in-url", &["token"], &[]),
     ("unknown-field", &["bodies"], &[]),
     ("long-errors", &["error-length"], &[]),
@@ -22,23 +25,30 @@ const FAULTS: &[(&str, &[&str], &[&str])] = &[
     ("changed-body", &["fetch-lost"], &[]),
     ("old-fetch-id", &["fetch-id"], &[]),
     ("empty-holding", &["holding"], &[]),
-    ("forgets-verdicts", &["holding"], &["beats"]),
+    ("forgets-verdicts", &["holding"], &["beats", "two-attempts"]),
     ("large-bodies", &["finish-large"], &[]),
     ("drops-locked", &["finish-locked"], &["holding", "beats"]),
+    ("drops-after-403", &["finish-403"], &["holding", "beats"]),
+    ("drops-after-404", &["finish-404"], &["holding", "beats"]),
     ("gives-up-at-stop", &["stop-finish-lost"], &[]),
     ("registers-once", &["register-503", "dead-address"], &[]),
+    ("registers-for-ever", &["register-401"], &[]),
     ("all-slots", &["slots"], &[]),
     ("twice", &["token-twice"], &[]),
     ("hurries-after-503", &["fetch-503"], &[]),
     ("hurries-after-500", &["fetch-500", "fetch-502"], &[]),
-    ("ignores-404", &["fetch-404", "beat-404"], &[]),
+    ("ignores-404", &["fetch-404", "beat-404", "finish-404"], &[]),
     ("begins-late", &["fetch-late"], &[]),
     ("ignores-took", &["fetch-late"], &["holding", "beats"]),
     ("times-repetitions", &["fetch-late"], &["holding", "beats"]),
     ("ignores-drain", &["drain"], &[]),
     ("blocked-beats", &["beats", "cancel-blocked", "lost-blocked"], &[]),
     ("splits-holding", &["beats-large"], &["beats"]),
-    ("ignores-cancel", &["cancel", "deadline"], &[]),
+    ("obeys-503-in-beats", &["beat-503"], &[]),
+    ("repeats-large-beats", &["beat-413"], &[]),
+    ("forgets-unsaved", &["beat-unsaved"], &[]),
+    ("stops-by-job", &["two-attempts"], &["holding", "beats"]),
+    ("ignores-cancel", &["cancel", "deadline"], &["two-attempts"]),
     ("success-after-cancel", &["cancel-blocked"], &[]),
     ("keeps-lost", &["lost", "lost-blocked"], &["beats", "holding"]),
     ("lists-lost", &["lost-blocked"], &["beats", "holding"]),
@@ -85,7 +95,7 @@ fn failed(report: &Value) -> (BTreeSet<&str>, String) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_program_that_keeps_the_specification_passes_every_scenario() {
     let Some(worker) = worker() else { return };
-    let (code, report) = kit(&[], &worker, None).await;
+    let (code, report) = kit(&["--parallel", "5"], &worker, None).await;
     let (names, texts) = failed(&report);
     assert!(names.is_empty() && code == 0, "{names:?}\n{texts}");
     assert_eq!(report["passed"], tickr::conformance::scenarios().count());
@@ -113,7 +123,7 @@ async fn faults(options: impl Fn(&[&str]) -> Vec<String>, at_once: usize) -> Vec
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_program_with_a_fault_fails_the_scenario_that_is_named_for_it() {
-    let wrong = faults(|names| vec!["--only".to_owned(), names.join(",")], 3).await;
+    let wrong = faults(|names| vec!["--only".to_owned(), names.join(",")], 5).await;
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
 }
 

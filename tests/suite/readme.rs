@@ -271,7 +271,7 @@ fn every_other_command_of_the_documents_names_what_exists() {
 #[test]
 fn every_variable_of_the_documents_is_read_by_some_program() {
     // Those that no setting has: of the clients and their test, of the tests, and of the build of the private servers.
-    const OTHERS: [&str; 13] = [
+    const OTHERS: [&str; 14] = [
         "TICKR_CONFIG",
         "TICKR_URL",
         "TICKR_TOKEN",
@@ -280,6 +280,7 @@ fn every_variable_of_the_documents_is_read_by_some_program() {
         "TICKR_SLOTS",
         "TICKR_LEASE_MS",
         "TICKR_GRACE_MS",
+        "TICKR_WAIT_MS",
         "TICKR_BLOCK_MS",
         "TICKR_SMTP_PASSWORD",
         "TICKR_REPORTS_MYSQL_URL",

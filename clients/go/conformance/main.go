@@ -54,6 +54,7 @@ func main() {
 		Slots:  number("TICKR_SLOTS", 4),
 		Grace:  time.Duration(number("TICKR_GRACE_MS", 5_000)) * time.Millisecond,
 		Lease:  time.Duration(number("TICKR_LEASE_MS", 10_000)) * time.Millisecond,
+		Wait:   time.Duration(number("TICKR_WAIT_MS", 30_000)) * time.Millisecond,
 	})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -12,8 +12,9 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 
 use crate::compat::accept::accept_job;
+use crate::compat::any_case::AnyCase;
 use crate::compat::cancel::{Cancelled, cancel_job};
-use crate::http::body::AnyMediaBody;
+use crate::http::body::{AnyMediaBody, or_default};
 use crate::http::caller::Requester;
 use crate::http::idempotency::Key;
 use crate::http::problem::{Code, Problem};
@@ -24,22 +25,25 @@ use tickr_handlers::Kind as _;
 use tickr_handlers::later::LaterTask;
 use tickr_job::{Attempt, Due, Job, JobId, State as JobState, Tag, limits};
 
-/// A task to create. As in Later, fields that are left out are empty, and other fields are ignored.
+/// The body of a request. Later takes names of fields in any case.
+type LaterBody<T> = AnyMediaBody<AnyCase<T>>;
+
+/// A task to create. As in Later, fields that are left out or null are empty, and other fields are ignored.
 #[derive(Debug, Deserialize)]
 pub(super) struct CreateBody {
     /// Class of the task.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     topic: String,
     /// Delay in seconds. Less than 0 means now.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     delay: i64,
     /// Number of retries after the first delivery.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     retry: u32,
     /// URL of the receiver.
     callback: String,
     /// Text for the receiver.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     content: String,
 }
 
@@ -84,7 +88,7 @@ pub(super) async fn create(
     asker: Requester,
     traced: RequestTrace,
     key: Key,
-    body: Result<AnyMediaBody<CreateBody>, Problem>,
+    body: Result<LaterBody<CreateBody>, Problem>,
 ) -> Response {
     let answer = accept_task(&api, &asker, &traced, key, body).await;
     traced.end_with("/create", answer)
@@ -95,9 +99,9 @@ async fn accept_task(
     asker: &Requester,
     traced: &RequestTrace,
     key: Key,
-    body: Result<AnyMediaBody<CreateBody>, Problem>,
+    body: Result<LaterBody<CreateBody>, Problem>,
 ) -> Result<Response, Problem> {
-    let AnyMediaBody(body, text) = body?;
+    let AnyMediaBody(AnyCase(body), text) = body?;
     let idempotent = key.request("POST /create", Some(&text))?;
     let prepare = || {
         let draft = Draft { trace: traced.0.trace_context().cloned(), ..body.draft()? };
@@ -122,7 +126,7 @@ fn in_fields_of_later(mut problem: Problem) -> Problem {
 pub(super) async fn delete(
     State(api): State<Api>,
     asker: Requester,
-    body: Result<AnyMediaBody<TaskId>, Problem>,
+    body: Result<LaterBody<TaskId>, Problem>,
 ) -> Response {
     match delete_task(&api, &asker, body).await {
         Ok(()) => StatusCode::OK.into_response(),
@@ -130,7 +134,7 @@ pub(super) async fn delete(
     }
 }
 
-async fn delete_task(api: &Api, asker: &Requester, body: Result<AnyMediaBody<TaskId>, Problem>) -> Result<(), Problem> {
+async fn delete_task(api: &Api, asker: &Requester, body: Result<LaterBody<TaskId>, Problem>) -> Result<(), Problem> {
     let (job, _) = find(api, asker, body).await?;
     match cancel_job(api, job.id, true, asker.producer().actor()).await? {
         Cancelled::Done => Ok(()),
@@ -158,7 +162,7 @@ struct QueryAnswer<'a> {
 pub(super) async fn query(
     State(api): State<Api>,
     asker: Requester,
-    body: Result<AnyMediaBody<TaskId>, Problem>,
+    body: Result<LaterBody<TaskId>, Problem>,
 ) -> Response {
     match show(&api, &asker, body).await {
         Ok(response) => response,
@@ -166,7 +170,7 @@ pub(super) async fn query(
     }
 }
 
-async fn show(api: &Api, asker: &Requester, body: Result<AnyMediaBody<TaskId>, Problem>) -> Result<Response, Problem> {
+async fn show(api: &Api, asker: &Requester, body: Result<LaterBody<TaskId>, Problem>) -> Result<Response, Problem> {
     let (job, attempts) = find(api, asker, body).await?;
     let task = job.payload.as_ref().and_then(|payload| serde_json::from_str::<LaterTask>(payload.get()).ok());
     let task = task.ok_or_else(|| Problem::new(Code::Internal, "the stored task cannot be read"))?;
@@ -191,9 +195,9 @@ async fn show(api: &Api, asker: &Requester, body: Result<AnyMediaBody<TaskId>, P
 async fn find(
     api: &Api,
     asker: &Requester,
-    body: Result<AnyMediaBody<TaskId>, Problem>,
+    body: Result<LaterBody<TaskId>, Problem>,
 ) -> Result<(Job, Vec<Attempt>), Problem> {
-    let AnyMediaBody(TaskId { id }, _) = body?;
+    let AnyMediaBody(AnyCase(TaskId { id }), _) = body?;
     if id.is_empty() {
         let here = tickr_handlers::Problem::at("/id", "must be the id of a task");
         return Err(Problem::new(Code::InvalidRequest, "the request names no task").at("", vec![here]));

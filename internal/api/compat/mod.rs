@@ -2,12 +2,14 @@
 //! configuration. They are not part of `/openapi.json`, because they may change with their models only.
 //!
 //! - `accept.rs`: acceptance of jobs
+//! - `any_case.rs`: objects whose names count in any case
 //! - `cancel.rs`: cancels of jobs
 //! - `delayed.rs`: messages that are delivered after a delay (`/schedule`, `/cancel/{id}`)
 //! - `later.rs`: tasks of Later (`/create`, `/delete`, `/query`)
 //! - `refusal.rs`: refusals, in the words of these interfaces
 
 mod accept;
+mod any_case;
 mod cancel;
 mod delayed;
 mod later;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::Running;
-use crate::call::{Action, Call, Fault};
+use crate::call::{Action, Call, Exchange, Fault};
 use crate::json::Json;
 use crate::protocol::LATE_LISTING;
 use crate::stage::{Broken, Outcome, PATIENCE, SLACK, Stage, broken, expect_result, expect_verdict};
@@ -56,12 +56,16 @@ pub(super) fn regular(stage: &mut Stage) -> Running<'_> {
     })
 }
 
+/// Return the payload of a job that reports a checkpoint of nearly the largest size, and waits.
+fn large_report(ms: u64) -> Json {
+    let checkpoint = "x".repeat(60 << 10);
+    Json::from(serde_json::json!({ "percent": 1, "note": "x", "checkpoint": checkpoint, "ms": ms }))
+}
+
 /// The checkpoints of the attempts are more than a client sends in one beat.
 pub(super) fn large(stage: &mut Stage) -> Running<'_> {
     Box::pin(async move {
-        let checkpoint = "x".repeat(60 << 10);
-        let payload = serde_json::json!({ "percent": 1, "note": "x", "checkpoint": checkpoint, "ms": 1_500 });
-        let payload = Json::from(payload);
+        let payload = large_report(1_500);
         // Twice, because the first beats may come while few jobs have reported.
         for _ in 0..2 {
             // One answer has them all.
@@ -107,6 +111,102 @@ pub(super) fn errors(stage: &mut Stage) -> Running<'_> {
         let fine = |state: &State| state.calls(Call::Beat).filter(|beat| beat.status == Some(200)).nth(1).map(|_| ());
         stage.wait(Duration::from_millis(LEASE_MS), "beats go on after errors, within the lease", fine).await?;
         expect_verdict(&stage.settled(sleeping).await?, "succeeded")
+    })
+}
+
+/// Both addresses ask for a pause of a minute. A beat does not wait that long.
+pub(super) fn unavailable(stage: &mut Stage) -> Running<'_> {
+    Box::pin(async move {
+        for server in [0, 1] {
+            stage.fault(Fault::new(Call::Beat, 1, Action::Status(503, Some(60))).at(server));
+        }
+        let is = |status: u16| move |beat: &&Exchange| beat.status == Some(status);
+        let refused = |state: &State| state.calls(Call::Beat).find(is(503)).map(|beat| beat.at);
+        let refused = stage.wait(PATIENCE, "a beat that is answered with 503", refused).await?;
+        let again = |state: &State| state.calls(Call::Beat).filter(is(200)).find(|beat| beat.at > refused).map(|_| ());
+        stage
+            .wait(Duration::from_millis(LEASE_MS), "the beat again within seconds, although 503 asks for more", again)
+            .await
+    })
+}
+
+/// The server takes only small beats. The client learns of it from 413, and sends fewer checkpoints in one.
+pub(super) fn too_large(stage: &mut Stage) -> Running<'_> {
+    Box::pin(async move {
+        let payload = large_report(30_000);
+        let add = |state: &mut State| [(); 4].map(|()| state.add("conformance.progress", payload.clone()));
+        let mut tokens = Vec::new();
+        for job in stage.world.change(add) {
+            tokens.push(stage.delivered(job).await?);
+        }
+        let saved = |token: &String, state: &State| {
+            let attempt = state.attempts.get(token);
+            attempt.is_some_and(|attempt| attempt.beats.iter().any(|(_, held)| held.get("checkpoint").is_some()))
+        };
+        let all_saved = |state: &State| tokens.iter().all(|token| saved(token, state)).then_some(());
+        let lease = Duration::from_millis(LEASE_MS);
+        stage.wait(lease, "beats with each checkpoint within the lease, and fewer in one after 413", all_saved).await
+    })
+}
+
+/// Another session locks the row of the job, so what a beat says of it is not stored.
+pub(super) fn unsaved(stage: &mut Stage) -> Running<'_> {
+    Box::pin(async move {
+        let payload = serde_json::json!({ "percent": 42.5, "note": "half of it", "checkpoint": [7], "ms": 30_000 });
+        let job = stage.world.change(|state| {
+            let job = state.add("conformance.progress", payload.into());
+            state.jobs[job].locked = true;
+            job
+        });
+        let unsaved = |state: &State| state.delivered(job)?.1.unsaved;
+        stage.wait(PATIENCE, "a beat with the checkpoint", unsaved).await?;
+        let again = |state: &State| is_sent_again(state.delivered(job)?.1).then_some(());
+        stage.wait(PATIENCE / 2, "a later beat with the report that was not stored", again).await
+    })
+}
+
+/// Return whether each field of the report that was not stored is in a later beat.
+fn is_sent_again(attempt: &Attempt) -> bool {
+    let Some((_, unsaved)) = attempt.unsaved.and_then(|place| attempt.beats.get(place)) else { return false };
+    let Json::Object(fields) = unsaved else { return false };
+    let later = attempt.beats.iter().skip(attempt.unsaved.unwrap_or(0) + 1);
+    fields
+        .iter()
+        .filter(|(name, value)| name != "token" && *value != Json::Null)
+        .all(|(name, value)| later.clone().any(|(_, held)| held.get(name).is_some_and(|again| again.same(value))))
+}
+
+/// The verdict of an attempt gets no answer, and the job is handed out again. A beat says that the first attempt is
+/// lost, and a later one stops the second.
+pub(super) fn two_attempts(stage: &mut Stage) -> Running<'_> {
+    Box::pin(async move {
+        let job = stage.job("sleep", serde_json::json!({ "ms": 60_000 }));
+        let first = stage.delivered(job).await?;
+        stage.fault(Fault::new(Call::Finish, usize::MAX, Action::CutBefore));
+        stage.world.change(|state| state.cancelled.insert(first.clone()));
+        let verdict = |state: &State| state.attempts.get(&first)?.verdict.clone();
+        expect_verdict(&stage.wait(PATIENCE, "a verdict of the attempt that is cancelled", verdict).await?, "failed")?;
+        stage.world.change(|state| state.jobs[job].waits = true);
+        let newest =
+            |state: &State| state.delivered(job).map(|(token, _)| token.clone()).filter(|token| *token != first);
+        let second = stage.wait(PATIENCE, "the job is fetched again", newest).await?;
+
+        stage.world.change(|state| {
+            if let Some(attempt) = state.attempts.get_mut(&first) {
+                (attempt.over, attempt.forced) = (true, Some("settled"));
+            }
+        });
+        let told = |state: &State| state.attempts.get(&first)?.lost_told_at;
+        let told = stage.wait(PATIENCE, "a beat that lists the attempt whose verdict has no answer", told).await?;
+        stage.world.change(|state| state.faults.clear());
+        let listed = |state: &State| {
+            let attempt = state.attempts.get(&second)?;
+            let goes_on = attempt.verdict.is_none() && attempt.beats.iter().filter(|(at, _)| *at > told).count() > 1;
+            goes_on.then_some(())
+        };
+        stage.wait(PATIENCE / 2, "the second attempt goes on, and beats list it", listed).await?;
+        stage.world.change(|state| state.cancelled.insert(second.clone()));
+        stopped(stage, job, &second, PATIENCE).await
     })
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::Running;
 use crate::call::{Action, Call, Exchange, Fault};
 use crate::json::Json;
-use crate::stage::{Outcome, PATIENCE, SLACK, Stage, broken, expect_result, expect_verdict};
+use crate::stage::{NO_ANSWER, Outcome, PATIENCE, SLACK, Stage, broken, expect_result, expect_verdict};
 
 /// Check that a job that enqueues another one was executed exactly once.
 fn executed_once(stage: &Stage) -> Outcome {
@@ -189,6 +189,16 @@ pub(super) fn slow(stage: &mut Stage) -> Running<'_> {
         let job = stage.job("enqueue", enqueue_payload());
         expect_verdict(&stage.settled(job).await?, "succeeded")?;
         executed_once(stage)
+    })
+}
+
+/// A request for jobs gets no answer at all. The client gives it up, and sends it again.
+pub(super) fn no_answer(stage: &mut Stage) -> Running<'_> {
+    Box::pin(async move {
+        let wait = Duration::from_millis(stage.world.read(|state| state.asked_wait_ms));
+        let payload = Json::from(serde_json::json!("after it"));
+        let job = stage.job("echo", payload.clone());
+        expect_result(&stage.settled_within(job, wait + NO_ANSWER).await?, &payload)
     })
 }
 

@@ -5,29 +5,58 @@ use std::time::Duration;
 use super::Running;
 use crate::call::{Action, Call, Fault};
 use crate::json::Json;
-use crate::stage::{Outcome, Stage, broken, expect_result, expect_verdict};
+use crate::stage::{NO_ANSWER, Outcome, PATIENCE, Stage, broken, expect_result, expect_verdict};
+use crate::world::State;
 
-/// Finish calls fail in these ways; the verdicts come in the end, unchanged.
-async fn repeated(stage: &mut Stage, faults: Vec<Action>) -> Outcome {
+/// Finish calls fail in these ways; the verdicts come in the end, unchanged and within this time.
+async fn repeated(stage: &mut Stage, within: Duration, faults: Vec<Action>) -> Outcome {
     for action in faults {
         stage.fault(Fault::new(Call::Finish, 1, action));
     }
     let payload = Json::from(serde_json::json!({ "a": 1 }));
     let echoed = stage.job("echo", payload.clone());
     let failed = stage.job("fail", serde_json::json!({ "message": "once" }));
-    let verdict = stage.settled_within(echoed, Duration::from_secs(20)).await?;
+    let verdict = stage.settled_within(echoed, within).await?;
     expect_result(&verdict, &payload)?;
-    expect_verdict(&stage.settled_within(failed, Duration::from_secs(20)).await?, "failed")
+    expect_verdict(&stage.settled_within(failed, within).await?, "failed")
 }
 
 pub(super) fn lost(stage: &mut Stage) -> Running<'_> {
-    Box::pin(async move { repeated(stage, vec![Action::CutBefore, Action::CutInside, Action::CutBefore]).await })
+    let faults = vec![Action::CutBefore, Action::CutInside, Action::CutBefore];
+    Box::pin(async move { repeated(stage, 2 * PATIENCE, faults).await })
 }
 
 pub(super) fn errors(stage: &mut Stage) -> Running<'_> {
     Box::pin(async move {
         let late = Action::Slow(Duration::from_secs(2));
-        repeated(stage, vec![Action::Status(503, Some(1)), Action::Status(500, None), Action::Page, late]).await
+        let faults = vec![Action::Status(503, Some(1)), Action::Status(500, None), Action::Page, late];
+        repeated(stage, 2 * PATIENCE, faults).await
+    })
+}
+
+/// A proxy, or a change of the rights of the API key, refuses the call. That says nothing of the verdicts.
+pub(super) fn forbidden(stage: &mut Stage) -> Running<'_> {
+    let faults = vec![Action::Status(403, None), Action::Status(401, None)];
+    Box::pin(async move { repeated(stage, PATIENCE, faults).await })
+}
+
+/// A call gets no answer at all. The client gives it up, and sends the verdicts again.
+pub(super) fn no_answer(stage: &mut Stage) -> Running<'_> {
+    Box::pin(async move { repeated(stage, NO_ANSWER, vec![Action::NoAnswer]).await })
+}
+
+/// The server does not know the worker any more. It registers again, and no verdict is lost.
+pub(super) fn not_registered(stage: &mut Stage) -> Running<'_> {
+    Box::pin(async move {
+        stage.fault(Fault::new(Call::Finish, 1, Action::Status(404, None)));
+        // A client that registers again may drop the answer to its former request, so that one must bring no other job.
+        let payload = Json::from(serde_json::json!("before it"));
+        let job = stage.job("echo", payload.clone());
+        let again = |state: &State| state.registrations.get(1).map(|_| ());
+        stage.wait(PATIENCE, "the program registers again after a finish with 404", again).await?;
+        expect_result(&stage.settled_within(job, PATIENCE).await?, &payload)?;
+        let payload = Json::from(serde_json::json!("after it"));
+        expect_result(&stage.run("echo", payload.clone()).await?, &payload)
     })
 }
 

@@ -68,9 +68,14 @@ const SLOTS: &str = "most jobs to return: the free slots, 1 to 500";
 const DRAIN: &str = "While `drain` is true the worker gets nothing. It goes on with what it has, and asks again after \
                      `beat_ms`.";
 const TWICE: &str = "The answer has the same jobs with the same tokens, and nothing new.";
+const REFUSED: &str = "It ends a program that was not registered before.";
 const BEATS: &str = "`POST /v1/workers/{id}/beat` every `beat_ms`, from a thread or task that no job can block";
 const BEAT_LARGE: &str = "large checkpoints go in several, each of which lists every token";
 const BEAT_AGAIN: &str = "A beat that fails is repeated within seconds";
+const BEAT_PATIENCE: &str = "A beat that fails is repeated within seconds, whatever `Retry-After` says";
+const BEAT_LIMIT: &str = "After 413 fewer of them go in one.";
+const UNSAVED: &str = "The worker sends it again with the next beat, unless it has a newer one, or with the verdict.";
+const TWO_ATTEMPTS: &str = "A worker may list two attempts of one job";
 const CANCEL: &str = "`cancel`: stop the attempt and finish it as `failed`.";
 const LOST: &str = "`lost`: stop the attempt.";
 const LOST_BLOCKED: &str = "It is listed no more, also while its handler goes on.";
@@ -78,6 +83,9 @@ const CHECKPOINT: &str = "`checkpoint` is JSON of at most 64 KiB and 64 levels, 
 const PROGRESS: &str = "`percent` (0 to 100) and `note` (120 characters, no control characters) are shown with the job";
 const FINISH_AGAIN: &str = "The same verdict again has the same result, so a call that got no answer is repeated, to any \
                             process, until it is answered.";
+const FINISH_404: &str = "After 404 the client registers again, and sends the verdicts once more.";
+const FINISH_OTHER: &str = "Any other answer, such as one of a proxy, says nothing of the verdicts: the client repeats \
+                            the call.";
 const BODY_LIMIT: &str =
     "1 to 500 of them, in a body of at most 1 MiB. After 413 a client sends fewer of them in one call.";
 const FINISH_RESULTS: &str = "`lease_lost` (the attempt had ended otherwise, and nothing was changed) or `unknown` (no job \
@@ -116,6 +124,10 @@ pub(crate) const ALL: &[Scenario] = &[
         ],
         ..Setup::default()
     }),
+    Scenario::new("register-401", REFUSED, requests::refused).with(|| Setup {
+        faults: vec![Fault::new(Call::Register, usize::MAX, Action::Status(401, None))],
+        ..Setup::default()
+    }),
     Scenario::new("token", BEARER, requests::traffic),
     Scenario::new("bodies", EVERY_CALL, requests::traffic),
     Scenario::new("unknown-fields", UNKNOWN_FIELDS, requests::traffic)
@@ -147,6 +159,12 @@ pub(crate) const ALL: &[Scenario] = &[
     Scenario::new("fetch-500", AFTER_ERRORS, fetching::errors),
     Scenario::new("fetch-502", AFTER_ERRORS, fetching::pages),
     Scenario::new("fetch-slow", AGAIN, fetching::slow),
+    // A short wait, after which the client gives the request up.
+    Scenario::new("fetch-no-answer", AGAIN, fetching::no_answer).with(|| Setup {
+        wait_ms: 1_000,
+        faults: vec![Fault::new(Call::Fetch, 1, Action::NoAnswer)],
+        ..Setup::default()
+    }),
     // A heartbeat is a third of the lease, so that both bounds of a late answer are the same.
     Scenario::new("fetch-late", LATE, fetching::late).with(|| Setup {
         beat_ms: LEASE_MS / 3,
@@ -158,8 +176,12 @@ pub(crate) const ALL: &[Scenario] = &[
     Scenario::new("beats", BEATS, beating::regular).with(|| Setup { slots: 2, ..Setup::default() }),
     Scenario::new("beats-large", BEAT_LARGE, beating::large).with(|| Setup { slots: 6, ..Setup::default() }),
     Scenario::new("beat-500", BEAT_AGAIN, beating::errors),
+    Scenario::new("beat-503", BEAT_PATIENCE, beating::unavailable),
+    Scenario::new("beat-413", BEAT_LIMIT, beating::too_large)
+        .with(|| Setup { beat_limit: 100_000, ..Setup::default() }),
     Scenario::new("beat-no-answer", BEAT_AGAIN, beating::no_answer),
     Scenario::new("beat-404", REGISTER_AGAIN, beating::not_registered),
+    Scenario::new("beat-unsaved", UNSAVED, beating::unsaved),
     Scenario::new("progress", PROGRESS, beating::progress),
     Scenario::new("checkpoint", CHECKPOINT, beating::checkpoint),
     Scenario::new("cancel", CANCEL, beating::cancel),
@@ -167,8 +189,12 @@ pub(crate) const ALL: &[Scenario] = &[
     Scenario::new("deadline", CANCEL, beating::deadline),
     Scenario::new("lost", LOST, beating::lost).with(|| Setup { slots: 1, ..Setup::default() }),
     Scenario::new("lost-blocked", LOST_BLOCKED, beating::lost_blocked),
+    Scenario::new("two-attempts", TWO_ATTEMPTS, beating::two_attempts),
     Scenario::new("finish-lost", FINISH_AGAIN, finishing::lost),
+    Scenario::new("finish-no-answer", FINISH_AGAIN, finishing::no_answer),
     Scenario::new("finish-503", FINISH_AGAIN, finishing::errors),
+    Scenario::new("finish-403", FINISH_OTHER, finishing::forbidden),
+    Scenario::new("finish-404", FINISH_404, finishing::not_registered),
     Scenario::new("finish-large", BODY_LIMIT, finishing::large).with(|| Setup { slots: 8, ..Setup::default() }),
     Scenario::new("finish-refused", FINISH_RESULTS, finishing::refused),
     Scenario::new("finish-invalid", FINISH_INVALID, finishing::invalid),

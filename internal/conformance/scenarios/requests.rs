@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Running;
 use crate::call::Call;
 use crate::json::Json;
-use crate::stage::{Stage, broken, expect_result, expect_verdict};
+use crate::stage::{PATIENCE, START, Stage, broken, expect_result, expect_verdict};
 use crate::world::{KINDS, LEASE_MS, QUEUE};
 
 /// The program registers what the contract says.
@@ -41,6 +41,21 @@ pub(super) fn register(stage: &mut Stage) -> Running<'_> {
             }
         }
         Ok(())
+    })
+}
+
+/// The server refuses the API key. The program ends with an error.
+pub(super) fn refused(stage: &mut Stage) -> Running<'_> {
+    Box::pin(async move {
+        let asked = |state: &crate::world::State| state.calls(Call::Register).next().map(|_| ());
+        stage.wait(START, "the program registers a worker", asked).await?;
+        // A client may take the refusal for one of a kind that was declared just now.
+        let expected = "the program ends with an error";
+        match tokio::time::timeout(PATIENCE, stage.program.ended()).await {
+            Ok(end) if end == "exit code 0" => broken("the program ended with exit code 0", expected),
+            Ok(_) => Ok(()),
+            Err(_) => broken(format!("the program runs {} s after 401", PATIENCE.as_secs()), expected),
+        }
     })
 }
 
