@@ -69,7 +69,8 @@ impl FilterBody {
                 Err(_) => wrong(format!("/filter/ids/{place}"), "is no job id".into()),
             }
         }
-        if self.payload.len() + filter.payload.len() > Filter::MAX_PATHS {
+        let in_words: usize = filter.parts().map(|part| part.payload.len()).sum();
+        if self.payload.len() + in_words > Filter::MAX_PATHS {
             wrong("/filter/payload".into(), format!("must be at most {} paths", Filter::MAX_PATHS));
         }
         for (path, value) in self.payload.iter().take(Filter::MAX_PATHS) {

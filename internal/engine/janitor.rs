@@ -16,7 +16,7 @@ use tokio::sync::SemaphorePermit;
 
 use super::EngineState;
 use super::reports::OldReports;
-use tickr_job::JobId;
+use tickr_job::{BatchId, JobId};
 use tickr_store::{KEEP_RUNNERS, LimitKey, StoreError, TallyPlace, UniqueKeyPlace};
 
 /// Pages of each table in one round of a runner that is not the eldest.
@@ -224,6 +224,7 @@ struct JanitorPositions {
     lanes: Option<TallyPlace>,
     queues: Option<TallyPlace>,
     departures: Option<JobId>,
+    batches: Option<BatchId>,
     order_keys: Vec<u8>,
     limit_keys: Option<LimitKey>,
     unique_keys: Option<UniqueKeyPlace>,
@@ -251,7 +252,7 @@ impl JanitorPositions {
             done("unique keys", self.unique_keys(shared, pages().await).await);
             done("rejected rows of the outbox", rejected_rows(shared, pages().await).await);
             done("outboxes of applications", sources(shared, pages().await).await);
-            done("batches", batches(shared, pages().await).await);
+            done("batches", self.batches(shared, pages().await).await);
         }
         eldest && more && !shared.stop_loops.is_cancelled()
     }
@@ -345,6 +346,19 @@ impl JanitorPositions {
             }
         }
     }
+
+    /// A batch stays as long as one of its jobs or nested batches, and at least as long as completed jobs.
+    async fn batches(&mut self, shared: &EngineState, mut pages: PageBudget<'_>) -> Result<bool, StoreError> {
+        loop {
+            self.batches = shared.store.purge_batches(self.batches, shared.settings.retention.completed).await?.1;
+            if self.batches.is_none() {
+                return Ok(false);
+            }
+            if !pages.next_page().await {
+                return Ok(true);
+            }
+        }
+    }
 }
 
 async fn discarded(shared: &EngineState, mut pages: PageBudget<'_>) -> Result<bool, StoreError> {
@@ -367,20 +381,6 @@ async fn operations(shared: &EngineState, mut pages: PageBudget<'_>) -> Result<b
         // There are few bulk operations: the rest waits for the next round.
         if place.is_none() || !pages.next_page().await {
             return Ok(false);
-        }
-    }
-}
-
-/// A batch stays as long as one of its jobs or nested batches, and at least as long as completed jobs.
-async fn batches(shared: &EngineState, mut pages: PageBudget<'_>) -> Result<bool, StoreError> {
-    let mut after = None;
-    loop {
-        after = shared.store.purge_batches(after, shared.settings.retention.completed).await?.1;
-        if after.is_none() {
-            return Ok(false);
-        }
-        if !pages.next_page().await {
-            return Ok(true);
         }
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Words are separated by spaces; a value with spaces must be quoted. All words must hold. A word without a field is a
 //! text to search for. Each field can be given once, except tags, ids and payload paths. Moments are dates, RFC 3339, or
-//! spans: `created:<2h` means created in the last two hours, `due:<2h` means due within the next two. `attempt:>2` and
-//! `took:>5s` are ranges. A minus in front of a word negates it (`-kind:email`), and `|` separates values of which one
+//! spans: `created:<2h` means created in the last two hours, `due:<2h` means due within the next two. `created:2h..1h`,
+//! `attempt:>2` and `took:>5s` are ranges. A minus in front of a word negates it (`-kind:email`), and `|` separates values of which one
 //! must hold (`kind:email|report`). Each error names the word that it is about.
 
 use std::fmt;
@@ -56,11 +56,41 @@ pub fn add(filter: &mut Filter, text: &str, now: Timestamp) -> Result<(), Vec<Qu
     }
     let mut wrong = Vec::new();
     for (at, word) in words(text) {
-        if let Err(why) = add_word(filter, word, now) {
+        let before = costly(filter);
+        if let Err(why) = add_word(filter, word, now).and_then(|()| refuse_more(before, costly(filter))) {
             wrong.push(QueryError { at: text[..at].chars().count(), word: cut(word), why });
         }
     }
     if wrong.is_empty() { Ok(()) } else { Err(wrong) }
+}
+
+/// Conditions that MySQL checks by reading other rows or the payload of each job.
+#[derive(Clone, Copy)]
+struct Costly {
+    what: &'static str,
+    most: usize,
+    count: usize,
+}
+
+/// Count the costly conditions of a filter. MySQL checks those of a choice as well, so each of them counts.
+fn costly(filter: &Filter) -> [Costly; 3] {
+    let counted = |what, most, of: fn(&Filter) -> usize| Costly { what, most, count: filter.parts().map(of).sum() };
+    [
+        counted("texts without a field", Filter::MAX_TEXTS, |part| part.texts.len()),
+        counted("texts to search for in errors", Filter::MAX_TEXTS, |part| usize::from(part.error.is_some())),
+        counted("payload paths", Filter::MAX_PATHS, |part| part.payload.len()),
+    ]
+}
+
+/// Refuse the word that gave the filter more costly conditions than it may have.
+fn refuse_more(before: [Costly; 3], now: [Costly; 3]) -> Result<(), String> {
+    let mut pairs = before.into_iter().zip(now);
+    match pairs.find(|(before, now)| now.count > now.most && now.count > before.count) {
+        None => Ok(()),
+        Some((_, Costly { what, most, .. })) => {
+            Err(format!("a filter has at most {most} {what}, and each value beside a | counts"))
+        }
+    }
 }
 
 fn cut(word: &str) -> String {
@@ -168,9 +198,6 @@ fn add_condition(filter: &mut Filter, word: &str, now: Timestamp) -> Result<(), 
     }
     if let Some(path) = field.strip_prefix("payload.") {
         let path = path.parse().map_err(|e: super::InvalidPath| e.to_string())?;
-        if filter.payload.len() >= Filter::MAX_PATHS {
-            return Err(format!("a filter has at most {} payload paths", Filter::MAX_PATHS));
-        }
         let wanted = if written.starts_with('"') { Wanted::Text(value) } else { Wanted::Word { word: value } };
         return match filter.payload.insert(path, wanted) {
             None => Ok(()),
@@ -273,9 +300,6 @@ fn unknown(field: &str, word: &str) -> String {
 fn text_of(filter: &mut Filter, text: &str) -> Result<(), String> {
     if text.is_empty() || text.len() > Filter::MAX_ERROR_BYTES {
         return Err(format!("a text to search for has 1 to {} bytes", Filter::MAX_ERROR_BYTES));
-    }
-    if filter.texts.len() >= Filter::MAX_TEXTS {
-        return Err(format!("a filter has at most {} texts without a field", Filter::MAX_TEXTS));
     }
     filter.texts.push(text.to_owned());
     Ok(())
@@ -387,26 +411,25 @@ fn span(text: &str, now: Timestamp, ahead: bool) -> Result<Span, String> {
     };
     let comparison =
         text.strip_prefix('>').map(|rest| (true, rest)).or(text.strip_prefix('<').map(|rest| (false, rest)));
+    let place = |text: &str| match distance(text) {
+        Some(span) if ahead => now.checked_add_signed(span),
+        Some(age) => now.checked_sub_signed(age),
+        None => moment(text),
+    };
     if let Some((greater, rest)) = comparison {
         // `>=` and `<=` are accepted too. A moment is a point, so they mean the same.
         let rest = rest.strip_prefix('=').unwrap_or(rest);
-        return match distance(rest) {
-            Some(span) if ahead => {
-                let moment = now.checked_add_signed(span).ok_or_else(help)?;
-                Ok(if greater { (Some(moment), None) } else { (None, Some(moment)) })
-            }
-            Some(age) => {
-                let moment = now.checked_sub_signed(age).ok_or_else(help)?;
-                Ok(if greater { (None, Some(moment)) } else { (Some(moment), None) })
-            }
-            None => {
-                let moment = moment(rest).ok_or_else(help)?;
-                Ok(if greater { (Some(moment), None) } else { (None, Some(moment)) })
-            }
-        };
+        let moment = place(rest).ok_or_else(help)?;
+        // A job of a greater age was accepted earlier.
+        let later = greater == (ahead || distance(rest).is_none());
+        return Ok(if later { (Some(moment), None) } else { (None, Some(moment)) });
     }
     if let Some((from, to)) = text.split_once("..") {
-        return Ok((Some(moment(from).ok_or_else(help)?), Some(moment(to).ok_or_else(help)?)));
+        let (first, second) = (place(from).ok_or_else(help)?, place(to).ok_or_else(help)?);
+        // An age of 1 to 2 hours is a range in either order. Dates are in the order of time.
+        let spans = distance(from).is_some() && distance(to).is_some();
+        let (first, second) = if spans { (first.min(second), first.max(second)) } else { (first, second) };
+        return Ok((Some(first), Some(second)));
     }
     let day = text.parse::<NaiveDate>().map_err(|_| help())?;
     let start = storable(day.and_time(NaiveTime::MIN).and_utc()).ok_or_else(help)?;
@@ -537,11 +560,34 @@ mod tests {
             ("due:<2h", None, Some("2026-11-10T14:00:00Z")),
             ("due:>90m", Some("2026-11-10T13:30:00Z"), None),
             ("due:<-5m", None, Some("2026-11-10T11:55:00Z")),
+            ("created:2h..1h", Some("2026-11-10T10:00:00Z"), Some("2026-11-10T11:00:00Z")),
+            ("finished:1h..2h", Some("2026-11-10T10:00:00Z"), Some("2026-11-10T11:00:00Z")),
+            ("created:2026-11-09..1h", Some("2026-11-09"), Some("2026-11-10T11:00:00Z")),
+            ("due:1h..2h", Some("2026-11-10T13:00:00Z"), Some("2026-11-10T14:00:00Z")),
+            ("due:-5m..5m", Some("2026-11-10T11:55:00Z"), Some("2026-11-10T12:05:00Z")),
         ] {
             assert_eq!(bounds(text), (after.map(at), before.map(at)), "{text}");
         }
         assert_eq!(at("2026-11-01T00:00:60Z"), at("2026-11-01T00:01:00Z"));
         assert_eq!(at("2026-11-01T00:00:00.123456Z").timestamp_subsec_nanos(), 123_456_000);
+    }
+
+    /// Each value of a choice is a condition of its own for MySQL.
+    #[test]
+    fn the_values_of_choices_count_against_the_limits_of_a_filter() {
+        for (text, at, part) in [
+            ("a|b|c|d|e|f", 0, "at most 5 texts without a field"),
+            ("-a|b|c d|e f kind:noop", 12 - 1, "at most 5 texts without a field"),
+            ("-error:a|b|c|d|e error:f", 17, "at most 5 texts to search for in errors"),
+            ("payload.a:1|2|3 -payload.b:1|2 payload.c:1", 31, "at most 5 payload paths"),
+            ("payload.a:1|2|3|4|5|6", 0, "at most 5 payload paths"),
+        ] {
+            let wrong = parse(text).unwrap_err();
+            assert_eq!((wrong.len(), wrong[0].at), (1, at), "{text}: {wrong:?}");
+            assert!(wrong[0].why.contains(part), "{text}: {wrong:?}");
+        }
+        let most = parse("a|b -c d|e error:a|b -error:c|d|e payload.a:1|2|3 -payload.b:1|2 -kind:a|b|c|d|e|f").unwrap();
+        assert_eq!(most.choices.len(), 7);
     }
 
     #[test]
@@ -559,6 +605,7 @@ mod tests {
             ("schedule:a schedule:b", 11, "twice"),
             ("schedule:Nightly!", 0, "a name"),
             ("created:>yesterday", 0, "2026-11-01"),
+            ("created:2h..yesterday", 0, "2026-11-01"),
             ("created:>99999999999999999999d", 0, "2026-11-01"),
             ("created:>9999-12-31", 0, "2026-11-01"),
             ("created:9999-12-31", 0, "2026-11-01"),

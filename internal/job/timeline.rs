@@ -126,6 +126,8 @@ pub struct TimelineFacts {
     pub due_at: Timestamp,
     /// State of the job.
     pub state: State,
+    /// Time of its end, if it has ended. The attempts may not reach that far.
+    pub ended_at: Option<Timestamp>,
     /// Due time of the job, if it waits for its turn neither behind others nor for a limit.
     pub next_due: Option<Timestamp>,
     /// True if the job has parents.
@@ -302,6 +304,7 @@ mod tests {
             created_at: at(0),
             due_at: at(0),
             state: State::Completed,
+            ended_at: None,
             next_due: None,
             has_parents: false,
             has_order_key: false,

@@ -175,7 +175,7 @@ pub use schedules::{DeleteOutcome, DueSchedules, PauseOutcome, PutOutcome};
 pub use sql::clock::{Reading, StoreClock};
 pub use sql::clock_steps::ClockStep;
 #[doc(hidden)]
-pub use sql::connection::PoolGuard;
+pub use sql::connection::{PoolGuard, heavy_read};
 pub use sql::durability::Durability;
 pub use sql::error::{ServerError, StoreError};
 pub use sql::pools::PoolSizes;

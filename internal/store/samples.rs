@@ -8,10 +8,11 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use async_recursion::async_recursion as boxed;
+use futures_util::TryStreamExt as _;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 
-use crate::sql::batches::{MAX_ROWS, bind_padded, padded, padded_len, placeholders, statement, tuples};
+use crate::sql::batches::{MAX_ROWS, Sql, bind_padded, padded, padded_len, placeholders, statement, tuples};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
@@ -154,8 +155,8 @@ impl Store {
                 let sql = summed(&format!("step = ? AND at IN {list} AND queue = ?"));
                 let query = bind_padded(statement(sql).bind(window.step.seconds()), &moments);
                 sqlx::raw_sql(SUMS).execute(&mut *conn).await?;
-                let found = query.bind(series.as_str().to_owned()).fetch_all(conn).await?;
-                let mut history = read(at, window, &found)?;
+                let query = query.bind(series.as_str().to_owned());
+                let mut history = Charts::read(conn, query, window).await?.history(at);
                 if history.series.is_empty() {
                     history.series.push((series, vec![Point::default(); window.steps]));
                 }
@@ -183,16 +184,14 @@ impl Store {
                 let most = MAX_CHARTED * window.steps;
                 let sql = summed("step = ? AND at >= ? AND at < ? AND queue <> ''");
                 let query = bound(statement(format!("{sql} LIMIT ?")), window).bind(most as u32 + 1);
-                let found = query.fetch_all(&mut *conn).await?;
-                if found.len() <= most {
-                    let history = read(at, window, &found)?;
-                    if history.series.len() <= MAX_CHARTED {
-                        return Ok(history.busiest_first());
-                    }
+                let charts = Charts::read(conn, query, window).await?;
+                if charts.rows <= most && charts.series.len() <= MAX_CHARTED {
+                    return Ok(charts.history(at).busiest_first());
                 }
+                drop(charts);
                 let (shown, more) = busiest(conn, window).await?;
                 if shown.is_empty() {
-                    return read(at, window, &[]);
+                    return Ok(Charts::new(window).history(at));
                 }
                 let sql = summed(&format!(
                     "step = ? AND at >= ? AND at < ? AND queue IN {}",
@@ -201,8 +200,7 @@ impl Store {
                 let query = bound(statement(sql), window);
                 let names: Vec<&str> = shown.iter().map(String::as_str).collect();
                 let query = bind_padded(query, &names);
-                let found = query.fetch_all(conn).await?;
-                let mut history = read(at, window, &found)?.busiest_first();
+                let mut history = Charts::read(conn, query, window).await?.history(at).busiest_first();
                 history.more = more;
                 Ok(history)
             })
@@ -261,7 +259,7 @@ fn summed(condition: &str) -> String {
     )
 }
 
-fn bound(query: crate::sql::batches::Sql, window: Window) -> crate::sql::batches::Sql {
+fn bound(query: Sql, window: Window) -> Sql {
     let to = window.from + window.step.width() * window.steps as i32;
     query.bind(window.step.seconds()).bind(window.from).bind(to)
 }
@@ -286,16 +284,43 @@ impl History {
     }
 }
 
-fn read(at: Timestamp, window: Window, found: &[MySqlRow]) -> Result<History, sqlx::Error> {
-    let mut series: BTreeMap<Series, Vec<Point>> = BTreeMap::new();
-    let mut counted_to = None;
-    for row in found {
-        let Some(place) = window.place(row.try_get("at")?) else { continue };
+/// The points of each series, made row by row. A row has the durations of every runner in its slot, so the rows of a
+/// hundred queues would need hundreds of megabytes.
+struct Charts {
+    window: Window,
+    series: BTreeMap<Series, Vec<Point>>,
+    counted_to: Option<Timestamp>,
+    /// Number of rows that were read.
+    rows: usize,
+}
+
+impl Charts {
+    const fn new(window: Window) -> Self {
+        Self { window, series: BTreeMap::new(), counted_to: None, rows: 0 }
+    }
+
+    /// Read the rows of a statement, and keep the points of each row as soon as it arrives.
+    async fn read(conn: &mut Session<'_>, query: Sql, window: Window) -> Result<Self, sqlx::Error> {
+        let mut charts = Self::new(window);
+        let mut rows = query.fetch(conn);
+        while let Some(row) = rows.try_next().await? {
+            charts.add(&row)?;
+        }
+        Ok(charts)
+    }
+
+    fn add(&mut self, row: &MySqlRow) -> Result<(), sqlx::Error> {
+        self.rows += 1;
+        // One more series than are shown says that there are others.
+        if self.series.len() > MAX_CHARTED {
+            return Ok(());
+        }
+        let steps = self.window.steps;
+        let Some(place) = self.window.place(row.try_get("at")?) else { return Ok(()) };
         let whose = Series::from_word(row.try_get("queue")?).ok_or_else(|| corrupt("queue"))?;
-        let points = series.entry(whose).or_insert_with(|| vec![Point::default(); window.steps]);
+        let points = self.series.entry(whose).or_insert_with(|| vec![Point::default(); steps]);
         let count = |column| row.try_get::<i64, _>(column).map(i64::unsigned_abs);
         let durations = |column| Histogram::from_bytes(row.try_get(column)?).map_err(|e| corrupt(e.to_string()));
-        // Reduce the histograms to percentiles row by row: those of a hundred queues would need megabytes.
         points[place] = Point {
             accepted: count("accepted")?,
             completed: count("completed")?,
@@ -304,9 +329,14 @@ fn read(at: Timestamp, window: Window, found: &[MySqlRow]) -> Result<History, sq
             lateness: durations("lateness")?.percentiles(SHOWN),
             run: durations("run_time")?.percentiles(SHOWN),
         };
-        if place + 1 == window.steps {
-            counted_to = counted_to.max(Some(row.try_get("counted_to")?));
+        if place + 1 == steps {
+            self.counted_to = self.counted_to.max(Some(row.try_get("counted_to")?));
         }
+        Ok(())
     }
-    Ok(History { at, window, counted_to, series: series.into_iter().collect(), more: false })
+
+    fn history(self, at: Timestamp) -> History {
+        let Self { window, series, counted_to, .. } = self;
+        History { at, window, counted_to, series: series.into_iter().collect(), more: false }
+    }
 }

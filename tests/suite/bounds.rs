@@ -13,7 +13,9 @@ use tickr::store::{HoldReason, KEEP_RUNNERS, Retention, Store, StoreSettings, he
 use tokio_util::sync::CancellationToken;
 
 use crate::support::browser::{Browser, link};
-use crate::support::{Owed, TestApp, connect, database, drop_database, eventually, http, server_options, table_prefix};
+use crate::support::{
+    Halt, Owed, Proxy, TestApp, connect, database, drop_database, eventually, http, server_options, table_prefix,
+};
 
 const DIGITS: &str = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
                       SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
@@ -527,6 +529,70 @@ async fn retention_ends_for_jobs_of_thousands_of_lines() {
     }
     assert_eq!((jobs, tickr.count("SELECT COUNT(*) FROM attempts").await), (3, 0));
     tickr.stop().await;
+}
+
+/// Insert jobs of schedules that ended last month, `each` of every schedule, with their ticks.
+async fn ended_of_schedules(mysql: &mut MySqlConnection, jobs: u32, each: u32) {
+    let id = "UNHEX(CONCAT(LPAD(HEX(1780000000000 + n), 12, '0'), '70008000000000000000'))";
+    let schedule = format!("CONCAT('poll-', n DIV {each})");
+    let of_jobs = format!("FROM {} WHERE n < {jobs}", ten_thousand());
+    let sql = format!(
+        "INSERT INTO jobs (id, kind, queue, priority, max_attempts, payload, execute_at, created_at, options) \
+         SELECT {id}, 'noop', 'default', 5, 1, '{{}}', '2026-06-01', '2026-06-01', \
+         CONCAT('{{\"schedule\":{{\"name\":\"', {schedule}, '\",\"tick_at\":\"2026-06-01T00:00:00Z\"}}}}') {of_jobs}; \
+         INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, end_state) \
+         SELECT {id}, 1, 1, 'gone/1-x', '2026-06-01', '2026-06-01', '2026-06-01', 'succeeded', 'completed' {of_jobs}; \
+         INSERT INTO ticks (schedule, due_at, outcome, job_id, recorded_at, recorded_by) \
+         SELECT {schedule}, '2026-06-01' + INTERVAL n SECOND, 'fired', {id}, '2026-06-01', 'gone/1-x' {of_jobs}"
+    );
+    mysql.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await.unwrap();
+}
+
+/// Return a store behind a proxy, without a runner, and a session beside the proxy.
+async fn store_behind_proxy(url: &str) -> (Store, Proxy, MySqlConnection) {
+    let proxy = Proxy::start(url).await;
+    let settings = StoreSettings { url: proxy.url(), connections: 6, flushers: 1, table_prefix: table_prefix() };
+    let store = Store::connect(&settings, Duration::from_secs(10)).await.unwrap();
+    store.migrate().await.unwrap();
+    (store, proxy, connect(url).await)
+}
+
+async fn marked_ticks(mysql: &mut MySqlConnection) -> i64 {
+    sqlx::query_scalar("SELECT COUNT(*) FROM ticks WHERE job_removed").fetch_one(mysql).await.unwrap()
+}
+
+/// A transaction has 15 seconds, and MySQL may be some milliseconds away.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_purge_marks_the_ticks_of_hundreds_of_jobs_in_one_statement() {
+    let (name, url) = database().await;
+    let (store, proxy, mut mysql) = store_behind_proxy(&url).await;
+    ended_of_schedules(&mut mysql, 600, 10_000).await;
+    // Six hundred jobs of one schedule need three statements.
+    proxy.halt_at("UPDATE ticks", 4, Halt::Held);
+    let keep = Retention::all(DAY);
+    tokio::select! {
+        purged = store.purge_page(None, &keep) => assert_eq!(purged.unwrap().jobs, 600),
+        () = eventually("too many statements", || async { proxy.has_halted().then_some(()) }) => {
+            panic!("the purge has more than three statements for the ticks of one schedule");
+        }
+    }
+    assert_eq!(marked_ticks(&mut mysql).await, 600);
+    drop(store);
+    drop_database(&url, &name).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_purge_of_jobs_of_many_schedules_goes_on_in_another_transaction() {
+    let (name, url) = database().await;
+    let (store, _proxy, mut mysql) = store_behind_proxy(&url).await;
+    ended_of_schedules(&mut mysql, 500, 2).await;
+    let keep = Retention::all(DAY);
+    let first = store.purge_page(None, &keep).await.unwrap();
+    assert_eq!(first.jobs, 400, "two jobs of each of two hundred schedules");
+    assert_eq!(store.purge_page(first.next, &keep).await.unwrap().jobs, 100);
+    assert_eq!(marked_ticks(&mut mysql).await, 500);
+    drop(store);
+    drop_database(&url, &name).await;
 }
 
 /// Insert `jobs` jobs that ended last month, in batches of a hundred.

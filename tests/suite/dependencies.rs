@@ -510,6 +510,8 @@ async fn a_removed_parent_that_failed_still_holds_its_children() {
     tickr.until_count("SELECT COUNT(*) FROM parent_ends", 0).await;
     let (code, text) = explained(&tickr, hold).await;
     assert_eq!(code, "waits_for_parents", "{text}");
+    // No retry brings back a parent that was removed.
+    assert_eq!(text, format!("it waits for 1 of 2 parents: {bad} was removed; cancel this job"));
     assert_eq!(tickr.job(hold).await["state"], "waiting");
     assert_eq!(tickr.post(&format!("/v1/jobs/{hold}/cancel"), json!({})).await.status, 200);
     tickr.stop().await;

@@ -7,6 +7,7 @@ use tickr::handlers::{Context, Failure, Kind, Registry};
 use tokio_util::sync::CancellationToken;
 
 use crate::operations::dead_letters;
+use crate::search::encoded;
 use crate::support::TestApp;
 use crate::support::browser::{Browser, link};
 use crate::support::program::{command, outcome, tickr as program};
@@ -94,6 +95,30 @@ async fn a_value_that_most_failures_and_few_successes_have_comes_first_and_noise
     let words = format!("group:{group} {}", first["q"].as_str().unwrap());
     let counted = tickr.get(&format!("/v1/jobs/count?q={}", words.replace(' ', "%20").replace('"', "%22"))).await.body;
     assert_eq!(counted["count"], 285, "{words}");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_choice_of_states_causes_or_errors_leaves_jobs_that_passed_to_compare() {
+    let tickr = TestApp::start_with(|_| {}, orders()).await;
+    tickr.enqueue_many((0..60).chain(FAILED..FAILED + 60).map(order)).await;
+    tickr.until_idle().await;
+    let groups = tickr.get("/v1/dead-letters/groups").await.body;
+    let group = groups["data"][0]["fingerprint"].as_str().unwrap();
+    for words in [
+        format!("group:{group}|00000000000000ff"),
+        "-state:completed".to_owned(),
+        "state:failed|cancelled -deadlock kind:order|noop".to_owned(),
+        "error:closed|deadlock -dead_letter:discarded".to_owned(),
+    ] {
+        let answer = tickr.get(&format!("/v1/jobs/differences?q={}", encoded(&words))).await.body;
+        assert_eq!((&answer["failed"]["jobs"], &answer["passed"]["jobs"]), (&json!(60), &json!(60)), "{words}");
+        let found = answer["differences"].as_array().unwrap();
+        assert!(found.iter().any(|one| one["attribute"] == "payload.region"), "{words}: {answer:#}");
+    }
+    // A choice of other facts holds for both samples.
+    let answer = tickr.get(&format!("/v1/jobs/differences?q={}", encoded("-payload.region:us"))).await.body;
+    assert_eq!((&answer["failed"]["jobs"], &answer["passed"]["jobs"]), (&json!(57), &json!(18)), "{answer:#}");
     tickr.stop().await;
 }
 

@@ -260,6 +260,14 @@ async fn a_due_time_selects_jobs_that_wait_for_a_turn_by_the_one_that_they_show(
     assert_eq!(carried_out(&tickr, json!({"action": "cancel", "filter": {"q": "due:>2h"}})).await, (1, 0, 0));
     assert_eq!(tickr.job(later).await["state"], "cancelled");
     assert_eq!(tickr.count("SELECT COUNT(*) FROM owed").await, 5);
+    // The line that closes a job which waited for its turn has the time of its end. The job shows the other due time.
+    let ordered = tickr.enqueue(json!({"kind": "noop", "order_key": "o", "delay_ms": LATER_MS})).await;
+    let shown = tickr.job(ordered).await["execute_at"].clone();
+    assert_eq!(tickr.post(&format!("/v1/jobs/{ordered}/cancel"), json!({})).await.status, 200);
+    assert_eq!(tickr.job(ordered).await["execute_at"], shown);
+    for (query, wanted) in [("due:>2h", vec![ordered, later]), ("due:<2h state:cancelled", Vec::new())] {
+        assert_eq!(tickr.walk(&format!("q={}", encoded(query)), 3).await, wanted, "{query}");
+    }
     for id in [blocked, runs] {
         assert!(matches!(tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await.status, 200 | 202));
     }

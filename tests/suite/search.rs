@@ -517,6 +517,31 @@ async fn negations_choices_and_ranges_find_their_jobs_and_no_others() {
     tickr.stop().await;
 }
 
+/// MySQL checks each value of a choice for each job that it looks at.
+#[tokio::test(flavor = "multi_thread")]
+async fn each_value_of_a_choice_counts_against_the_limits_of_a_filter() {
+    let tickr = TestApp::start().await;
+    let many_texts: Vec<String> = (1..=20).map(|n| format!("-x{n}|y{n}")).collect();
+    for (words, part) in [
+        ("a|b|c|d|e|f", "at most 5 texts without a field"),
+        (many_texts.join(" ").as_str(), "at most 5 texts without a field"),
+        ("-error:a|b|c error:d|e|f", "at most 5 texts to search for in errors"),
+        ("payload.a:1|2|3 -payload.b:1|2 payload.c:1", "at most 5 payload paths"),
+    ] {
+        for path in ["/v1/jobs", "/v1/jobs/count", "/v1/jobs/survey"] {
+            let answer = tickr.get(&format!("{path}?q={}", encoded(words))).await;
+            assert_eq!((answer.status, answer.code()), (422, "invalid_request"), "{path} {words}: {:#}", answer.body);
+            let detail = answer.body["errors"][0]["detail"].as_str().unwrap();
+            assert!(detail.contains(part), "{words}: {detail}");
+        }
+    }
+    assert_eq!(by_words(&tickr, "a|b -c d|e error:a|b payload.a:1|2|3|4|5").await, []);
+    let filter = json!({"q": "payload.a:1|2|3", "payload": {"b": 1, "c": 1, "d": 1}});
+    let answer = tickr.post("/v1/operations", json!({"action": "cancel", "filter": filter, "dry_run": true})).await;
+    assert_eq!((answer.status, answer.pointers()), (422, vec!["/filter/payload"]), "{:#}", answer.body);
+    tickr.stop().await;
+}
+
 /// A job that is unique until its start passes its unique key on, and may wait again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_waits_again_is_found_by_the_unique_key_that_it_has_passed_on() {

@@ -82,6 +82,31 @@ async fn few_jobs_are_counted_exactly_by_time_state_and_facts() {
     tickr.stop().await;
 }
 
+/// Ticks go earlier than failed jobs, and the filter finds the jobs of a schedule by their ticks.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_survey_counts_for_a_schedule_the_jobs_that_its_filter_finds() {
+    let tickr = TestApp::start().await;
+    for name in ["yearly", "leap"] {
+        let put = tickr.put(&format!("/v1/schedules/{name}"), json!({"cron": "0 0 1 1 *", "kind": "noop"})).await;
+        assert_eq!(put.status, 201, "{:#}", put.body);
+    }
+    for name in ["yearly", "yearly", "yearly", "leap"] {
+        let fired = tickr.post(&format!("/v1/schedules/{name}/trigger"), json!({})).await;
+        assert_eq!(fired.status, 201, "{:#}", fired.body);
+    }
+    tickr.until_idle().await;
+    let all = tickr.get("/v1/jobs/survey").await.body;
+    assert_eq!(values(&all, "schedule"), pairs([("yearly", 3), ("leap", 1)]));
+    tickr.sql("DELETE FROM ticks WHERE schedule = 'leap'; DELETE FROM ticks WHERE outcome = 'fired' ORDER BY job_id LIMIT 1").await;
+    let late = tickr.get("/v1/jobs/survey").await.body;
+    assert_eq!(values(&late, "schedule"), pairs([("yearly", 2)]), "{late:#}");
+    for (name, jobs) in [("yearly", 2), ("leap", 0)] {
+        assert_eq!(tickr.get(&format!("/v1/jobs/count?schedule={name}")).await.body["count"], jobs, "{name}");
+    }
+    assert_eq!(late["jobs"], 4);
+    tickr.stop().await;
+}
+
 /// Return how many of the hundred thousand jobs were accepted in the bars that a survey looked at. On a busy machine a
 /// call has no time for the older ones, and says so.
 fn accepted_in(survey: &Value) -> u64 {

@@ -83,6 +83,30 @@ async fn a_job_waits_for_its_time_and_for_a_paused_queue_and_backs_off_after_a_f
     tickr.stop().await;
 }
 
+/// A job that is snoozed again and again has any number of lines in the ledger.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_of_more_attempts_than_its_timeline_has_shows_how_it_ended() {
+    let tickr = TestApp::start().await;
+    let id = tickr.enqueue_kind("noop", json!({})).await;
+    tickr.until(id, State::Completed).await;
+    let bytes = format!("UNHEX('{}')", id.uuid().simple());
+    tickr
+        .sql(format!(
+            "UPDATE attempts SET number = 1201 WHERE job_id = {bytes}; \
+             INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict) \
+             WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 200) \
+             SELECT e.job_id, (a.n - 1) * 6 + b.n, 0, e.runner, e.execute_at, e.started_at, e.started_at, 'snoozed' \
+             FROM attempts e JOIN n a JOIN n b ON b.n <= 6 WHERE e.job_id = {bytes} AND e.number = 1201"
+        ))
+        .await;
+    let answer = tickr.get(&format!("/v1/jobs/{id}/timeline")).await;
+    assert_eq!((answer.status, &answer.body["state"]), (200, &json!("completed")), "{:#}", answer.body);
+    assert_eq!(answer.body["to"], tickr.job(id).await["finished_at"]);
+    let runs = answer.body["segments"].as_array().unwrap().iter().filter(|one| one["cause"] == "running");
+    assert_eq!(runs.count(), 1_000);
+    tickr.stop_broken("its attempts are made up").await;
+}
+
 /// The time for which a job was parked is recorded when it is let go, so it is known after the end of the job.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_wait_for_a_limit_is_recorded_for_the_attempt_that_it_held_up() {

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use crate::Api;
 use crate::http::problem::{Code, Problem};
+use tickr_store::heavy_read;
 
 /// Time for which a heavy read waits for a permit.
 const SHORT_WAIT: Duration = Duration::from_millis(300);
@@ -36,7 +37,7 @@ where
     let (answer, answered) = tokio::sync::oneshot::channel();
     // Without the type of the read, so that the compiler makes one task for all of them.
     let task: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
-        let found = read.await;
+        let found = heavy_read(read).await;
         drop(seat);
         // The client may have hung up.
         let _ = answer.send(found);

@@ -14,7 +14,7 @@ use crate::http::problem::Problem;
 use crate::view::Moment;
 use crate::{Api, json};
 use tickr_index::Health;
-use tickr_job::{Bounds, Job, OnParentFailure, RunnerId, State as JobState, Timestamp};
+use tickr_job::{Bounds, Job, JobId, OnParentFailure, RunnerId, State as JobState, Timestamp};
 use tickr_store::{
     LimitSetting, OrderPlace, ParentProgress, ParkedAt, QueuePosition, QueueSetting, RunnerSeen, SUSPECT_FROM,
 };
@@ -318,10 +318,17 @@ fn limit_reached(evidence: &Evidence<'_>) -> Option<String> {
 /// Say which parents have not completed.
 fn waits_for_parents(evidence: &Evidence<'_>) -> Option<String> {
     let ParentProgress { parents, open, waits_for } = evidence.parents.as_ref()?;
-    let some: Vec<String> = waits_for.iter().take(5).map(|(id, state)| format!("{id} is {state}")).collect();
+    let standing = |(id, state): &(JobId, Option<JobState>)| match state {
+        Some(state) => format!("{id} is {state}"),
+        None => format!("{id} was removed"),
+    };
+    let some: Vec<String> = waits_for.iter().take(5).map(standing).collect();
     let more = if (*open as usize) > some.len() { ", …" } else { "" };
-    let failed = waits_for.iter().any(|(_, state)| matches!(state, JobState::Failed | JobState::Cancelled));
+    let is_removed = waits_for.iter().any(|(_, state)| state.is_none());
+    let failed = waits_for.iter().any(|(_, state)| matches!(state, Some(JobState::Failed | JobState::Cancelled)));
     let advice = match (evidence.job.options.on_parent_failure, failed) {
+        // A parent that was removed cannot be retried.
+        _ if is_removed => "; cancel this job",
         (OnParentFailure::Hold, true) => "; retry the failed parent, or cancel this job",
         _ => "",
     };

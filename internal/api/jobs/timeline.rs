@@ -126,7 +126,7 @@ fn text_of(segment: &Segment) -> String {
 /// Show the timeline of a job
 ///
 /// The answer says where the time of the job went, from its acceptance to its end: waits with their causes, attempts
-/// and backoffs, at most 1,000 attempts. A wait for a worker is what no other cause explains.
+/// and backoffs, up to the first 1,000 attempts. A wait for a worker is what no other cause explains.
 #[utoipa::path(
     get, path = "/v1/jobs/{id}/timeline", tag = "jobs", operation_id = "show_timeline",
     params(("id" = Uuid, Path, description = "The job's id")),
@@ -143,8 +143,7 @@ pub(crate) async fn show(State(api): State<Api>, IdPath(id): IdPath) -> Result<R
     for segment in &segments {
         *total_ms.entry(segment.cause.as_str()).or_default() += segment.ms as u64;
     }
-    let end = facts.attempts.last().and_then(|last| last.finished_at).filter(|_| facts.state.is_end());
-    let to = Moment(end.unwrap_or(facts.now));
+    let to = Moment(facts.ended_at.unwrap_or(facts.now));
     Ok(json(
         StatusCode::OK,
         TimelineAnswer { state: facts.state, from: Moment(facts.created_at), to, segments, total_ms },

@@ -12,7 +12,7 @@ use crate::sql::batches::{in_list, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{on_pool, transact};
 use crate::{Store, StoreError};
-use tickr_job::{BatchId, JobId};
+use tickr_job::{BatchId, JobId, first_id_of};
 
 /// The columns of batches `b`. The counts include the changes that no runner has added up yet.
 fn columns() -> String {
@@ -108,6 +108,9 @@ impl Store {
     /// their number, and the batch behind which the next page begins. An outer batch goes after its nested ones, in a
     /// later round: they may succeed once their failed jobs are retried, and it counts that.
     ///
+    /// A batch gets its id before it ends. So the walk stops where no batch can be old enough, and a batch whose id was
+    /// made by a clock that is ahead goes so much later.
+    ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     #[boxed]
@@ -126,10 +129,11 @@ impl Store {
                     "SELECT id, COALESCE(completed_at < ?, FALSE) AND NOT EXISTS (SELECT 1 FROM batch_jobs \
                      FORCE INDEX (batch_jobs_batch) WHERE batch_id = b.id) AND NOT EXISTS (SELECT 1 FROM batches n \
                      FORCE INDEX (batches_parent) WHERE n.parent = b.id) AS old \
-                     FROM batches b FORCE INDEX (PRIMARY) WHERE id > ? ORDER BY id LIMIT ?",
+                     FROM batches b FORCE INDEX (PRIMARY) WHERE id > ? AND id < ? ORDER BY id LIMIT ?",
                 )
                 .bind(before.naive_utc())
                 .bind(after.map(BatchId::uuid).unwrap_or_default())
+                .bind(first_id_of(before))
                 .bind(PAGE)
                 .fetch_all(&mut *conn)
                 .await?;

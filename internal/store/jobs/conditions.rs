@@ -19,6 +19,11 @@ pub(crate) const DUE_OF_OWED: &str = "CASE WHEN o.execute_at < '9999-12-30' THEN
      WHEN o.execute_at = '9999-12-30' THEN COALESCE((SELECT q.due_at FROM limit_waits q FORCE INDEX (PRIMARY) \
      WHERE q.job_id = o.id), j.execute_at) ELSE j.execute_at END";
 
+/// The due time that an ended job shows: that of the last line of a runner, or the one that was asked for. The line that
+/// closes a job which waited for its turn has the time of its end.
+const DUE_OF_ENDED: &str = "COALESCE((SELECT a.execute_at FROM attempts a WHERE a.job_id = j.id AND a.runner <> '' \
+                            ORDER BY a.number DESC LIMIT 1), j.execute_at)";
+
 /// A value of a statement.
 #[derive(Clone, Debug)]
 pub(crate) enum Bind {
@@ -93,8 +98,7 @@ pub(crate) fn narrow(filter: &Filter, conditions: &mut Piece) {
     if let Some(host) = &filter.host {
         conditions.add(" AND j.host = ?", [Bind::Bytes(host.clone().into_bytes())]);
     }
-    let of_ended = format!("COALESCE({}, j.execute_at)", last_line("execute_at"));
-    let due = format!("IF(o.id IS NULL, {of_ended}, {DUE_OF_OWED})");
+    let due = format!("IF(o.id IS NULL, {DUE_OF_ENDED}, {DUE_OF_OWED})");
     let finished = format!("o.id IS NULL AND {}", last_line("finished_at"));
     for (what, from, to) in [
         ("j.created_at", filter.created_after, filter.created_before),

@@ -72,8 +72,8 @@ pub struct ParentProgress {
     pub parents: u32,
     /// Number of those that it waits for.
     pub open: u32,
-    /// Some of those that it waits for, each with its state.
-    pub waits_for: Vec<(JobId, State)>,
+    /// Some of those that it waits for, each with its state. A parent that was removed has none.
+    pub waits_for: Vec<(JobId, Option<State>)>,
 }
 
 impl Store {
@@ -226,8 +226,9 @@ impl Store {
                 );
                 let counts = statement(sql).bind(id.uuid()).fetch_one(&mut *conn).await?;
                 let sql = format!(
-                    "SELECT p.parent_id, COALESCE(o.state, (SELECT a.end_state FROM attempts a \
-                     WHERE a.job_id = p.parent_id ORDER BY a.number DESC LIMIT 1), 'failed') AS state {PARENTS_OF} \
+                    "SELECT p.parent_id, IF(EXISTS (SELECT 1 FROM jobs j WHERE j.id = p.parent_id), \
+                     COALESCE(o.state, (SELECT a.end_state FROM attempts a WHERE a.job_id = p.parent_id \
+                     ORDER BY a.number DESC LIMIT 1), 'failed'), NULL) AS state {PARENTS_OF} \
                      AND {IS_AWAITED} ORDER BY p.parent_id LIMIT ?"
                 );
                 let found = statement(sql).bind(id.uuid()).bind(NAMED).fetch_all(&mut *conn).await?;
@@ -235,7 +236,8 @@ impl Store {
                     Ok(u32::try_from(counts.try_get::<i64, _>(column)?).unwrap_or(u32::MAX))
                 };
                 let waits_for = found.iter().map(|row| {
-                    let state = State::from_word(row.try_get("state")?).ok_or_else(|| corrupt("state"))?;
+                    let state = row.try_get::<Option<&str>, _>("state")?;
+                    let state = state.map(|word| State::from_word(word).ok_or_else(|| corrupt("state"))).transpose()?;
                     Ok((JobId::from_uuid(row.try_get("parent_id")?), state))
                 });
                 let waits_for = waits_for.collect::<Result<Vec<_>, sqlx::Error>>()?;

@@ -104,6 +104,7 @@ async fn samples(conn: &mut Session<'_>, filter: Filter, shown: &ShownFields) ->
     let around = AROUND.max((last - first) / 10);
     let (from, to) = (first - around, last + around);
     samples.within = Some((from, to));
+    let choices = filter.choices.iter().filter(|choice| !choice.of.iter().any(is_about_the_end)).cloned().collect();
     let of_passed = Filter {
         state: Some(State::Completed),
         error: None,
@@ -111,6 +112,7 @@ async fn samples(conn: &mut Session<'_>, filter: Filter, shown: &ShownFields) ->
         dead_letter: None,
         ids: Vec::new(),
         texts: Vec::new(),
+        choices,
         finished_after: Some(from),
         finished_before: Some(to),
         // A job was accepted before it ended, so newer ones need no look.
@@ -131,6 +133,16 @@ async fn samples(conn: &mut Session<'_>, filter: Filter, shown: &ShownFields) ->
         }
     }
     Ok(samples)
+}
+
+/// Return whether a condition says how a job ended or which job it is. Jobs that passed are not compared by it.
+fn is_about_the_end(part: &Filter) -> bool {
+    part.state.is_some()
+        || part.error.is_some()
+        || part.fingerprint.is_some()
+        || part.dead_letter.is_some()
+        || !part.ids.is_empty()
+        || !part.texts.is_empty()
 }
 
 /// Return the ids of the newest jobs of a search, and whether there may be more.

@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 use crate::jobs::search::{Chunk, Order, Search, Span};
 use crate::rows::dead_letters::group;
-use crate::sql::batches::in_list;
+use crate::sql::batches::{bind_padded, in_list, padded_len, placeholders, statement};
 use crate::sql::connection::on_pool;
 use crate::sql::session::Session;
 use crate::{Store, StoreError};
@@ -41,6 +41,8 @@ const TOGETHER: usize = 16;
 const PATIENCE: Duration = Duration::from_millis(220);
 /// Ids in one lookup of the ledger.
 const LOOKUP: usize = 1_000;
+/// Most schedules of which the ticks are looked up.
+const CHECKED_SCHEDULES: usize = 64;
 /// Values of a facet that are named. The others are counted.
 const VALUES: usize = 12;
 
@@ -217,7 +219,7 @@ struct Seen {
     queue: String,
     unique_key: Option<Vec<u8>>,
     host: Option<Vec<u8>>,
-    options: Option<String>,
+    options: JobOptions,
     state: Option<State>,
     attempt: Option<u32>,
     runner: Option<String>,
@@ -302,6 +304,7 @@ async fn survey(conn: &mut Session<'_>, filter: &Filter, most_bars: u32) -> Resu
         bars[scale.place_of(job.created_at)].exact = false;
     }
     add_ledgers(conn, &mut seen).await?;
+    forget_schedules_without_ticks(conn, &mut seen).await?;
     // A job may have changed its state between the reads, and a job that is purged has none any more.
     seen.retain(|job| job.state.is_some() && filter.state.is_none_or(|state| job.state == Some(state)));
     Ok(sum(&seen, bars, &scale, looked_at.unsigned_abs()))
@@ -417,13 +420,14 @@ fn ratio(all: i64, some: usize) -> f64 {
 fn job_of(row: &MySqlRow, weight: f64) -> Result<Seen, sqlx::Error> {
     let (begun, spared): (Option<u32>, Option<u32>) = (row.try_get("attempt")?, row.try_get("spared")?);
     let fingerprint = row.try_get::<Option<&[u8]>, _>("fingerprint")?.map(group).transpose()?;
+    let options: Option<String> = row.try_get("options")?;
     Ok(Seen {
         id: row.try_get("id")?,
         kind: row.try_get("kind")?,
         queue: row.try_get("queue")?,
         unique_key: row.try_get("unique_key")?,
         host: row.try_get("host")?,
-        options: row.try_get("options")?,
+        options: options.as_deref().map(JobOptions::as_far_as_readable).unwrap_or_default(),
         state: row.try_get::<Option<&str>, _>("state")?.and_then(State::from_word),
         attempt: begun.zip(spared).map(|(begun, spared)| begun.saturating_sub(spared)),
         runner: row.try_get::<Option<String>, _>("runner")?.filter(|runner| !runner.is_empty()),
@@ -457,6 +461,36 @@ async fn add_ledgers(conn: &mut Session<'_>, seen: &mut [Seen]) -> Result<(), sq
             let job = &mut seen[place];
             job.state = job.state.or(end);
             job.attempt = job.attempt.or(Some(burned));
+        }
+    }
+    Ok(())
+}
+
+/// Leave the schedule out of jobs whose tick is not kept any more, because the filter finds the jobs of a schedule by its
+/// ticks. This looks at the schedules with the most jobs, which are more than a facet names.
+async fn forget_schedules_without_ticks(conn: &mut Session<'_>, seen: &mut [Seen]) -> Result<(), sqlx::Error> {
+    let mut made: HashMap<String, BTreeMap<Uuid, usize>> = HashMap::new();
+    for (place, job) in seen.iter().enumerate() {
+        if let Some(schedule) = &job.options.schedule {
+            made.entry(schedule.name.to_string()).or_default().insert(job.id, place);
+        }
+    }
+    let mut made: Vec<(String, BTreeMap<Uuid, usize>)> = made.into_iter().collect();
+    made.sort_unstable_by(|one, other| other.1.len().cmp(&one.1.len()).then_with(|| one.0.cmp(&other.0)));
+    for (schedule, mut places) in made.into_iter().take(CHECKED_SCHEDULES) {
+        let ids: Vec<Uuid> = places.keys().copied().collect();
+        for ids in ids.chunks(LOOKUP) {
+            let sql = format!(
+                "SELECT job_id FROM ticks FORCE INDEX (ticks_job) WHERE schedule = ? AND job_id IN {}",
+                placeholders(padded_len(ids.len()))
+            );
+            let query = bind_padded(statement(sql).bind(schedule.clone()), ids);
+            for row in &query.fetch_all(&mut *conn).await? {
+                places.remove(&row.try_get::<Uuid, _>("job_id")?);
+            }
+        }
+        for place in places.into_values() {
+            seen[place].options.schedule = None;
         }
     }
     Ok(())
@@ -499,17 +533,16 @@ fn sum(seen: &[Seen], mut bars: Vec<Bar>, scale: &Scale, looked_at: u64) -> Surv
                 add(field, String::from_utf8_lossy(value).into_owned(), None);
             }
         }
-        let options = job.options.as_deref().map(JobOptions::as_far_as_readable).unwrap_or_default();
-        for tag in &options.tags {
+        for tag in &job.options.tags {
             add(FacetField::Tag, tag.as_str().to_owned(), None);
         }
-        if let Some(order) = options.order {
-            add(FacetField::Order, order.key, None);
+        if let Some(order) = &job.options.order {
+            add(FacetField::Order, order.key.clone(), None);
         }
-        if let Some(key) = options.limit_key {
-            add(FacetField::Limit, key, None);
+        if let Some(key) = &job.options.limit_key {
+            add(FacetField::Limit, key.clone(), None);
         }
-        if let Some(schedule) = options.schedule {
+        if let Some(schedule) = &job.options.schedule {
             add(FacetField::Schedule, schedule.name.to_string(), None);
         }
     }

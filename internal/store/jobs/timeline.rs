@@ -52,10 +52,11 @@ async fn facts(conn: &mut Session<'_>, id: Uuid) -> Result<Option<TimelineFacts>
     let (now, created_at): (Timestamp, Timestamp) = (row.try_get("now")?, row.try_get("created_at")?);
     let mut attempts = attempts(conn, id).await?;
     let owed = row.try_get::<Option<&str>, _>("state")?;
-    let state = match owed {
-        Some(word) => State::from_word(word),
-        None => attempts.last().and_then(|last| last.end),
+    let end = match owed {
+        Some(_) => None,
+        None => end(conn, id).await?,
     };
+    let state = owed.map_or_else(|| end.map(|(state, _)| state), State::from_word);
     let Some(state) = state else { return Ok(None) };
     let due = row.try_get::<Option<Timestamp>, _>("owed_due")?.filter(|due| !waits_for_turn(*due));
     if state == State::Executing {
@@ -77,6 +78,7 @@ async fn facts(conn: &mut Session<'_>, id: Uuid) -> Result<Option<TimelineFacts>
         created_at,
         due_at: row.try_get("execute_at")?,
         state,
+        ended_at: end.map(|(_, at)| at),
         next_due: due.filter(|_| state != State::Executing),
         has_parents: !options.after.is_empty(),
         has_order_key: row.try_get("has_order_key")?,
@@ -85,6 +87,15 @@ async fn facts(conn: &mut Session<'_>, id: Uuid) -> Result<Option<TimelineFacts>
         pauses: pauses(conn, &queue, created_at).await?,
         now,
     }))
+}
+
+/// Read the end of a job from the last line of its ledger. The timeline may leave that line out.
+async fn end(conn: &mut Session<'_>, id: Uuid) -> Result<Option<(State, Timestamp)>, sqlx::Error> {
+    let sql = "SELECT end_state, finished_at FROM attempts FORCE INDEX (PRIMARY) WHERE job_id = ? \
+               ORDER BY number DESC LIMIT 1";
+    let Some(row) = sqlx::query(sql).bind(id).fetch_optional(conn).await? else { return Ok(None) };
+    let state = row.try_get::<Option<&str>, _>("end_state")?.and_then(State::from_word);
+    Ok(state.zip(row.try_get("finished_at")?))
 }
 
 async fn attempts(conn: &mut Session<'_>, id: Uuid) -> Result<Vec<TimedAttempt>, sqlx::Error> {

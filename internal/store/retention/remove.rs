@@ -24,6 +24,8 @@ use tickr_job::{BatchId, CanaryState, DeadLetterStatus, JobId, JobOptions, State
 const MAX_LINES: u32 = 20_000;
 /// Most rows removed by one statement.
 const ROWS: u32 = 4_000;
+/// Most schedules whose jobs one transaction removes: the ticks of each are marked by statements of their own.
+const MAX_SCHEDULES: usize = 200;
 /// The kind whose jobs have reports.
 const REPORT: &str = "report";
 
@@ -148,7 +150,8 @@ pub(crate) async fn remove(
             if !candidate.may_go(removal) || counted.contains(&candidate.id) {
                 continue;
             }
-            if lines > 0 && lines + candidate.lines() > MAX_LINES {
+            let is_full = lines + candidate.lines() > MAX_LINES || !shrunk.has_room_for(&candidate);
+            if lines > 0 && is_full {
                 removed.until = gone.last().or(removed.gone.last()).copied();
                 break;
             }
@@ -260,7 +263,8 @@ async fn delete(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<(), sqlx::Error>
 struct Shrunk {
     /// Size of the batch, and number of its jobs that are removed now.
     batches: BTreeMap<Uuid, (u16, u16)>,
-    ticks: BTreeSet<(String, Uuid)>,
+    /// The jobs of each schedule.
+    ticks: BTreeMap<String, BTreeSet<Uuid>>,
     /// The batches that lose a callback, with its job.
     callbacks: Vec<(Uuid, Uuid)>,
 }
@@ -275,8 +279,14 @@ impl Shrunk {
             self.batches.entry(first).or_insert((size, 0)).1 += 1;
         }
         if let Some(schedule) = job.schedule {
-            self.ticks.insert((schedule, job.id));
+            self.ticks.entry(schedule).or_default().insert(job.id);
         }
+    }
+
+    /// Return whether the transaction may mark the tick of one more job.
+    fn has_room_for(&self, job: &Candidate) -> bool {
+        let known = |schedule: &String| self.ticks.len() < MAX_SCHEDULES || self.ticks.contains_key(schedule);
+        job.schedule.as_ref().is_none_or(known)
     }
 
     async fn write(mut self, conn: &mut Session<'_>, now: Timestamp) -> Result<(), sqlx::Error> {
@@ -302,15 +312,25 @@ impl Shrunk {
                 in_list("DELETE FROM departures WHERE id IN", firsts, " AND jobs >= size ORDER BY id LIMIT 256");
             whole.execute(&mut *conn).await?;
         }
-        for (schedule, job) in self.ticks {
-            sqlx::query("UPDATE ticks SET job_removed = TRUE WHERE schedule = ? AND job_id = ?")
-                .bind(schedule)
-                .bind(job)
-                .execute(&mut *conn)
-                .await?;
+        for (schedule, jobs) in self.ticks {
+            let jobs: Vec<Uuid> = jobs.into_iter().collect();
+            for jobs in jobs.chunks(MAX_ROWS) {
+                mark_ticks(conn, &schedule, jobs).await?;
+            }
         }
         Ok(())
     }
+}
+
+/// Note at the ticks of a schedule that these jobs are removed. One statement for each tick would take the whole limit of
+/// a transaction when MySQL is some milliseconds away.
+async fn mark_ticks(conn: &mut Session<'_>, schedule: &str, jobs: &[Uuid]) -> Result<(), sqlx::Error> {
+    let sql = format!(
+        "UPDATE ticks FORCE INDEX (ticks_job) SET job_removed = TRUE WHERE schedule = ? AND job_id IN {}",
+        placeholders(padded_len(jobs.len()))
+    );
+    let query = bind_padded(statement(sql).bind(schedule.to_owned()), jobs);
+    query.execute(conn).await.map(drop)
 }
 
 /// Record the removal of these callbacks for the batches that are left. A callback has a row of its own, in the form of

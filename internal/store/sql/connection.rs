@@ -575,6 +575,22 @@ where
     Ok(done.filter(|_| is_done))
 }
 
+tokio::task_local! {
+    static IS_HEAVY: bool;
+}
+
+/// Run a heavy read: a search, a count or another read whose cost the client chooses. MySQL goes on with a statement that
+/// tickr has given up, so a repeat would only add another one.
+pub async fn heavy_read<T>(read: impl Future<Output = T>) -> T {
+    IS_HEAVY.scope(true, read).await
+}
+
+/// Return whether a step that failed may run again on another connection, as far as its cost is concerned.
+fn may_repeat(is_heavy: bool, frame: Frame, error: &sqlx::Error) -> bool {
+    let timed_out = matches!(error, sqlx::Error::Io(cause) if cause.kind() == std::io::ErrorKind::TimedOut);
+    !(is_heavy && timed_out && matches!(frame, Frame::Nothing))
+}
+
 /// Run a step within a frame, in a task of its own. False if the frame gave up.
 fn run_untyped(
     pool: &Pool,
@@ -583,6 +599,7 @@ fn run_untyped(
     step: UntypedStep,
 ) -> Pin<Box<dyn Future<Output = Result<bool, StoreError>> + Send>> {
     let pool = pool.clone();
+    let is_heavy = IS_HEAVY.try_with(|is_heavy| *is_heavy).unwrap_or(false);
     let work = async move {
         let mut pace = Repetition::new(attempted);
         loop {
@@ -610,6 +627,10 @@ fn run_untyped(
                     }
                     if let Err(error) = &outcome {
                         judge(&pool.target, turn, error).await;
+                        // Another server does not have the read that this one may go on with.
+                        if !may_repeat(is_heavy, frame, error) && turn == pool.target.turn() {
+                            return Err(StoreError::from_driver(attempted, error));
+                        }
                     }
                     outcome
                 }
@@ -866,6 +887,15 @@ mod tests {
         pace.after(&broken()).await.unwrap();
         pace.after(&broken()).await.unwrap();
         assert!(pace.after(&broken()).await.is_err_and(|error| error.is_transient()));
+    }
+
+    #[tokio::test]
+    async fn a_heavy_read_that_timed_out_is_not_repeated() {
+        let timed_out = within(Duration::ZERO, std::future::pending::<Result<(), _>>()).await.unwrap_err();
+        assert!(!may_repeat(true, Frame::Nothing, &timed_out));
+        // Other reads, transactions and other errors are repeated as ever.
+        assert!(may_repeat(false, Frame::Nothing, &timed_out) && may_repeat(true, Frame::Transaction, &timed_out));
+        assert!(may_repeat(true, Frame::Nothing, &broken()));
     }
 
     #[tokio::test]
