@@ -253,6 +253,9 @@ mutants() {
     };
     let mut search' \
         differences::tags_keys_and_attempts_of_failed_jobs_are_compared_within_the_filter
+    mutant 'choices about the end in a comparison' internal/store/jobs/differences.rs \
+        '!choice.of.iter().any(is_about_the_end)' '!choice.of.is_empty()' \
+        differences::a_choice_of_states_causes_or_errors_leaves_jobs_that_passed_to_compare
     mutant 'record of a wait for a limit' internal/store/rows/limits.rs \
         'WHERE w.job_id IN {list} AND w.parked_at IS NOT NULL' 'WHERE w.job_id IN {list} AND w.parked_at IS NULL' \
         timeline::the_wait_for_a_limit_is_recorded_for_the_attempt_that_it_held_up
@@ -262,6 +265,9 @@ mutants() {
     mutant 'pauses of the queue in a timeline' internal/store/jobs/timeline.rs \
         'pauses: pauses(conn, &queue, created_at).await?' 'pauses: Vec::new()' \
         timeline::a_job_waits_for_its_time_and_for_a_paused_queue_and_backs_off_after_a_failure
+    mutant 'end of a job behind the last line of its timeline' internal/store/jobs/timeline.rs \
+        'None => end(conn, id).await?,' 'None => attempts.last().and_then(|last| last.end.zip(last.finished_at)),' \
+        timeline::a_job_of_more_attempts_than_its_timeline_has_shows_how_it_ended
     mutant 'outcomes before the next step of a canary' internal/job/canary.rs \
         '(true, false) => CanaryDecision::Wait' '(true, false) => CanaryDecision::MoveUp' \
         canary::a_canary_moves_up_only_when_each_released_job_of_a_step_has_an_outcome
@@ -366,6 +372,19 @@ mutants() {
     mutant 'jobs without the value of a negation' internal/store/jobs/conditions.rs \
         'if choice.not { "IS NOT TRUE" }' 'if choice.not { "IS FALSE" }' \
         search::negations_choices_and_ranges_find_their_jobs_and_no_others
+    mutant 'values of choices in the limits of a filter' internal/job/query.rs \
+        'count: filter.parts().map(of).sum()' 'count: of(filter)' \
+        search::each_value_of_a_choice_counts_against_the_limits_of_a_filter
+    mutant 'values of choices beside paths of a body' internal/api/bulk.rs \
+        'filter.parts().map(|part| part.payload.len()).sum()' 'filter.payload.len()' \
+        search::each_value_of_a_choice_counts_against_the_limits_of_a_filter
+    mutant 'due time that an ended job shows' internal/store/jobs/conditions.rs \
+        'format!("IF(o.id IS NULL, {DUE_OF_ENDED}, {DUE_OF_OWED})")' \
+        'format!("IF(o.id IS NULL, COALESCE({}, j.execute_at), {DUE_OF_OWED})", last_line("execute_at"))' \
+        operations::a_due_time_selects_jobs_that_wait_for_a_turn_by_the_one_that_they_show
+    mutant 'ticks behind the schedules of a survey' internal/store/jobs/survey.rs \
+        'seen[place].options.schedule = None;' 'let _ = place;' \
+        survey::a_survey_counts_for_a_schedule_the_jobs_that_its_filter_finds
     mutant 'place of a walk from the oldest job on' internal/store/jobs/search.rs \
         'Uuid::from_u128(rest.from.as_u128().saturating_sub(1))' 'rest.from' \
         search::a_listing_in_the_order_of_acceptance_reads_every_job_once
@@ -929,6 +948,13 @@ mutants() {
     mutant 'idempotency key of a task' internal/api/compat/later.rs \
         'key.request("POST /create", Some(&text))?;' 'key.request("POST /create", Some(&text))?.filter(|_| false);' \
         compat_later::a_task_that_is_created_twice_with_one_idempotency_key_is_one_task
+    mutant 'names of fields of a task in any case' internal/api/compat/any_case.rs \
+        'name.to_ascii_lowercase().into_deserializer()' 'name.into_deserializer()' \
+        compat_later::names_of_fields_count_in_any_case_and_a_null_is_a_field_left_out
+    mutant 'null in a task' internal/api/compat/later.rs \
+        'use crate::http::body::{AnyMediaBody, or_default};' \
+        "use crate::http::body::AnyMediaBody; fn or_default<'de, T: Deserialize<'de>, D: serde::Deserializer<'de>>(from: D) -> Result<T, D::Error> { T::deserialize(from) }" \
+        compat_later::requests_that_are_not_valid_get_400_and_unknown_tasks_404
     mutant '500 without MySQL' internal/api/compat/refusal.rs \
         'StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS' 'StatusCode::TOO_MANY_REQUESTS' \
         compat_later::without_mysql_the_answer_is_500
@@ -1199,14 +1225,19 @@ mutants() {
         '.rows_affected() >= u64::from(ROWS) {}' '.rows_affected() >= u64::MAX {}' \
         operations::a_delete_takes_every_line_of_its_jobs_and_no_other
     mutant 'lines of one transaction of a removal' internal/store/retention/remove.rs \
-        'if lines > 0 && lines + candidate.lines() > MAX_LINES {' \
-        'if lines > MAX_LINES * 10 {' \
+        'if lines > 0 && is_full {' 'if lines > MAX_LINES * 10 && is_full {' \
         operations::a_delete_takes_every_line_of_its_jobs_and_no_other
+    mutant 'schedules of one transaction of a removal' internal/store/retention/remove.rs \
+        ' || !shrunk.has_room_for(&candidate)' '' \
+        bounds::a_purge_of_jobs_of_many_schedules_goes_on_in_another_transaction
+    mutant 'ticks marked together in a removal' internal/store/retention/remove.rs \
+        'for jobs in jobs.chunks(MAX_ROWS) {' 'for jobs in jobs.chunks(1) {' \
+        bounds::a_purge_marks_the_ticks_of_hundreds_of_jobs_in_one_statement
     mutant 'note of a batch that lost a job' internal/store/retention/remove.rs \
         'self.batches.retain(|_, (size, jobs)| jobs < size);' 'self.batches.clear();' \
         verify::what_operators_and_retention_remove_is_told_from_what_is_lost
     mutant 'note of a tick that lost its job' internal/store/retention/remove.rs \
-        'UPDATE ticks SET job_removed = TRUE' 'UPDATE ticks SET job_removed = FALSE' \
+        'SET job_removed = TRUE' 'SET job_removed = FALSE' \
         verify::what_operators_and_retention_remove_is_told_from_what_is_lost
     mutant 'pauses and limits in verify' internal/store/verify/startable.rs \
         '!self.still.contains(queue)' 'true' \
@@ -2380,6 +2411,12 @@ mutants() {
     mutant 'failure that was retried before the count' internal/store/batches/count.rs \
         'any_failed |= number("failed")? > 0;' '' \
         batches::a_failure_is_told_also_when_its_job_is_retried_before_a_runner_counts
+    mutant 'upper end of the walk over batches' internal/store/batches/read.rs \
+        '.bind(first_id_of(before))' '.bind(Uuid::max())' \
+        batches::the_removal_of_old_batches_reads_none_that_is_too_young
+    mutant 'advice for the child of a removed parent' internal/api/jobs/explain.rs \
+        '_ if is_removed => ' '_ if is_removed && failed => ' \
+        dependencies::a_removed_parent_that_failed_still_holds_its_children
     mutant 'rows of a removed parent' internal/store/retention/remove.rs \
         '("job_parents", "child_id"),' '("job_parents", "parent_id"),' \
         dependencies::a_removed_parent_that_failed_still_holds_its_children
@@ -2582,6 +2619,9 @@ mutants() {
         'let limited = limited.map(|queue| (queue, may_judge));' \
         'let limited = limited.map(|queue| (queue, may_judge)).filter(|_| false);' \
         remote_workers::pauses_limits_and_order_keys_hold_for_remote_workers
+    mutant 'bytes of an answer with jobs' internal/engine/remote_workers.rs \
+        'sum <= MAX_ANSWER_BYTES' 'sum < usize::MAX' \
+        remote_workers::large_jobs_reach_a_worker_in_answers_of_a_few_mebibytes
     mutant 'locked rows in a claim for a worker' internal/store/attempts/claim.rs \
         'self.remote.is_some() && earlier == PriorRun::Nothing' \
         'self.remote.is_some() && earlier == PriorRun::MayHaveCommitted' \
@@ -2772,6 +2812,17 @@ mutants() {
     mutant 'lease of a receiver' internal/handlers/http/push.rs \
         'report_within: self.push.lease' 'report_within: None' \
         push_kinds::a_receiver_that_never_finishes_is_called_again_at_its_lease_and_its_late_finish_is_refused
+    mutant 'lease of a receiver during its call' internal/handlers/http/push.rs \
+        'self.push.lease.map(|lease| lease.max(answer_within + WRITTEN_WITHIN))' 'self.push.lease' \
+        push_kinds::a_report_during_a_call_ends_no_attempt_before_its_answer
+    mutant 'patience before a finish key is stored' internal/engine/deferred.rs \
+        'if error.is_transient() && !self.stop.is_cancelled() => {' \
+        'if error.is_transient() && digest.is_empty() => {' \
+        push_kinds::a_mysql_that_goes_away_before_the_call_uses_no_attempt \
+        deferred::a_mysql_that_goes_away_before_a_callback_uses_no_attempt
+    mutant 'problems of calls with a finish key' internal/api/http/auth.rs \
+        'add_problems(operation, &OF_FINISH_KEYS);' 'add_problems(operation, &[]);' \
+        deferred::calls_with_a_finish_key_that_fail_have_documented_answers
     mutant 'report before the answer of a receiver' internal/handlers/http/push.rs \
         'ctx.finish_key_for(later).await?' 'ctx.finish_key().await?' \
         push_kinds::a_receiver_that_reports_keeps_an_attempt_whose_process_died_before_it_answered

@@ -181,7 +181,8 @@ pub(super) struct FetchedJob {
 /// The answer to a request for jobs.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct FetchAnswer {
-    /// Jobs to execute, at most as many as were asked for. Empty when the wait is over.
+    /// Jobs to execute, at most as many as were asked for. Their payloads and checkpoints have at most 4 MiB together,
+    /// unless it is one job alone: the others come with the next requests. Empty when the wait is over.
     jobs: Vec<FetchedJob>,
     /// True while an operator keeps the worker drained: it gets no jobs.
     drain: bool,

@@ -6,9 +6,12 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use tokio_util::sync::CancellationToken;
 
 use super::EngineState;
+use super::live::StopSwitch;
 use super::reaper::announce;
 use tickr_event::Event;
 use tickr_handlers::{FinishKeyStore, FinishLater};
@@ -17,6 +20,8 @@ use tickr_store::{Claimed, Deferral, Store};
 
 /// Shortest and longest time that another system may take.
 const WITHIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(7 * 24 * 60 * 60));
+/// Pause before another try to store a finish key.
+const PAUSE: Duration = Duration::from_millis(500);
 
 /// Stores the finish key of an attempt. A handler that blocks its thread keeps this beyond the end of its runner, and must
 /// not keep the store open.
@@ -24,24 +29,45 @@ const WITHIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_sec
 pub(super) struct FinishKeys {
     store: Weak<Store>,
     attempt: (JobId, AttemptToken, u32),
+    stop: CancellationToken,
 }
 
 impl FinishKeys {
-    pub(super) fn of(shared: &EngineState, claimed: &Claimed) -> Self {
-        Self { store: Arc::downgrade(&shared.finish_keys), attempt: (claimed.id, claimed.token, claimed.number) }
+    pub(super) fn of(shared: &EngineState, claimed: &Claimed, stop: &StopSwitch) -> Self {
+        let attempt = (claimed.id, claimed.token, claimed.number);
+        Self { store: Arc::downgrade(&shared.finish_keys), attempt, stop: stop.token().clone() }
     }
 }
 
 impl FinishKeyStore for FinishKeys {
+    /// Wait until MySQL has the key. An outage that ends in time must use no attempt, because the receiver was not called
+    /// yet.
     fn store(
         &self,
         digest: [u8; 32],
         later: Option<FinishLater>,
     ) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send + '_>> {
         Box::pin(async move {
-            let store = self.store.upgrade().ok_or("the runner has stopped")?;
-            let stored = store.store_finish_key(self.attempt, digest, later.map(deferral)).await;
-            stored.map_err(|error| error.to_string())
+            let began = Instant::now();
+            loop {
+                let store = self.store.upgrade().ok_or("the runner has stopped")?;
+                // The time of the attempt goes on while MySQL is out.
+                let left = |later: FinishLater| later.within.saturating_sub(began.elapsed());
+                let later = later.map(|later| FinishLater { within: left(later), ..later });
+                let stored = store.store_finish_key(self.attempt, digest, later.map(deferral)).await;
+                drop(store);
+                match stored {
+                    Ok(()) => return Ok(()),
+                    Err(error) if error.is_transient() && !self.stop.is_cancelled() => {
+                        tracing::warn!(job = %self.attempt.0, %error, "cannot store a finish key yet, trying again");
+                    }
+                    Err(error) => return Err(error.to_string()),
+                }
+                tokio::select! {
+                    () = self.stop.cancelled() => return Err("the attempt was told to stop before that".to_owned()),
+                    () = tokio::time::sleep(PAUSE) => {}
+                }
+            }
         })
     }
 }

@@ -135,7 +135,7 @@ async fn attempt(
     let stop = StopSwitch::default();
     let progress = ProgressSlot::default();
     let checkpoint = CheckpointSlot::waking(Arc::clone(&shared.save_checkpoints));
-    let finish = FinishSlot::stored_in(Arc::new(deferred::FinishKeys::of(shared, &claimed)));
+    let finish = FinishSlot::stored_in(Arc::new(deferred::FinishKeys::of(shared, &claimed, &stop)));
     let reported = (progress.clone(), checkpoint.clone(), finish.clone());
     let live = shared.live.insert(claimed.id, claimed.token, asked, stop.clone(), reported);
     if claimed.lost_before {

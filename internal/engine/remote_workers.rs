@@ -20,13 +20,18 @@ use super::{EngineState, executor};
 use tickr_broker::{OperatorSettings, Poll};
 use tickr_event::Event;
 use tickr_index::{Fetch, Health, Popped};
-use tickr_job::{JobId, Name, RunnerId};
+use tickr_job::{JobId, Name, RunnerId, limits};
 use tickr_store::{
     Claim, Claimed, Depth, DueCursor, DueJob, DueLane, DueRange, MAX_REMOTE_CLAIM, MayJudge, RemoteClaims,
 };
 
 /// Most ids taken in one round trip.
 const MAX_AT_ONCE: usize = 256;
+/// Most bytes of payloads and checkpoints in one answer with several jobs. This process holds an answer several times
+/// over, and on a slow line a larger one would take more of a short lease than an answer has for its way.
+const MAX_ANSWER_BYTES: usize = 4 << 20;
+/// Bytes of the payload and the checkpoint of the largest job.
+const LARGEST_JOB_BYTES: usize = limits::MAX_PAYLOAD_BYTES + limits::MAX_CHECKPOINT_BYTES;
 /// Time between two looks whether waiting workers are drained, and between two tries of a queue that has no room.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const FULL_FOR: Duration = Duration::from_millis(300);
@@ -779,6 +784,7 @@ async fn claim(shared: Arc<EngineState>, back: UnboundedSender<Back>, poll: Poll
         }
         return;
     }
+    let jobs = for_one_answer(&shared, jobs).await;
     let settings = shared.operator_settings.now();
     let limited = |queue: &Name| settings.queues.get(queue).is_some_and(|set| set.concurrency.is_some());
     let (mut free, mut by_queue): (Vec<Taken>, Vec<(Name, Vec<Taken>)>) = (Vec::new(), Vec::new());
@@ -841,6 +847,36 @@ async fn claim(shared: Arc<EngineState>, back: UnboundedSender<Back>, poll: Poll
             hide_suspect(&shared, job, SUSPECT_PAUSE);
         }
     }
+}
+
+/// Keep the first jobs, which fit into one answer together, and put the others back, as the next ones of their lanes.
+/// None of those is claimed, so none keeps a permit or a place behind an order key.
+async fn for_one_answer(shared: &EngineState, mut jobs: Vec<Taken>) -> Vec<Taken> {
+    if jobs.len() <= MAX_ANSWER_BYTES / LARGEST_JOB_BYTES {
+        return jobs;
+    }
+    let known = shared.store.bytes_of_jobs(jobs.iter().map(|job| job.id).collect()).await;
+    if let Err(error) = &known {
+        tracing::debug!(%error, "cannot read how large the jobs for a worker are, claiming a few of them");
+    }
+    // A job that is gone needs no bytes.
+    let bytes =
+        |job: &Taken| known.as_ref().map_or(LARGEST_JOB_BYTES, |known| known.get(&job.id).copied().unwrap_or_default());
+    let left = jobs.split_off(how_many_fit(jobs.iter().map(bytes)));
+    for job in left {
+        shared.broker.hint_first(job.id, &job.lane.queue, job.lane.priority, shared.store.clock().now());
+    }
+    jobs
+}
+
+/// Return how many of the first jobs, which have so many bytes each, fit into one answer: at least one.
+fn how_many_fit(sizes: impl Iterator<Item = usize>) -> usize {
+    let mut sum = 0_usize;
+    let fitting = sizes.take_while(|bytes| {
+        sum = sum.saturating_add(*bytes);
+        sum <= MAX_ANSWER_BYTES
+    });
+    fitting.count().max(1)
 }
 
 /// Put jobs back that were not tried because their queue has no room.
@@ -1020,4 +1056,19 @@ async fn sort_out(
         }
     }
     refused
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_has_as_many_jobs_as_fit_and_at_least_one() {
+        let mebibyte = 1 << 20;
+        assert_eq!(how_many_fit([mebibyte; 10].into_iter()), 4);
+        assert_eq!(how_many_fit([100; 256].into_iter()), 256);
+        assert_eq!(how_many_fit([5 * mebibyte, 1].into_iter()), 1, "one job, however large it is");
+        assert_eq!(how_many_fit([1, usize::MAX, 1].into_iter()), 1);
+        assert_eq!(how_many_fit([3 * mebibyte, 2 * mebibyte, 1].into_iter()), 1, "the order stays");
+    }
 }

@@ -481,11 +481,11 @@ impl Context {
     }
 
     /// Return the key with which another system finishes this attempt. The same in each call. It is stored before this
-    /// returns, so the system may use it at once. The handler then returns
-    /// [`Output::finished_later`](super::Output::finished_later).
+    /// returns, so the system may use it at once. It takes milliseconds, or as long as MySQL is out. The handler then
+    /// returns [`Output::finished_later`](super::Output::finished_later).
     ///
     /// # Errors
-    /// [`Failure::Retry`] when the key cannot be stored.
+    /// [`Failure::Retry`] when the key cannot be stored, or the attempt has to stop first.
     pub async fn finish_key(&self) -> Result<FinishKey, Failure> {
         self.parts.finish.key(None).await.cloned()
     }

@@ -88,7 +88,8 @@ impl FinishLater {
 
 /// Stores the digest of a finish key with its attempt.
 pub trait FinishKeyStore: Send + Sync + fmt::Debug {
-    /// Store the digest. With `later`, the first report of the system leaves the attempt to it for that time, also before the
+    /// Store the digest. If the store is out, wait until it is back or the attempt has to stop. `later` counts from this
+    /// call. With it, the first report of the system leaves the attempt to it for that time, also before the
     /// handler has returned. The text of an error is shown to operators.
     fn store(
         &self,

@@ -13,6 +13,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sqlx::Executor;
+use tickr::config::{Config, ServerUrl};
 use tickr::handlers::{Context, Failure, FinishLater, FollowUp, Kind, Output, Registry};
 use tickr::job::{JobId, State};
 use tokio::net::TcpListener;
@@ -21,7 +22,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::limits::set_and_wait;
-use crate::support::{Answer, Owed, Runner, TestApp, answer, bystander, eventually, http, short_lease};
+use crate::support::{Answer, Owed, Proxy, Runner, TestApp, answer, bystander, eventually, http, short_lease};
 
 /// A receiver that answers 202 and keeps the finish keys.
 struct Slow {
@@ -361,6 +362,51 @@ async fn a_finish_key_needs_no_api_key_and_an_unknown_one_opens_nothing() {
     let stored = tickr.count("SELECT COUNT(*) FROM deferred_attempts WHERE LENGTH(finish_key) = 32").await;
     assert_eq!(stored, 1);
     assert_eq!(tickr.finish(&key, succeeded()).await.status, 200);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mysql_that_goes_away_before_a_callback_uses_no_attempt() {
+    let tickr = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
+    let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
+    let through = |config: &mut Config| {
+        config.mysql_url = Some(ServerUrl::mysql(&proxy.url()).unwrap());
+        config.queues = vec!["default".into()];
+    };
+    let runner = tickr.another_with(through, Registry::new()).await;
+    let receiver = Slow::start().await;
+    // After three broken connections the store says that MySQL is out. So it says that twice.
+    proxy.refuse("INSERT INTO deferred_attempts", 1053, 7);
+    let mut job = receiver.job(60_000, None);
+    job["max_attempts"] = json!(1);
+    let id = tickr.enqueue(job).await;
+    let key = receiver.key().await;
+    assert!(proxy.is_through(), "MySQL was out");
+    assert_eq!(tickr.finish(&key, succeeded()).await.body["state"], "completed");
+    assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
+    assert_eq!(receiver.seen.keys.lock().unwrap().len(), 0, "there was one call");
+    runner.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_with_a_finish_key_that_fail_have_documented_answers() {
+    let tickr = TestApp::start().await;
+    let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
+    let through = |config: &mut Config| config.mysql_url = Some(ServerUrl::mysql(&proxy.url()).unwrap());
+    let runner = tickr.another_with(through, Registry::new()).await;
+    let key = format!("fin_{}", "0".repeat(64));
+    proxy.refuse("SELECT d.job_id", 1053, usize::MAX);
+    for (verb, body) in [("report", json!({})), ("finish", succeeded())] {
+        // Each answer is compared with the OpenAPI document.
+        let call = || http().post(format!("http://{}/v1/attempts/{key}/{verb}", runner.addr())).json(&body);
+        let out = answer(call()).await;
+        assert_eq!((out.status, out.code()), (503, "store_unavailable"), "{verb}: {:#}", out.body);
+        let foreign = answer(call().header("sec-fetch-site", "cross-site")).await;
+        assert_eq!((foreign.status, foreign.code()), (403, "forbidden"), "{verb}: {:#}", foreign.body);
+    }
+    proxy.pass();
+    runner.stop(CancellationToken::new()).await;
     tickr.stop().await;
 }
 

@@ -10,6 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use hmac::{Hmac, Mac};
 use serde_json::{Value, json};
 use sha2::Sha256;
+use tickr::config::{Config, ServerUrl};
 use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -19,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::limits::set_and_wait;
 use crate::support::program::{command, tickr as program};
-use crate::support::{Answer, Runner, TestApp, answer, bystander, eventually, http, short_lease};
+use crate::support::{Answer, Proxy, Runner, TestApp, answer, bystander, eventually, http, short_lease};
 
 /// A secret in the form in which operators write it.
 const SECRET: &str = "whsec_ALA1undIWH4YchSEr3keYO3HRN8xRuWl";
@@ -39,8 +40,8 @@ enum Reaction {
     Silence,
     /// Answer 500 with the signature and the token of the call.
     Echo,
-    /// Report on the attempt at this process, and then answer with a verdict.
-    Report(SocketAddr),
+    /// Report on the attempt at this process, and answer with a verdict when this token is cancelled.
+    Report(SocketAddr, CancellationToken),
 }
 
 /// A call as the receiver saw it.
@@ -162,10 +163,11 @@ async fn serve(mut socket: TcpStream, shared: Arc<Shared>) {
                 format!("HTTP/1.1 {status} X\r\ncontent-length: {}\r\n{headers}\r\n{body}", body.len())
             }
             Reaction::Echo => format!("HTTP/1.1 500 X\r\ncontent-length: {}\r\n\r\n{echo}", echo.len()),
-            Reaction::Report(at) => {
+            Reaction::Report(at, answers) => {
                 let report = http().post(format!("http://{at}/v1/attempts/{token}/report")).json(&json!({}));
                 let reported = answer(report).await;
                 assert!(reported.status == 200 && reported.body["until"].is_string(), "{:#}", reported.body);
+                answers.cancelled().await;
                 let body = succeeded().to_string();
                 format!("HTTP/1.1 200 X\r\ncontent-length: {}\r\n\r\n{body}", body.len())
             }
@@ -449,12 +451,58 @@ async fn an_attempt_that_was_reported_on_before_its_answer_is_forgotten_with_its
     let tickr = TestApp::start().await;
     let receiver = Receiver::start().await;
     tickr.declare(&receiver.kind(json!({"lease_ms": 60_000}), json!({}))).await;
-    receiver.plan([Reaction::Report(tickr.app.addr())]);
+    let answers = CancellationToken::new();
+    receiver.plan([Reaction::Report(tickr.app.addr(), answers.clone())]);
     let id = tickr.resize().await;
+    tickr.until_held_by_receiver(id).await;
+    answers.cancel();
     let done = tickr.until(id, State::Completed).await;
     assert_eq!((&done["result"], tickr.verdicts(id).await), (&json!({"rows": 7}), vec!["succeeded".to_owned()]));
     assert_eq!(tickr.count("SELECT COUNT(*) FROM deferred_attempts").await, 1, "the key still finds the attempt");
     assert_eq!(tickr.count("SELECT COUNT(*) FROM deferred_attempts WHERE look_at IS NOT NULL").await, 0);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_report_during_a_call_ends_no_attempt_before_its_answer() {
+    let tickr = TestApp::start_with(short_lease, Registry::new()).await;
+    let receiver = Receiver::start().await;
+    tickr.declare(&receiver.kind(json!({"lease_ms": 1_000}), json!({}))).await;
+    let answers = CancellationToken::new();
+    receiver.plan([Reaction::Report(tickr.app.addr(), answers.clone())]);
+    let id = tickr.resize().await;
+    tickr.until_held_by_receiver(id).await;
+    // This one is answered with 202, and its lease begins later. So its end shows that the process has looked.
+    let silent = tickr.enqueue(json!({"kind": "resize", "payload": {}, "max_attempts": 1})).await;
+    let ended = tickr.until(silent, State::Failed).await;
+    assert_eq!(ended["attempts"][0]["error"], "nothing was heard of it for 1000 ms", "{ended:#}");
+    answers.cancel();
+    let done = tickr.until(id, State::Completed).await;
+    assert_eq!((&done["result"], tickr.verdicts(id).await), (&json!({"rows": 7}), vec!["succeeded".to_owned()]));
+    assert_eq!(receiver.count(), 2, "one call for each of the two jobs");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mysql_that_goes_away_before_the_call_uses_no_attempt() {
+    let tickr = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
+    let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
+    let through = |config: &mut Config| {
+        config.mysql_url = Some(ServerUrl::mysql(&proxy.url()).unwrap());
+        config.queues = vec!["default".into()];
+    };
+    let runner = tickr.another_with(through, Registry::new()).await;
+    let receiver = Receiver::start().await;
+    tickr.declare(&receiver.kind(json!({}), json!({"max_attempts": 1}))).await;
+    receiver.plan([verdict(&succeeded())]);
+    // After three broken connections the store says that MySQL is out. So it says that twice.
+    proxy.refuse("INSERT INTO deferred_attempts", 1053, 7);
+    let id = tickr.resize().await;
+    let done = tickr.until(id, State::Completed).await;
+    assert_eq!((&done["result"], &done["attempt"]), (&json!({"rows": 7}), &json!(1)), "{done:#}");
+    assert_eq!((tickr.verdicts(id).await, receiver.count()), (vec!["succeeded".to_owned()], 1));
+    assert!(proxy.is_through(), "MySQL was out");
+    runner.stop(CancellationToken::new()).await;
     tickr.stop().await;
 }
 

@@ -245,6 +245,41 @@ async fn a_request_that_does_not_wait_gets_the_jobs_that_are_due() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn large_jobs_reach_a_worker_in_answers_of_a_few_mebibytes() {
+    const JOBS: usize = 60;
+    let tickr = started_with(|config| config.body_limit_bytes = 1 << 20).await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 100).await;
+    let payload = "x".repeat(200 * 1_024);
+    for _ in 0..JOBS / 5 {
+        tickr.enqueue_many((0..5).map(|_| json!({"kind": "resize", "payload": payload}))).await;
+    }
+    let lane = tickr.key("ready:pictures");
+    eventually("all jobs are in the index", || async {
+        let length: usize = redis::cmd("LLEN").arg(&lane).query_async(&mut tickr.redis().await).await.unwrap();
+        (length >= JOBS).then_some(())
+    })
+    .await;
+    let (mut done, mut answers) = (HashSet::new(), Vec::new());
+    while done.len() < JOBS {
+        let body = json!({"slots": 100, "wait_ms": 20_000, "holding": [], "fetch_id": Uuid::now_v7()});
+        let fetched = worker.call(at, "fetch", body).await;
+        assert_eq!(fetched.status, 200, "{:#}", fetched.body);
+        let (jobs, bytes) = (fetched.body["jobs"].as_array().unwrap(), fetched.body.to_string().len());
+        assert!(!jobs.is_empty() && bytes < 5 << 20, "{} jobs in {bytes} bytes", jobs.len());
+        answers.push(jobs.len());
+        for job in jobs {
+            assert_eq!(job["attempt"], 1);
+            assert_eq!(worker.finish(at, job, json!({"verdict": "succeeded"})).await["state"], "completed");
+            assert!(done.insert(id_of(job)), "{answers:?}");
+        }
+    }
+    println!("{JOBS} jobs of 200 KiB came in answers with {answers:?} jobs");
+    assert!(answers.len() > 2 && answers[0] > 1, "{answers:?}");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_repeated_verdict_has_its_answer_also_when_the_job_was_cancelled_meanwhile() {
     let tickr = started().await;
     let at = tickr.app.addr();

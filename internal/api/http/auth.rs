@@ -40,6 +40,12 @@ fn is_opened_by_its_path(path: &str) -> bool {
 /// The first part of the paths that hold a finish key.
 const FINISHED_BY_KEY: &str = "/v1/attempts/";
 
+/// Problems of the calls with a finish key, beside those that they describe themselves.
+const OF_FINISH_KEYS: [(&str, &str); 2] = [
+    ("403", "forbidden: the API is open, and a page of another site, a proxy or a foreign host name sent the request"),
+    ("503", "store_unavailable"),
+];
+
 /// Digests of the API tokens of the configuration. Each token has the scope `admin`.
 #[derive(Clone, Default)]
 pub struct Tokens {
@@ -343,16 +349,20 @@ pub(crate) async fn whoami(who: RequestActor, holder: Option<axum::Extension<Ide
 }
 
 /// Describe authentication: every operation except health checks needs an API key or token, and may answer 401, 403 and
-/// 503.
+/// 503. Those that are opened by their paths need none, so they answer no 401.
 pub(crate) fn describe(document: &mut OpenApi) {
     let scheme = SecurityScheme::Http(Http::builder().scheme(HttpAuthScheme::Bearer).build());
     document.components.get_or_insert_default().security_schemes.insert("bearer".to_owned(), RefOr::T(scheme));
     for (path, item) in &mut document.paths.paths {
-        if OPEN.contains(&path.as_str()) || is_opened_by_its_path(path) {
+        if OPEN.contains(&path.as_str()) {
             continue;
         }
         let all = [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete];
         for operation in all.into_iter().flatten() {
+            if is_opened_by_its_path(path) {
+                add_problems(operation, &OF_FINISH_KEYS);
+                continue;
+            }
             operation.security = Some(vec![SecurityRequirement::new("bearer", Vec::<String>::new())]);
             let answers = [
                 ("401", "unauthorized"),
@@ -460,6 +470,20 @@ mod tests {
         ] {
             assert_eq!(may(method.clone(), path), expected, "{method} {path}");
         }
+    }
+
+    #[test]
+    fn a_call_with_a_finish_key_is_described_without_an_api_key_and_with_its_problems() {
+        let mut paths = 0;
+        for (path, item) in crate::openapi().paths.paths {
+            if is_opened_by_its_path(&path) {
+                let operation = item.post.unwrap();
+                let has = |status: &str| operation.responses.responses.contains_key(status);
+                assert!(has("403") && has("503") && !has("401") && operation.security.is_none(), "{path}");
+                paths += 1;
+            }
+        }
+        assert_eq!(paths, 2);
     }
 
     /// Checks every operation of the document, so that new ones are included: an operation that is not listed here

@@ -354,11 +354,13 @@ impl HttpHandler {
 
     async fn call(&self, callback: &HttpCallback, url: Url, ctx: &Context) -> Outcome {
         let target = format!("{} {}", reqwest::Method::from(callback.method), exchange::endpoint(&url));
+        // First, because it waits while MySQL is out, and the time of the signature must be that of the call.
+        let key = if callback.finish.is_some() { Some(ctx.finish_key().await?) } else { None };
         let own_limit = callback.timeout_ms.map_or(TOTAL_TIMEOUT, Duration::from_millis);
         let limit = own_limit.min(self.longest).min(ctx.time_left());
         let mut headers = self.headers(callback, &url, ctx)?;
-        if callback.finish.is_some() {
-            let mut key = header_value(ctx.finish_key().await?.expose())?;
+        if let Some(key) = key {
+            let mut key = header_value(key.expose())?;
             key.set_sensitive(true);
             headers.insert("tickr-finish-key", key);
         }

@@ -25,6 +25,9 @@ use tickr_job::Push;
 
 /// Most bytes of an answer with a verdict: as many as a call of a remote worker may have.
 const MAX_ANSWER_BYTES: usize = 1 << 20;
+/// Time beyond the end of a call for which a report holds the attempt, so that the outcome of the call is written
+/// first.
+const WRITTEN_WITHIN: Duration = Duration::from_secs(5);
 /// Pauses before the repetitions of a call whose answer was lost.
 const REPEAT_AFTER: [Duration; 3] =
     [Duration::from_millis(100), Duration::from_millis(500), Duration::from_millis(2_000)];
@@ -115,10 +118,13 @@ impl PushHandler {
 
     async fn push(&self, payload: &RawValue, url: &Url, ctx: &Context) -> Outcome {
         let target = format!("POST {}", exchange::endpoint(url));
-        let later = FinishLater { within: ctx.time_left(), report_within: self.push.lease };
+        let answer_within = self.push.answer_within.min(self.http.longest);
+        // A report during the call holds the attempt until the call has ended, however short the lease is.
+        let silence = self.push.lease.map(|lease| lease.max(answer_within + WRITTEN_WITHIN));
+        let later = FinishLater { within: ctx.time_left(), report_within: silence };
         let key = ctx.finish_key_for(later).await?;
         let body = self.document(payload, key.expose(), ctx)?;
-        let until = Instant::now() + self.push.answer_within.min(self.http.longest).min(ctx.time_left());
+        let until = Instant::now() + answer_within.min(ctx.time_left());
         let mut repeats = REPEAT_AFTER.iter();
         let answer = loop {
             let said = match self.call((url, &target), &body, (key.expose(), ctx), until).await {
@@ -138,7 +144,9 @@ impl PushHandler {
         };
         match answer {
             Answer::Verdict(body) => verdict(&target, &body, ctx),
-            Answer::Accepted => Ok(Output::finished_later(FinishLater { within: ctx.time_left(), ..later })),
+            Answer::Accepted => {
+                Ok(Output::finished_later(FinishLater { within: ctx.time_left(), report_within: self.push.lease }))
+            }
             Answer::Done => Ok(Output::default()),
             Answer::Other(reply) => reply.judge_push(&target),
         }

@@ -14,6 +14,7 @@
 //! - `renewal.rs`: renews leases and writes progress.
 //! - `settle.rs`: settles all other attempts.
 //! - `settlement.rs`: what a runner reports about an attempt, and the answer.
+//! - `sizes.rs`: sizes of jobs that a remote worker is about to get.
 //! - `suspects.rs`: ends a suspect at once when its process is known to be dead.
 
 pub(super) mod breakers;
@@ -30,4 +31,5 @@ pub(super) mod remote;
 pub(super) mod renewal;
 pub(super) mod settle;
 pub(super) mod settlement;
+pub(super) mod sizes;
 pub(super) mod suspects;
