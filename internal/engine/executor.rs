@@ -193,6 +193,9 @@ async fn attempt(
         ended => ended,
     };
     let (ended, given_back) = resolve_unread(shared, &claimed, ended).await;
+    if let Some(job) = &given_back {
+        shared.unread.leave_to_others(claimed.id, job.clone(), claimed.queue.clone(), claimed.priority);
+    }
     let mut settlement = judge(shared, &claimed, ended, stop.reason(), &defaults, trace.trace_context());
     if let (Some(_), &Again::After(delay)) = (&given_back, &settlement.again) {
         settlement.again = Again::ForAnother(delay);

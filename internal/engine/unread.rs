@@ -68,7 +68,7 @@ pub(super) struct UnreadDecision {
 }
 
 /// A job that was given back, with what this runner must know when it pops the job again.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct GivenBack {
     kind: Name,
     part: UnreadPart,
@@ -111,14 +111,20 @@ impl Unread {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Skip a job from now on, if its settlement put it back into a lane.
+    /// Skip a job from now on, if its settlement put it back into a lane. Otherwise skip it no longer.
     pub(super) fn remember(&self, id: JobId, job: GivenBack, settled: Option<&Settled>) {
-        if let Some(Settled::Done { line: Some((queue, priority)), .. }) = settled {
-            self.leave_to_others(id, job, queue.clone(), *priority);
+        match settled {
+            Some(Settled::Done { line: Some((queue, priority)), .. }) => {
+                self.leave_to_others(id, job, queue.clone(), *priority);
+            }
+            // The settlement of an earlier run, whose answer was lost, names no lane.
+            Some(Settled::Done { state, .. }) if !state.is_end() => {}
+            Some(Settled::Done { .. } | Settled::NotOurs) | None => self.forget(id),
         }
     }
 
-    /// Skip a job from now on that is known to wait again.
+    /// Skip a job from now on that waits again, or is about to: once its settlement is committed, any runner may offer it
+    /// to this one before the answer comes.
     pub(super) fn leave_to_others(&self, id: JobId, job: GivenBack, queue: Name, priority: Priority) {
         let mut left = self.lock();
         if left.len() < MAX_KNOWN || left.contains_key(&id) {
@@ -273,7 +279,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use tickr_job::{Editions, RunnerId};
+    use tickr_job::{Editions, RunnerId, State};
 
     fn edition(text: &str) -> Edition {
         Edition::from_schema(&json!(text))
@@ -304,6 +310,29 @@ mod tests {
         // A runner cannot read a job whose kind or queue it does not have.
         assert!(!may(&Reader { kinds: BTreeSet::new(), ..reader(Some("two"), "x") }, UnreadPart::Payload));
         assert!(!may(&Reader { queues: BTreeSet::new(), ..reader(Some("two"), "x") }, UnreadPart::Payload));
+    }
+
+    #[test]
+    fn a_job_that_is_given_back_is_skipped_from_before_its_settlement_until_that_says_otherwise() {
+        let id = JobId::new();
+        let (queue, priority): (Name, Priority) = ("default".parse().unwrap(), Priority::NORMAL);
+        let job = GivenBack { kind: "mail".parse().unwrap(), part: UnreadPart::Payload, refused: BTreeSet::new() };
+        let done =
+            |state, line| Settled::Done { state, execute_at: None, line, follow_ups: Vec::new(), released: Vec::new() };
+        let lane = || Some((queue.clone(), priority));
+        for (settled, is_skipped) in [
+            (Some(done(State::Waiting, lane())), true),
+            (Some(done(State::Retrying, None)), true),
+            (Some(done(State::Cancelled, None)), false),
+            (Some(Settled::NotOurs), false),
+            (None, false),
+        ] {
+            let unread = Unread::default();
+            unread.leave_to_others(id, job.clone(), queue.clone(), priority);
+            assert!(unread.is_resting(id));
+            unread.remember(id, job.clone(), settled.as_ref());
+            assert_eq!(unread.is_resting(id), is_skipped, "{settled:?}");
+        }
     }
 
     #[test]
