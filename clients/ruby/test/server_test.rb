@@ -168,7 +168,8 @@ class ServerTest < Minitest::Test
   end
 
   def test_a_job_exists_exactly_if_the_transaction_was_committed
-    mysql = Mysql2::Client.new(**mysql_options("mysql2"))
+    options = mysql_options("mysql2")
+    mysql = Mysql2::Client.new(**options)
     outbox = Tickr::Outbox.new(mysql)
     mysql.query("BEGIN")
     lost = outbox.enqueue(@kind, {n: 1})
