@@ -9,7 +9,7 @@ use tickr::config::Config;
 use tickr::handlers::Registry;
 use tickr::job::State;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -177,9 +177,12 @@ async fn a_line_behind_one_that_puts_a_job_off_is_answered_with_that_job() {
     tickr.stop().await;
 }
 
-/// Send an import with these headers and a body of 6 MiB. Read the answer, with its head, only when all is sent.
+/// Send an import with these headers and a body of 6 MiB. Read the answer, with its head, only when all is sent. The
+/// buffer of the socket is small, so a runner that reads no more would be noticed.
 async fn send_all_first(tickr: &TestApp, query: &str, headers: &str) -> std::io::Result<String> {
-    let mut socket = TcpStream::connect(tickr.app.addr()).await?;
+    let socket = TcpSocket::new_v4()?;
+    socket.set_send_buffer_size(64 << 10)?;
+    let mut socket = socket.connect(tickr.app.addr()).await?;
     let body = vec![b'\n'; 6 << 20];
     let head = format!(
         "POST /v1/jobs/import{query} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n\

@@ -709,7 +709,7 @@ async fn a_runner_whose_commits_are_refused_fetches_no_job_until_one_succeeds() 
     tokio::time::sleep(Duration::from_secs(4)).await;
     let tried = runner.log().matches("cannot claim a job").count();
     println!("{tried} of {DUE} jobs were tried");
-    assert!(tried < DUE / 2, "{tried} jobs were tried");
+    assert!(tried < DUE / 5, "{tried} jobs were tried");
     assert_eq!(behind.count("SELECT COUNT(*) FROM attempts").await, 1);
     proxy.pass();
     for id in &due {
