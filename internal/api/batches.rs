@@ -26,9 +26,9 @@ use tickr_job::{
     Action, BatchId, Due, Filter, JobId, NewJob, NewOperation, Operation, OperationParams, State as JobState,
     TraceContext, limits,
 };
-use tickr_store::{Batch, BatchCounts, BatchCreated, Callback, CallbackEvent, NewBatch};
+use tickr_store::{Batch, BatchCounts, BatchCreated, Callback, CallbackEvent, CancelMark, NewBatch};
 
-/// Longest time for which the response to a cancel waits for the jobs.
+/// Longest time for which the response to a cancel waits for the nested batches and the jobs.
 const CANCEL_WAIT: Duration = Duration::from_secs(20);
 
 /// A batch to create.
@@ -423,19 +423,20 @@ pub(super) async fn cancel(
     BatchPath(id): BatchPath,
 ) -> Result<Response, Problem> {
     let store = api.broker.store();
-    let batch = store.batch(id).await?.ok_or_else(|| Problem::not_found("batch", id))?;
-    if batch.completed_at.is_some() {
-        let state = batch.state().as_str();
-        return Err(Problem::new(Code::WrongState, format!("the batch has ended; it is {state}")));
-    }
-    let batches = store.cancel_batch(id, asker.producer().actor()).await?;
-    if batches.is_empty() {
-        return Err(Problem::not_found("batch", id));
+    let missing = || Problem::not_found("batch", id);
+    let by = asker.producer().actor().clone();
+    match store.cancel_batch(id, &by).await? {
+        CancelMark::Marked => {}
+        CancelMark::Missing => return Err(missing()),
+        CancelMark::Ended => {
+            let state = store.batch(id).await?.ok_or_else(missing)?.state().as_str();
+            return Err(Problem::new(Code::WrongState, format!("the batch has ended; it is {state}")));
+        }
     }
     // The task goes on when the caller hangs up.
     let stop = CancellationToken::new();
     let (broker, stopped) = (api.broker.clone(), stop.clone());
-    let cancelling = tokio::spawn(async move { broker.cancel_batch_jobs(&batches, &stopped, true).await });
+    let cancelling = tokio::spawn(async move { broker.cancel_marked_batch(id, &by, &stopped).await });
     let all = match tokio::time::timeout(CANCEL_WAIT, cancelling).await {
         Ok(Ok(done)) => done?,
         Ok(Err(_)) => false,
@@ -445,7 +446,7 @@ pub(super) async fn cancel(
             false
         }
     };
-    let batch = store.batch(id).await?.ok_or_else(|| Problem::not_found("batch", id))?;
+    let batch = store.batch(id).await?.ok_or_else(missing)?;
     Ok(json(if all { StatusCode::OK } else { StatusCode::ACCEPTED }, BatchView::new(&batch)))
 }
 

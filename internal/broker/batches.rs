@@ -57,6 +57,22 @@ impl Broker {
         Ok(counted)
     }
 
+    /// Mark the nested batches of a batch that is marked as cancelled, and cancel the jobs of all of them, until none waits
+    /// or `stop` is cancelled. Returns whether all were reached. A runner goes on with the others.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    #[boxed]
+    pub async fn cancel_marked_batch(
+        &self,
+        id: BatchId,
+        by: &Actor,
+        stop: &CancellationToken,
+    ) -> Result<bool, StoreError> {
+        let batches = self.store.mark_nested(id, by, stop).await?;
+        self.cancel_batch_jobs(&batches, stop, true).await
+    }
+
     /// Cancel the jobs of batches that are marked as cancelled, until none waits or `stop` is cancelled. Executing ones are
     /// asked to stop. Those that another session locks are left, or with `waits_for_locks` tried again after all others,
     /// for some seconds, until some stay locked. Returns whether all were reached.

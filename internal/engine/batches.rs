@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::EngineState;
 use tickr_job::{Actor, BatchId};
-use tickr_store::{ChangedBatches, StoreError};
+use tickr_store::{CancelMark, ChangedBatches, StoreError};
 
 /// Pause after a look, so that many changes of a batch are added up together.
 const REST: Duration = Duration::from_millis(50);
@@ -31,10 +31,10 @@ pub(super) async fn count_until_stopped(shared: Arc<EngineState>) {
     // The last look found as much as one look takes, so it may have left some.
     let mut more = false;
     loop {
-        let told = tokio::select! {
+        tokio::select! {
             () = shared.stop_loops.cancelled() => break,
-            () = shared.store.batches_changed() => false,
-            () = std::future::ready(()), if more => false,
+            () = shared.store.batches_changed() => {}
+            () = std::future::ready(()), if more => {}
             changed = summaries.changed() => {
                 if changed.is_err() {
                     break;
@@ -42,9 +42,8 @@ pub(super) async fn count_until_stopped(shared: Arc<EngineState>) {
                 if !summaries.borrow_and_update().as_ref().is_some_and(|summary| summary.batches_changed) {
                     continue;
                 }
-                true
             }
-        };
+        }
         if shared.store_trouble.is_known() {
             more = false;
             continue;
@@ -59,10 +58,6 @@ pub(super) async fn count_until_stopped(shared: Arc<EngineState>) {
                 PAUSE
             }
         };
-        // The process that was asked for a cancel carries it out. Another one goes on if that one dies.
-        if told && let Err(error) = finish_cancels(&shared).await {
-            tracing::warn!(%error, "cannot cancel the jobs of a batch yet");
-        }
         tokio::select! {
             () = shared.stop_loops.cancelled() => break,
             () = tokio::time::sleep(pause) => {}
@@ -122,6 +117,29 @@ async fn count_one(shared: &EngineState, batch: BatchId) -> Result<bool, StoreEr
     Ok(true)
 }
 
+/// Finish cancels until the runner stops. The process that was asked for a cancel carries it out. Another one goes on if
+/// that one dies. A cancel may wait for locks of other sessions, so no count of a batch waits for it.
+pub(super) async fn finish_cancels_until_stopped(shared: Arc<EngineState>) {
+    let mut summaries = shared.operator_settings.summaries();
+    loop {
+        tokio::select! {
+            () = shared.stop_loops.cancelled() => break,
+            changed = summaries.changed() => {
+                if changed.is_err() {
+                    break;
+                }
+            }
+        }
+        let told = summaries.borrow_and_update().as_ref().is_some_and(|summary| summary.batches_changed);
+        if told
+            && !shared.store_trouble.is_known()
+            && let Err(error) = finish_cancels(&shared).await
+        {
+            tracing::warn!(%error, "cannot cancel the jobs of a batch yet");
+        }
+    }
+}
+
 async fn finish_cancels(shared: &EngineState) -> Result<(), StoreError> {
     let mut failed = None;
     for batch in shared.store.cancelled_batches().await? {
@@ -144,8 +162,11 @@ async fn finish_cancel(shared: &EngineState, batch: BatchId) -> Result<(), Store
     }
     let mut batches = vec![batch];
     // The nested batches are marked one by one, and the process that did this may have died in between.
+    let tickr = Actor::tickr();
     for nested in shared.store.unmarked_nested(batch).await? {
-        batches.extend(shared.store.cancel_batch(nested, &Actor::tickr()).await?);
+        if shared.store.cancel_batch(nested, &tickr).await? == CancelMark::Marked {
+            batches.extend(shared.store.mark_nested(nested, &tickr, &shared.stop_loops).await?);
+        }
     }
     // Jobs that are locked are tried again with the next look, so that other batches do not wait for them.
     if shared.broker.cancel_batch_jobs(&batches, &shared.stop_loops, false).await? {

@@ -11,7 +11,7 @@
 //! there may be any number of them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_recursion::async_recursion as boxed;
 use chrono::TimeDelta;
@@ -61,6 +61,9 @@ const KEYS_AT_ONCE: usize = 64;
 const MAX_OF_KEY: usize = 512;
 /// Lock waits after which a batch leaves its other jobs to the next one. Each takes seconds, as does the lease.
 const MAX_WAITS: usize = 1;
+/// Time after which a batch leaves its other jobs to the next one, when it changes them one by one. A transaction has 15 s
+/// in all: one of two hundred jobs would never end while MySQL answers slowly.
+const ENOUGH: Duration = Duration::from_secs(2);
 
 /// The condition that no runner carries an operation out. The lease of a canary has a column of its own.
 pub(super) const IS_FREE: &str =
@@ -141,6 +144,9 @@ struct Ahead {
     keys: BTreeMap<String, Uuid>,
     /// How far the walk has come; absent at its end.
     place: Option<Uuid>,
+    /// True if jobs were left for want of time. They come before the walk goes on.
+    #[serde(default)]
+    late: bool,
     /// The jobs that the operation had counted. With another number, a binary that does not know this was at work since.
     /// A binary that knows only `left` misses the name of this field, so it begins at the position as well.
     handled: u64,
@@ -816,14 +822,16 @@ async fn advance(
     let counted = operation.done + operation.skipped + operation.failed;
     let mut ahead = locked.ahead.filter(|ahead| ahead.handled == counted).unwrap_or_default();
     let is_ahead = ahead.size() > 0;
-    let of_keys = next_of_keys(conn, operation, &mut ahead, most as usize).await?;
+    // A batch that was too slow has left jobs of a key. More of them would be left, and all stay locked meanwhile.
+    let of_keys =
+        if ahead.late { Vec::new() } else { next_of_keys(conn, operation, &mut ahead, most as usize).await? };
     // The walk goes on when no job with an order key that was left can be handled.
     let walks = of_keys.is_empty();
     let filter = &operation.filter;
     let (found, place) = match ahead.place {
         place if !walks => (of_keys, place),
         _ if !is_ahead => next_jobs(conn, operation, filter, locked.place, most as usize).await?,
-        Some(place) if ahead.size() < MAX_LEFT => {
+        Some(place) if ahead.size() < MAX_LEFT && !ahead.late => {
             next_jobs(conn, operation, filter, Some(place), most as usize).await?
         }
         place => (Vec::new(), place),
@@ -852,12 +860,12 @@ async fn advance(
     // A canary ends with the last outcome, not with the last released job.
     let place = place.or_else(|| operation.canary.is_some().then_some(AT_THE_END));
     let left: BTreeSet<Uuid> = work.left.iter().map(|id| id.uuid()).collect();
-    let looked_at = looked_at - (left.len() + work.of_keys) as u64;
+    let looked_at = looked_at - (left.len() + work.of_keys.len()) as u64;
     let done = work.done.len() as u64;
     let skipped = looked_at - done - work.failed;
     work.batched.handled = done + work.failed;
     let slow = work.slow.iter().map(|id| id.uuid()).filter(|id| left.contains(id)).collect();
-    let ahead = Ahead { left, slow, keys: work.keys, place, handled: counted + looked_at };
+    let ahead = Ahead { left, slow, keys: work.keys, place, late: work.late, handled: counted + looked_at };
     let over = place.is_none() && ahead.size() == 0;
     work.batched.over = over;
     let rests = place.is_none() || ahead.size() >= MAX_LEFT;
@@ -1033,8 +1041,8 @@ struct Work {
     found: BTreeSet<Uuid>,
     /// Order keys that are left, as in [`Ahead`].
     keys: BTreeMap<String, Uuid>,
-    /// Number of jobs that are left with their order keys.
-    of_keys: usize,
+    /// Jobs that are left with their order keys.
+    of_keys: Vec<Uuid>,
     /// Jobs for the next batches.
     left: BTreeSet<JobId>,
     /// Jobs that this batch or an earlier one has waited for in vain.
@@ -1043,6 +1051,8 @@ struct Work {
     waits: usize,
     /// Set if the batch stopped early, after this job.
     until: Option<Uuid>,
+    /// True if the batch left jobs for want of time.
+    late: bool,
     failed: u64,
     last_error: Option<String>,
     counts: BTreeMap<(Name, Name, State), i64>,
@@ -1149,6 +1159,25 @@ impl Work {
         Ok(true)
     }
 
+    /// Leave these jobs to the next batch if this one has used up its time since it `began` to change jobs. It changes one
+    /// in any case. Returns whether the batch stops here.
+    fn stops_before(&mut self, rest: &[JobId], began: Instant, has_changed: bool) -> bool {
+        let Some(first) = rest.first().filter(|_| has_changed && began.elapsed() >= ENOUGH) else { return false };
+        if self.is_careful {
+            // Earlier batches have left jobs on both sides of the first one.
+            self.left.extend(rest);
+            self.late = true;
+            return true;
+        }
+        // The walk goes on with the first one, and meets again what was left behind it.
+        let until = just_before(first.uuid());
+        self.left.retain(|id| id.uuid() <= until);
+        self.of_keys.retain(|id| *id <= until);
+        self.keys.retain(|_, behind| *behind < until);
+        self.until = Some(until);
+        true
+    }
+
     /// Take back the change of a job after a lock wait that has timed out, and leave the job. Returns false if the
     /// whole transaction has to be rolled back.
     async fn leaves(&mut self, conn: &mut Session<'_>, id: JobId) -> bool {
@@ -1183,7 +1212,7 @@ impl Work {
             };
             let behind = self.keys.entry(key.to_owned()).or_insert(just_before(*id));
             *behind = just_before(*id).min(*behind);
-            self.of_keys += 1;
+            self.of_keys.push(*id);
         }
         Ok(others)
     }
@@ -1215,7 +1244,12 @@ impl Work {
             let ended = handled.iter().filter(|id| !held.contains_key(id)).map(|id| id.uuid());
             lock_rows(conn, &ended.collect::<Vec<_>>()).await?;
         }
-        for id in still_matching(conn, operation, handled).await? {
+        let matching = still_matching(conn, operation, handled).await?;
+        let began = Instant::now();
+        for (at, id) in matching.iter().copied().enumerate() {
+            if self.stops_before(&matching[at..], began, at > 0) {
+                break;
+            }
             if !self.begins(conn, id).await? {
                 continue;
             }
@@ -1260,7 +1294,12 @@ impl Work {
         let expiries = if due.is_some() { expiries_of(conn, ids).await? } else { BTreeMap::new() };
         let mut changed = Vec::new();
         let handled = self.share_out(ids, locked, now);
-        for id in still_matching(conn, operation, handled).await? {
+        let matching = still_matching(conn, operation, handled).await?;
+        let began = Instant::now();
+        for (at, id) in matching.iter().copied().enumerate() {
+            if self.stops_before(&matching[at..], began, at > 0) {
+                break;
+            }
             let Some(owed) = free.remove(&id) else { continue };
             let held = waits_for_turn(owed.execute_at);
             if !matches!(owed.state, State::Waiting | State::Retrying) || (held && due.is_some()) {

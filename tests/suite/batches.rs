@@ -6,11 +6,11 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use sqlx::Executor;
+use sqlx::{Executor, Row};
 use tickr::config::Config;
 use tickr::handlers::{Context, FollowUp, Kind, Output, Registry};
-use tickr::job::{BatchId, JobId, State};
-use tickr::store::Retention;
+use tickr::job::{Actor, BatchId, JobId, State};
+use tickr::store::{CancelMark, Retention};
 use tokio_util::sync::CancellationToken;
 
 use crate::support::limits::set_and_wait;
@@ -826,6 +826,92 @@ async fn a_cancel_whose_process_died_after_the_first_mark_reaches_the_nested_bat
     for batch in [&inner, &nested] {
         tickr.until(batch["jobs"][0].as_str().unwrap().parse().unwrap(), State::Cancelled).await;
     }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_whose_time_is_up_while_it_marks_nested_batches_is_finished_by_a_runner() {
+    let tickr = TestApp::start().await;
+    let outer = create(&tickr, json!({})).await;
+    for _ in 0..3 {
+        create(&tickr, json!({"parent": outer["id"]})).await;
+    }
+    let id: BatchId = serde_json::from_value(outer["id"].clone()).unwrap();
+    let (by, stop) = (Actor::tickr(), CancellationToken::new());
+    let broker = tickr.app.broker();
+    assert_eq!(broker.store().cancel_batch(id, &by).await.unwrap(), CancelMark::Marked);
+    // No other runner goes on with it yet.
+    tickr.sql("UPDATE batch_cancels SET touched_at = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR").await;
+    stop.cancel();
+    assert!(!broker.cancel_marked_batch(id, &by, &stop).await.unwrap());
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM batches WHERE cancelled_at IS NOT NULL").await, 1);
+    tickr.sql("UPDATE batch_cancels SET touched_at = '2026-01-01'").await;
+    until(&tickr, &outer, "cancelled").await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM batches WHERE cancelled_at IS NOT NULL").await, 4);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_of_a_batch_that_ends_at_this_moment_answers_409() {
+    let tickr = TestApp::start().await;
+    let batch = create(&tickr, json!({})).await;
+    tickr.until_count("SELECT COUNT(*) FROM batch_changes", 0).await;
+    let mut session = tickr.mysql().await;
+    session.execute("BEGIN").await.unwrap();
+    let end = "UPDATE batches SET closed_at = UTC_TIMESTAMP(6), completed_at = UTC_TIMESTAMP(6), \
+               succeeded_at = UTC_TIMESTAMP(6)";
+    session.execute(end).await.unwrap();
+    let cancel = format!("/v1/batches/{}/cancel", batch["id"].as_str().unwrap());
+    let ends = async {
+        tickr.until_said("SELECT cancelled_at IS NOT NULL", 1).await;
+        session.execute("COMMIT").await.unwrap();
+    };
+    let (answer, ()) = tokio::join!(tickr.post(&cancel, json!({})), ends);
+    assert_eq!((answer.status, answer.code()), (409, "wrong_state"), "{:#}", answer.body);
+    assert!(answer.body["detail"].as_str().unwrap().contains("it is succeeded"), "{:#}", answer.body);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM batches WHERE cancelled_at IS NOT NULL").await, 0);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_that_waits_for_a_lock_holds_up_the_count_of_no_batch() {
+    let tickr = TestApp::start().await;
+    let batch = create(&tickr, json!({})).await;
+    let job = json!({"kind": "noop", "payload": {}, "batch": batch["id"], "unique_key": "u", "delay_ms": 600_000});
+    let job = tickr.enqueue(job).await;
+    let mut session = tickr.mysql().await;
+    session.execute("BEGIN").await.unwrap();
+    let key = "SELECT * FROM unique_keys WHERE unique_key = 'u' FOR UPDATE";
+    assert!(session.fetch_optional(key).await.unwrap().is_some());
+    // The process that was asked for the cancel has died after the mark.
+    let id = format!("UNHEX(REPLACE('{}', '-', ''))", batch["id"].as_str().unwrap());
+    tickr
+        .sql(format!(
+            "UPDATE batches SET cancelled_at = UTC_TIMESTAMP(6), closed_at = UTC_TIMESTAMP(6) WHERE id = {id}; \
+             INSERT INTO batch_cancels (batch_id, touched_at) VALUES ({id}, UTC_TIMESTAMP(6) - INTERVAL 6 SECOND)"
+        ))
+        .await;
+    // The runner waits five seconds for the unique key. On a busy machine a count may take longer than that.
+    let mut counted_meanwhile = false;
+    for _ in 0..3 {
+        tickr.until_said("DELETE k FROM", 1).await;
+        let other = create(&tickr, json!({"close": true, "on_success": {"kind": "noop", "payload": {}}})).await;
+        until(&tickr, &other, "succeeded").await;
+        tickr.until(job_of(&other, "on_success"), State::Completed).await;
+        let sessions = session.fetch_all("SHOW PROCESSLIST").await.unwrap();
+        counted_meanwhile = sessions.iter().any(|row| {
+            let text = |name| row.try_get_unchecked::<Option<Vec<u8>>, _>(name).unwrap().unwrap_or_default();
+            text("db") == tickr.database().as_bytes() && text("Info").starts_with(b"DELETE k FROM")
+        });
+        if counted_meanwhile {
+            break;
+        }
+        tickr.sql("UPDATE batch_cancels SET touched_at = '2026-01-01'").await;
+    }
+    assert!(counted_meanwhile, "each count came after the wait");
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.until(job, State::Cancelled).await;
+    until(&tickr, &batch, "cancelled").await;
     tickr.stop().await;
 }
 

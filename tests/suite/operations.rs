@@ -674,6 +674,48 @@ async fn a_lost_commit_in_a_batch_neither_repeats_nor_skips_a_job() {
     drop_database(&url, &name).await;
 }
 
+/// All of these jobs together would take longer than one transaction may last.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_of_an_operation_commits_what_is_done_in_time_while_mysql_answers_slowly() {
+    const JOBS: i64 = 100;
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let settings = StoreSettings { url: proxy.url(), connections: 4, flushers: 1, table_prefix: table_prefix() };
+    let store = Store::connect(&settings, Duration::from_secs(10)).await.unwrap();
+    let mut mysql = support::connect(&url).await;
+    mysql.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(dead_letters(JOBS as u32)))).await.unwrap();
+    let operation = NewOperation {
+        id: Uuid::now_v7(),
+        action: Action::Retry,
+        filter: Filter { state: Some(State::Failed), ..Filter::default() },
+        params: OperationParams::default(),
+        rate: None,
+        canary: None,
+    };
+    let word = |_: &tickr::job::Operation| Kept { status: 202, body: "{}".into() };
+    store.start_operation((operation, Counted::default()), &Actor::anyone(), None, Arc::new(word)).await.unwrap();
+    let lease = Duration::from_secs(60);
+    let held = store.lease_operations(RunnerId::new_for_host("test"), lease).await.unwrap()[0];
+    let remake = Arc::new(|_: &Original| Err::<NewJob, String>("a retry makes no jobs".to_owned()));
+    let count = async |sql: &'static str| -> i64 {
+        sqlx::query_scalar(sql).fetch_one(&mut support::connect(&url).await).await.unwrap()
+    };
+    proxy.delay(Duration::from_millis(30));
+    let batched = store.advance_operation(held, 200, lease, remake.clone()).await.unwrap();
+    proxy.delay(Duration::ZERO);
+    let some = count("SELECT COUNT(*) FROM owed").await;
+    assert!((1..JOBS).contains(&some) && !batched.over, "{some} jobs, {batched:?}");
+    assert_eq!((batched.handled as i64, count("SELECT CAST(done AS SIGNED) FROM operations").await), (some, some));
+    while !store.advance_operation(held, 200, lease, remake.clone()).await.unwrap().over {}
+    // Each job is retried once, and none is left out.
+    assert_eq!(count("SELECT COUNT(*) FROM owed").await, JOBS);
+    assert_eq!(count("SELECT COUNT(*) FROM audit WHERE action = 'job.retry'").await, JOBS);
+    assert_eq!(count("SELECT CAST(done AS SIGNED) FROM operations WHERE skipped = 0 AND failed = 0").await, JOBS);
+    halted::assert_sound_without_index(&url, &name).await;
+    drop(store);
+    drop_database(&url, &name).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_locked_job_holds_up_no_other_job_of_an_operation_and_is_handled_once_when_it_is_free() {
     let tickr = TestApp::start().await;

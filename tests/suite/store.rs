@@ -8,16 +8,16 @@ use serde_json::value::RawValue;
 use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection, Row};
 use tickr::job::limits::MAX_LOG_BYTES;
 use tickr::job::{
-    Actor, AttemptToken, Bounds, Breaker, CallOutcome, Due, Edition, Editions, JobId, JobOptions, Limit, Name, NewJob,
-    OnConflict, OnFailure, Order, Priority, Producer, Progress, Rate, RetryPolicy, RunnerId, Scope, SharedBy, State,
-    Verdict,
+    Actor, AttemptToken, BatchId, Bounds, Breaker, CallOutcome, Due, Edition, Editions, JobId, JobOptions, Limit, Name,
+    NewJob, OnConflict, OnFailure, OnParentFailure, Order, Priority, Producer, Progress, Rate, RetryPolicy, RunnerId,
+    Scope, SharedBy, State, Verdict,
 };
 use tickr::services::Services;
 use tickr::store::{
-    ActionOutcome, Again, Answer, CheckpointUse, Claim, Claimant, Claimed, Condition, Death, Deferral, DueJob,
-    EnqueueOutcome, EnqueueReceipts, EnqueueRefusal, IdempotentOutcome, IdempotentRequest, KeyedRow, LapseRule, Lapsed,
-    LimitSweep, LiveAttempt, NewWorker, PoolSizes, RemoteFetch, ResponseBuilder, RunnerRow, Settled, Settlement, Store,
-    StoreError, StoreSettings, WaitsFor,
+    ActionOutcome, Again, Answer, BatchCreated, CheckpointUse, Claim, Claimant, Claimed, Condition, Death, Deferral,
+    DueJob, EnqueueOutcome, EnqueueReceipts, EnqueueRefusal, IdempotentOutcome, IdempotentRequest, KeyedRow, LapseRule,
+    Lapsed, LimitSweep, LiveAttempt, NewBatch, NewWorker, PoolSizes, RemoteFetch, ResponseBuilder, RunnerRow, Settled,
+    Settlement, Store, StoreError, StoreSettings, WaitsFor,
 };
 use tokio::task::JoinHandle;
 
@@ -1903,7 +1903,8 @@ async fn a_parked_job_that_may_not_follow_at_once_is_let_go_and_not_claimed() {
         match case {
             "another queue" => second.queue = "other".parse().unwrap(),
             "its last attempt" => second.max_attempts = 1,
-            "two limits" => test.set_concurrency_of("m", SharedBy::All, 1).await,
+            // The first has room, so the slot is kept at the second, as if there were no other.
+            "two limits" => test.set_concurrency_of("k", SharedBy::All, 2).await,
             _ => {}
         }
         let (id, queue) = (second.id, second.queue.clone());
@@ -3106,5 +3107,138 @@ async fn a_move_whose_row_another_session_locks_waits_for_it_with_no_order_key_l
     let moved = test.store.move_keyed_row(row, job, WaitsFor::NoOrderKey).await.unwrap();
     assert!(matches!(moved.row, KeyedRow::Moved(_)), "{moved:?}");
     assert_eq!(test.count("SELECT COUNT(*) FROM tickr_outbox").await, 0);
+    test.stop().await;
+}
+
+impl TestStore {
+    async fn create_batch(&self, parent: Option<BatchId>, closed: bool) -> BatchId {
+        let id = BatchId::new();
+        let new = NewBatch { id, name: None, parent, callbacks: Vec::new(), closed, jobs: Vec::new() };
+        let word: ResponseBuilder<BatchCreated> = Arc::new(|_| Answer { status: 201, body: "{}".into() });
+        let created = self.store.create_batch(new, &Actor::tickr(), None, word).await.unwrap();
+        assert!(matches!(created, IdempotentOutcome::First { .. }));
+        id
+    }
+
+    async fn accept(&self, jobs: Vec<NewJob>) {
+        let accepted = self.store.insert_unique(Producer::tickr(), jobs).await.unwrap();
+        assert!(matches!(accepted, EnqueueOutcome::Accepted(_)), "{accepted:?}");
+    }
+
+    /// Tell all children of parents that ended. Return the number of looks that it took.
+    async fn tell_all(&self) -> u32 {
+        let mut looks = 0;
+        while let Some(last) = self.store.last_ended_parent().await.unwrap() {
+            looks += 1;
+            while self.store.tell_children(last).await.unwrap().more {
+                looks += 1;
+            }
+        }
+        looks
+    }
+}
+
+/// One by one, the cancels of these children would take longer than one transaction may last.
+#[tokio::test(flavor = "multi_thread")]
+async fn children_of_a_parent_that_did_not_complete_are_cancelled_also_when_mysql_answers_slowly() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::at(name, url, proxy.url()).await;
+    let (ended, fine) = (job(), job());
+    test.store.insert(vec![ended.clone(), fine.clone()]).await.unwrap();
+    let batch = test.create_batch(None, false).await;
+    let child = |parent: &NewJob, key: usize| {
+        let options = JobOptions { after: vec![parent.id], batch: Some(batch), ..JobOptions::default() };
+        NewJob { options, ..keyed(&format!("k{key}")) }
+    };
+    test.accept((0..100).map(|n| child(&ended, n)).chain([child(&fine, 100)]).collect()).await;
+    let outcome = test.store.cancel(ended.id, &Actor::tickr()).await.unwrap();
+    assert_eq!(outcome, ActionOutcome::Done(State::Cancelled));
+    let claimed = test.claimed(fine.id).await;
+    test.store.settle(settlement(&claimed, Verdict::Succeeded)).await.unwrap();
+    let last = test.store.last_ended_parent().await.unwrap().unwrap();
+    proxy.delay(Duration::from_millis(30));
+    let told = test.store.tell_children(last).await.unwrap();
+    proxy.delay(Duration::ZERO);
+    assert_eq!((told.cancelled.len(), told.released.len(), told.left.len()), (100, 1, 0), "{told:?}");
+    let lines =
+        "SELECT COUNT(*) FROM attempts WHERE end_state = 'cancelled' AND error LIKE 'its parent % was cancelled'";
+    assert_eq!(test.count(lines).await, 100);
+    assert_eq!(test.count("SELECT CAST(SUM(cancelled) AS SIGNED) FROM batch_changes").await, 100);
+    // That of the child that is let go.
+    assert_eq!(test.count("SELECT COUNT(*) FROM unique_keys").await, 1);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn children_that_are_added_to_a_failed_parent_are_told_without_a_look_at_its_other_ones() {
+    let test = TestStore::start().await;
+    let parent = job();
+    test.store.insert(vec![parent.clone()]).await.unwrap();
+    test.store.cancel(parent.id, &Actor::tickr()).await.unwrap();
+    let child = |on_parent_failure| {
+        let options = JobOptions { after: vec![parent.id], on_parent_failure, ..JobOptions::default() };
+        NewJob { options, ..job() }
+    };
+    let some = |count: usize| (0..count).map(|_| child(OnParentFailure::Cancel)).collect::<Vec<_>>();
+    // More than one look takes. These wait until an operator has mended the parent.
+    test.accept((0..600).map(|_| child(OnParentFailure::Hold)).collect()).await;
+    assert_eq!(test.tell_all().await, 2);
+    for _ in 0..5 {
+        test.accept(some(1)).await;
+    }
+    assert_eq!(test.tell_all().await, 1, "looks at the five new children");
+    // The walk for the first of these requests reaches the children of all.
+    for _ in 0..3 {
+        test.accept(some(300)).await;
+    }
+    assert_eq!(test.tell_all().await, 2, "looks at the children of three requests");
+    // Those that were told are cancelled.
+    assert_eq!(test.count("SELECT COUNT(*) FROM blocked_jobs").await, 600);
+    test.stop().await;
+}
+
+/// Nothing makes sure that a second look comes: the runner may die between the two.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_whose_last_changes_fill_one_look_ends_with_that_look() {
+    let test = TestStore::start().await;
+    let id = BatchId::new();
+    let bytes = format!("UNHEX('{}')", id.uuid().simple());
+    let changes = vec![format!("({bytes}, 0, 0, 0, 0)"); 1_999].join(",");
+    let mut mysql = test.mysql().await;
+    for sql in [
+        format!(
+            "INSERT INTO batches (id, actor, created_at, closed_at) \
+             VALUES ({bytes}, 'test', UTC_TIMESTAMP(6), UTC_TIMESTAMP(6))"
+        ),
+        format!(
+            "INSERT INTO batch_changes (batch_id, total, completed, failed, cancelled) \
+             VALUES ({bytes}, 1, 1, 0, 0), {changes}"
+        ),
+    ] {
+        mysql.execute(AssertSqlSafe(sql)).await.unwrap();
+    }
+    let counted = test.store.count_batch(id).await.unwrap().unwrap();
+    assert!(counted.ended && !counted.more, "{counted:?}");
+    assert_eq!(test.count("SELECT COUNT(*) FROM batch_changes").await, 0);
+    assert_eq!(test.count("SELECT COUNT(*) FROM batches WHERE succeeded_at IS NOT NULL").await, 1);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_a_nested_batch_wakes_the_count_of_its_outer_batch() {
+    let test = TestStore::start().await;
+    let woken = async || {
+        let woken = tokio::time::timeout(Duration::from_secs(10), test.store.batches_changed());
+        woken.await.expect("the loop that counts is woken");
+    };
+    let outer = test.create_batch(None, true).await;
+    let nested = test.create_batch(Some(outer), true).await;
+    woken().await;
+    let counted = test.store.count_batch(nested).await.unwrap().unwrap();
+    assert!(counted.ended && counted.outer_changed, "{counted:?}");
+    woken().await;
+    let counted = test.store.count_batch(outer).await.unwrap().unwrap();
+    assert!(counted.ended && !counted.outer_changed, "{counted:?}");
     test.stop().await;
 }

@@ -241,12 +241,19 @@ async fn a_seeded_fault_lights_its_check() {
     seed(Check::BatchEnd, done(), &batch("closed_at", "UTC_TIMESTAMP(6)"));
     let member = "INSERT INTO batch_jobs (job_id, batch_id) VALUES (ID, ID)";
     seed(Check::BatchEnd, waiting(), &format!("{}; {member}", batch("total", "0")));
+    let ended = |columns: &str, values: &str| {
+        let now = "UTC_TIMESTAMP(6), UTC_TIMESTAMP(6)";
+        batch(&format!("closed_at, completed_at, {columns}"), &format!("{now}, {values}"))
+    };
+    // Counts whose sum fits, while those of the ended jobs do not.
+    seed(Check::BatchEnd, done(), &format!("{}; {member}", ended("total, failed", "1, 1")));
+    seed(Check::BatchEnd, failed(), &format!("{}; {member}", ended("total, completed", "1, 1")));
+    seed(Check::BatchEnd, done(), &ended("succeeded_at, total, failed", "UTC_TIMESTAMP(6), 1, 1"));
     let callback = format!(
         r#"'[{{"event":"complete","id":"{}","kind":"noop","queue":"default","payload":{{}},"priority":5,"max_attempts":1}}]'"#,
         JobId::new()
     );
-    let ended = format!("UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), {callback}");
-    seed(Check::BatchEnd, done(), &batch("closed_at, completed_at, callbacks", &ended));
+    seed(Check::BatchEnd, done(), &ended("callbacks", &callback));
     seed(Check::Batch, done(), "UPDATE jobs SET batch_id = ID, batch_size = 2 WHERE id = ID");
     let tick = "INSERT INTO ticks (schedule, due_at, outcome, job_id, recorded_at, recorded_by) VALUES \
          ('seeded', UTC_TIMESTAMP(3), 'fired', ID, UTC_TIMESTAMP(6), 'test')";

@@ -6,11 +6,13 @@
 //!
 //! A job that another session locks, or whose order key it locks, is left for a later pass, and the others are cancelled.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
 
 use async_recursion::async_recursion as boxed;
 use rand::seq::SliceRandom;
 use sqlx::Row;
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::audit::{AuditEntry, record};
@@ -24,20 +26,33 @@ use crate::rows::unique_keys::lock_free_keys;
 use crate::sql::batches::statement;
 use crate::sql::clock::read_clock;
 use crate::sql::cluster::{Locked, lock_in_cluster};
-use crate::sql::connection::{on_pool, transact_unless_locked};
+use crate::sql::connection::{PriorRun, on_pool, transact_unless_locked};
 use crate::sql::pools::transact_in_turn;
 use crate::sql::session::Session;
 use crate::sql::turns::Subject;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{Actor, BatchId, JobId};
 
-/// Jobs that one transaction cancels at most.
-const JOBS: u32 = 1_000;
+/// Jobs that one transaction cancels at most. While MySQL answers slowly, it cancels fewer.
+pub(crate) const JOBS: u32 = 1_000;
+/// Cancelled batches that one look finds at most.
+const CANCELS: u32 = 1_000;
 /// Jobs that one call of [`Store::cancel_left_jobs`] takes at most.
 pub const LEFT_AT_ONCE: usize = 1_000;
 /// Nested batches that one transaction finds at most.
 const NESTED: u32 = 256;
 const ATTEMPTED: &str = "cancel jobs of a batch";
+
+/// Outcome of the mark with which the cancel of a batch begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CancelMark {
+    /// The batch is marked as cancelled, now or before.
+    Marked,
+    /// The batch has ended, and stays as it is.
+    Ended,
+    /// There is no such batch.
+    Missing,
+}
 
 /// Outcome of a part of the cancel of a batch.
 #[derive(Clone, Debug, Default)]
@@ -64,86 +79,79 @@ impl BatchCancelled {
 }
 
 impl Store {
-    /// Mark a batch as cancelled, with its nested ones. No job is added to them any more. Returns all of them, and none if
-    /// there is no such batch. The caller then cancels the jobs with [`cancel_batch_jobs`](Self::cancel_batch_jobs).
+    /// Mark a batch as cancelled. No job is added to it any more. The caller then marks the nested batches with
+    /// [`mark_nested`](Self::mark_nested), and cancels the jobs with [`cancel_batch_jobs`](Self::cancel_batch_jobs). Until
+    /// all of this is done, any runner goes on with it.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     #[boxed]
-    pub async fn cancel_batch(&self, id: BatchId, by: &Actor) -> Result<Vec<BatchId>, StoreError> {
-        let mut marked = BTreeSet::new();
+    pub async fn cancel_batch(&self, id: BatchId, by: &Actor) -> Result<CancelMark, StoreError> {
+        let marked = self.mark_cancelled(id, by, None).await?;
+        self.shared.batches_changed.notify_one();
+        Ok(marked.err().unwrap_or(CancelMark::Marked))
+    }
+
+    /// Mark the nested batches of a cancelled batch, until `stop` is cancelled. Returns those that are marked, with the
+    /// batch itself in front.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    #[boxed]
+    pub async fn mark_nested(
+        &self,
+        id: BatchId,
+        by: &Actor,
+        stop: &CancellationToken,
+    ) -> Result<Vec<BatchId>, StoreError> {
+        let mut marked = vec![id];
+        let mut met = BTreeSet::from([id]);
         let mut to_mark = vec![id];
         while let Some(batch) = to_mark.pop() {
-            if !marked.insert(batch) {
-                continue;
-            }
             let mut behind = None;
-            loop {
-                let Some(nested) = self.mark_cancelled(batch, by, behind).await? else {
-                    if batch == id {
-                        return Ok(Vec::new());
-                    }
-                    break;
-                };
+            while !stop.is_cancelled() {
+                let Ok(nested) = self.mark_cancelled(batch, by, behind).await? else { break };
+                if batch != id && behind.is_none() {
+                    marked.push(batch);
+                }
                 behind = nested.last().copied().filter(|_| nested.len() as u32 == NESTED);
-                to_mark.extend(nested);
+                to_mark.extend(nested.into_iter().filter(|nested| met.insert(*nested)));
                 if behind.is_none() {
                     break;
                 }
             }
         }
         self.shared.batches_changed.notify_one();
-        Ok(marked.into_iter().collect())
+        Ok(marked)
     }
 
-    /// Mark one batch, and return a page of its unfinished nested ones, those behind this one.
+    /// Mark one batch, and return a page of its unfinished nested ones, those behind this one. The other outcome says why
+    /// it cannot be marked.
     async fn mark_cancelled(
         &self,
         id: BatchId,
         by: &Actor,
         behind: Option<BatchId>,
-    ) -> Result<Option<Vec<BatchId>>, StoreError> {
+    ) -> Result<Result<Vec<BatchId>, CancelMark>, StoreError> {
         let shared = self.shared.clone();
         let act = AuditEntry::new(by, "batch.cancel", id.to_string());
         let subjects = BTreeSet::from([Subject::Batch(id), Subject::Change]);
-        transact_in_turn(&self.shared.pools, subjects, "cancel a batch", move |conn, _| {
+        transact_in_turn(&self.shared.pools, subjects, "cancel a batch", move |conn, earlier| {
             let (shared, act) = (shared.clone(), act.clone());
             Box::pin(async move {
                 let sql = "SELECT cancelled_at IS NOT NULL AS cancelled, completed_at IS NOT NULL AS ended FROM batches \
                            WHERE id = ? FOR UPDATE";
                 let found = sqlx::query(sql).bind(id.uuid()).fetch_optional(&mut *conn).await?;
-                let Some(row) = found else { return Ok(None) };
+                let Some(row) = found else { return Ok(Err(CancelMark::Missing)) };
                 let (cancelled, ended): (bool, bool) = (row.try_get("cancelled")?, row.try_get("ended")?);
-                if !cancelled && !ended {
-                    lock_in_cluster(conn, Locked::Batch, [id.uuid()]).await?;
-                    let now = read_clock(conn, &shared.clock).await?;
-                    sqlx::query("UPDATE batches SET cancelled_at = ?, closed_at = COALESCE(closed_at, ?) WHERE id = ?")
-                        .bind(now)
-                        .bind(now)
-                        .bind(id.uuid())
-                        .execute(&mut *conn)
-                        .await?;
-                    sqlx::query(
-                        "INSERT INTO batch_cancels (batch_id, touched_at) VALUES (?, ?) \
-                         ON DUPLICATE KEY UPDATE batch_id = VALUES(batch_id)",
-                    )
-                    .bind(id.uuid())
-                    .bind(now)
-                    .execute(&mut *conn)
-                    .await?;
-                    look_again(conn, id).await?;
-                    record(conn, &act, now).await?;
+                // The earlier run may have committed without an answer, and the batch may have ended since.
+                if ended && !(cancelled && earlier == PriorRun::MayHaveCommitted) {
+                    return Ok(Err(CancelMark::Ended));
                 }
-                let nested: Vec<Uuid> = sqlx::query_scalar(
-                    "SELECT id FROM batches FORCE INDEX (batches_parent) WHERE parent = ? AND id > ? \
-                     AND completed_at IS NULL ORDER BY id LIMIT ?",
-                )
-                .bind(id.uuid())
-                .bind(behind.map(BatchId::uuid).unwrap_or_default())
-                .bind(NESTED)
-                .fetch_all(&mut *conn)
-                .await?;
-                Ok(Some(nested.into_iter().map(BatchId::from_uuid).collect()))
+                if !cancelled {
+                    mark(conn, &shared, id, &act).await?;
+                }
+                nested_behind(conn, id, behind).await.map(Ok)
             })
         })
         .await
@@ -156,12 +164,13 @@ impl Store {
     /// When MySQL cannot be reached or refuses.
     #[boxed]
     pub async fn cancel_batch_jobs(&self, id: BatchId, after: Option<JobId>) -> Result<BatchCancelled, StoreError> {
+        let most = self.shared.cancelled_jobs.get();
         let page = on_pool(&self.shared.pools.steering, "read jobs of a batch", move |conn, _| {
-            Box::pin(async move { unfinished_jobs(conn, id, after).await })
+            Box::pin(async move { unfinished_jobs(conn, id, after, most).await })
         });
         let ids = page.await?;
         let mut done = self.cancel_page_of(id, &ids).await?;
-        done.next = ids.last().copied().map(JobId::from_uuid).filter(|_| ids.len() as u32 == JOBS);
+        done.next = ids.last().copied().map(JobId::from_uuid).filter(|_| ids.len() as u32 == most);
         Ok(done)
     }
 
@@ -188,9 +197,15 @@ impl Store {
         if ids.is_empty() {
             return Ok(BatchCancelled::default());
         }
+        let mut began = Instant::now();
         let mut done = self.cancel_jobs_of(id, ids, OnLock::Leave).await;
         if matches!(done, Ok(None)) {
+            began = Instant::now();
             done = self.cancel_jobs_of(id, ids, OnLock::LeaveKeys).await;
+        }
+        // A wait for a lock says nothing about the number of jobs.
+        if !matches!(done, Ok(None)) {
+            self.shared.cancelled_jobs.learn(began, &done);
         }
         let done = match done {
             Ok(Some(done)) => done,
@@ -273,7 +288,7 @@ impl Store {
             Box::pin(async move {
                 let found: Vec<Uuid> =
                     sqlx::query_scalar("SELECT batch_id FROM batch_cancels WHERE touched_at < UTC_TIMESTAMP(6) - INTERVAL 5 SECOND ORDER BY batch_id LIMIT ?")
-                        .bind(JOBS)
+                        .bind(CANCELS)
                         .fetch_all(conn)
                         .await?;
                 Ok(found.into_iter().map(BatchId::from_uuid).collect())
@@ -328,6 +343,46 @@ impl Store {
     }
 }
 
+/// Write that a batch is cancelled, whose row is locked.
+async fn mark(conn: &mut Session<'_>, shared: &StoreInner, id: BatchId, act: &AuditEntry) -> Result<(), sqlx::Error> {
+    lock_in_cluster(conn, Locked::Batch, [id.uuid()]).await?;
+    let now = read_clock(conn, &shared.clock).await?;
+    sqlx::query("UPDATE batches SET cancelled_at = ?, closed_at = COALESCE(closed_at, ?) WHERE id = ?")
+        .bind(now)
+        .bind(now)
+        .bind(id.uuid())
+        .execute(&mut *conn)
+        .await?;
+    sqlx::query(
+        "INSERT INTO batch_cancels (batch_id, touched_at) VALUES (?, ?) \
+         ON DUPLICATE KEY UPDATE batch_id = VALUES(batch_id)",
+    )
+    .bind(id.uuid())
+    .bind(now)
+    .execute(&mut *conn)
+    .await?;
+    look_again(conn, id).await?;
+    record(conn, act, now).await
+}
+
+/// Read a page of the unfinished batches that are nested in this one, those behind a nested batch.
+async fn nested_behind(
+    conn: &mut Session<'_>,
+    id: BatchId,
+    behind: Option<BatchId>,
+) -> Result<Vec<BatchId>, sqlx::Error> {
+    let nested: Vec<Uuid> = sqlx::query_scalar(
+        "SELECT id FROM batches FORCE INDEX (batches_parent) WHERE parent = ? AND id > ? \
+         AND completed_at IS NULL ORDER BY id LIMIT ?",
+    )
+    .bind(id.uuid())
+    .bind(behind.map(BatchId::uuid).unwrap_or_default())
+    .bind(NESTED)
+    .fetch_all(conn)
+    .await?;
+    Ok(nested.into_iter().map(BatchId::from_uuid).collect())
+}
+
 /// What a transaction does about a job that another session locks.
 #[derive(Clone, Copy)]
 enum OnLock {
@@ -339,13 +394,18 @@ enum OnLock {
 
 /// Read the unfinished jobs of a batch behind `after`, in id order: none if the batch has ended. Those were retried
 /// since.
-async fn unfinished_jobs(conn: &mut Session<'_>, id: BatchId, after: Option<JobId>) -> Result<Vec<Uuid>, sqlx::Error> {
+async fn unfinished_jobs(
+    conn: &mut Session<'_>,
+    id: BatchId,
+    after: Option<JobId>,
+    most: u32,
+) -> Result<Vec<Uuid>, sqlx::Error> {
     let sql = "SELECT b.job_id FROM batch_jobs b FORCE INDEX (batch_jobs_batch) \
                STRAIGHT_JOIN owed o FORCE INDEX (PRIMARY) ON o.id = b.job_id \
                WHERE b.batch_id = ? AND b.job_id > ? \
                AND EXISTS (SELECT 1 FROM batches WHERE id = ? AND completed_at IS NULL) ORDER BY b.job_id LIMIT ?";
     let query = statement(sql.to_owned()).bind(id.uuid()).bind(after.map(JobId::uuid).unwrap_or_default());
-    let query = query.bind(id.uuid()).bind(JOBS);
+    let query = query.bind(id.uuid()).bind(most);
     query.fetch_all(conn).await?.iter().map(|row| row.try_get("job_id")).collect()
 }
 
@@ -381,7 +441,8 @@ async fn cancel_jobs(
     }
     let left = left_of(conn, ids.iter().copied().map(JobId::from_uuid).collect(), &held).await?;
     let now = read_clock(conn, &shared.clock).await?;
-    let CancelledJobs { cancelled, stop_requested, released, counts } = cancel_all(conn, &held, &ordered, now).await?;
+    let CancelledJobs { cancelled, stop_requested, released, counts } =
+        cancel_all(conn, &held, &ordered, &BTreeMap::new(), now).await?;
     count(conn, shared.lanes.any(), &counts).await?;
     Ok(BatchCancelled { cancelled, stop_requested, released, left: left.into_iter().collect(), next: None })
 }

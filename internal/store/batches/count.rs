@@ -44,8 +44,10 @@ pub struct BatchCounted {
     pub callbacks: Vec<Accepted>,
     /// True if all jobs have ended now, for the first time.
     pub ended: bool,
-    /// True if there may be more changes.
+    /// True if there are more changes.
     pub more: bool,
+    /// True if the counts of the outer batch have changed with this.
+    pub outer_changed: bool,
 }
 
 impl Store {
@@ -88,11 +90,15 @@ impl Store {
     #[boxed]
     pub async fn count_batch(&self, id: BatchId) -> Result<Option<BatchCounted>, StoreError> {
         let shared = self.shared.clone();
-        transact_unless_locked(&self.shared.pools.loops, "count the jobs of a batch", move |conn, _| {
+        let counted = transact_unless_locked(&self.shared.pools.loops, "count the jobs of a batch", move |conn, _| {
             let shared = shared.clone();
             Box::pin(async move { add_up(conn, &shared, id).await })
-        })
-        .await
+        });
+        let counted = counted.await?;
+        if counted.as_ref().is_some_and(|counted| counted.outer_changed) {
+            self.shared.batches_changed.notify_one();
+        }
+        Ok(counted)
     }
 }
 
@@ -143,7 +149,7 @@ struct TakenChanges {
     sum: BatchCounts,
     /// True if a job had failed for good. A retry may have taken it out of the sum since.
     any_failed: bool,
-    /// True if there may be more changes.
+    /// True if there are more changes.
     more: bool,
 }
 
@@ -151,10 +157,11 @@ struct TakenChanges {
 async fn take_changes(conn: &mut Session<'_>, id: BatchId) -> Result<TakenChanges, sqlx::Error> {
     let sql = "SELECT id, total, completed, failed, cancelled FROM batch_changes FORCE INDEX (batch_changes_batch) \
                WHERE batch_id = ? ORDER BY id LIMIT ?";
-    let found = sqlx::query(sql).bind(id.uuid()).bind(CHANGES).fetch_all(&mut *conn).await?;
+    // One more than it takes shows whether this is all. If it is, the counts are whole, and no further look has to come.
+    let found = sqlx::query(sql).bind(id.uuid()).bind(CHANGES + 1).fetch_all(&mut *conn).await?;
     let (mut sum, mut any_failed) = (BatchCounts::default(), false);
     let mut rows: Vec<u64> = Vec::with_capacity(found.len());
-    for row in &found {
+    for row in found.iter().take(CHANGES as usize) {
         let number = |column| row.try_get::<i32, _>(column).map(i64::from);
         sum.total += number("total")?;
         sum.completed += number("completed")?;
@@ -171,7 +178,7 @@ async fn take_changes(conn: &mut Session<'_>, id: BatchId) -> Result<TakenChange
         );
         rows.iter().fold(statement(sql), Query::bind).execute(&mut *conn).await?;
     }
-    Ok(TakenChanges { sum, any_failed, more: found.len() as u32 == CHANGES })
+    Ok(TakenChanges { sum, any_failed, more: found.len() as u32 > CHANGES })
 }
 
 /// Write the counts of a locked batch, and what follows from them: its end, its callbacks, and what its parent counts.
@@ -229,18 +236,24 @@ pub(super) async fn progress(
         let held = write_jobs(conn, &pairs, &links).await?;
         mark_held(&mut callbacks, &held);
     }
-    if let Some(parent) = batch.parent.filter(|_| batch.completed_at.is_some()) {
-        let is = outcome(batch);
-        let mut changes = BatchChanges::default();
-        if was != Some(is) {
-            if let Some(was) = was {
-                changes.of(parent.uuid()).end(was, -1);
-            }
-            changes.of(parent.uuid()).end(is, 1);
-        }
-        changes.write(conn).await?;
+    let outer_changed = tell_outer(conn, batch, was).await?;
+    Ok(BatchCounted { callbacks, ended, more: false, outer_changed })
+}
+
+/// Change the counts of the outer batch of an ended one, which `was` another job for it before. Return whether they change.
+async fn tell_outer(conn: &mut Session<'_>, batch: &Batch, was: Option<State>) -> Result<bool, sqlx::Error> {
+    let Some(outer) = batch.parent.filter(|_| batch.completed_at.is_some()) else { return Ok(false) };
+    let is = outcome(batch);
+    if was == Some(is) {
+        return Ok(false);
     }
-    Ok(BatchCounted { callbacks, ended, more: false })
+    let mut changes = BatchChanges::default();
+    if let Some(was) = was {
+        changes.of(outer.uuid()).end(was, -1);
+    }
+    changes.of(outer.uuid()).end(is, 1);
+    changes.write(conn).await?;
+    Ok(true)
 }
 
 /// Return the state of the job that an ended batch is for its parent.

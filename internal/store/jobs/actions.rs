@@ -24,7 +24,7 @@ use crate::rows::order::{
 };
 use crate::rows::owed::{DueJob, Owed, delete_owed, lock_held};
 use crate::rows::tallies::count;
-use crate::rows::unique_keys::{WantedKey, release_key_of};
+use crate::rows::unique_keys::{WantedKey, release_key_of, release_keys_of};
 use crate::sql::batches::{MAX_ROWS, bind_padded, in_list, padded_len, placeholders, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::cluster::{Locked, lock_in_cluster};
@@ -267,11 +267,13 @@ fn closing_line<'a>(id: JobId, owed: &Owed, now: Timestamp, error: Option<&'a st
 }
 
 /// Cancel these jobs, whose rows and order keys are locked: those that wait end now, the handlers of executing ones are
-/// asked to stop. What [`cancel_waiting`] does for one job, with as few statements as for one.
+/// asked to stop. What [`cancel_waiting`] does for one job, with as few statements as for one. `errors` has the text for
+/// the closing line of each job that has one.
 pub(crate) async fn cancel_all(
     conn: &mut Session<'_>,
     jobs: &BTreeMap<JobId, Owed>,
     ordered: &OrderedJobs,
+    errors: &BTreeMap<JobId, String>,
     now: Timestamp,
 ) -> Result<CancelledJobs, sqlx::Error> {
     let waits = |owed: &Owed| next(owed.state, StateInput::Cancel) == Ok(State::Cancelled);
@@ -291,8 +293,8 @@ pub(crate) async fn cancel_all(
         return Ok(done);
     }
     delete_owed(conn, &waiting.iter().map(|(id, _)| id.uuid()).collect::<Vec<_>>()).await?;
-    let lines: Vec<AttemptRow<'_>> = waiting.iter().map(|(id, owed)| closing_line(*id, owed, now, None)).collect();
-    append_to_ledger(conn, &lines, now).await?;
+    let lines = waiting.iter().map(|(id, owed)| closing_line(*id, owed, now, errors.get(id).map(String::as_str)));
+    append_to_ledger(conn, &lines.collect::<Vec<_>>(), now).await?;
     let ends = waiting.iter().map(|(id, owed)| LinkedEnd { id: id.uuid(), links: owed.links, state: State::Cancelled });
     record_ends(conn, &ends.collect::<Vec<_>>()).await?;
     let turns: Vec<Uuid> =
@@ -302,9 +304,8 @@ pub(crate) async fn cancel_all(
         in_list("DELETE FROM limit_waits WHERE job_id IN", ids, &tail).execute(&mut *conn).await?;
         in_list("DELETE FROM blocked_jobs WHERE job_id IN", ids, &tail).execute(&mut *conn).await?;
     }
-    for (id, _) in waiting.iter().filter(|(_, owed)| owed.keyed) {
-        release_key_of(conn, id.uuid(), false).await?;
-    }
+    let keyed: Vec<Uuid> = waiting.iter().filter(|(_, owed)| owed.keyed).map(|(id, _)| id.uuid()).collect();
+    release_keys_of(conn, &keyed).await?;
     let places: Vec<Uuid> = waiting.iter().filter(|(id, _)| ordered.contains(*id)).map(|(id, _)| id.uuid()).collect();
     done.released = close_places(conn, &places, now).await?;
     for (id, owed) in waiting {

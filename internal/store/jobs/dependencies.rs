@@ -5,29 +5,32 @@
 //! of all their parents, so neither the order nor the number of these looks matters.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
 
 use async_recursion::async_recursion as boxed;
 use sqlx::Row;
+use sqlx::query::Query;
 use uuid::Uuid;
 
-use crate::jobs::actions::cancel_waiting;
-use crate::rows::limits::waits_for_turn;
+use crate::jobs::actions::{CancelledJobs, cancel_all};
 use crate::rows::links::{IN_BATCH, ParentsOutcome, blocked_until, outcomes_of, unblock};
+use crate::rows::order::OrderedJobs;
 use crate::rows::owed::{DueJob, SKIP_LOCKED, due_job, lock_free};
 use crate::rows::tallies::count;
-use crate::rows::unique_keys::release_key_of;
-use crate::sql::batches::{MAX_ROWS, in_list, statement};
+use crate::sql::batches::{MAX_ROWS, in_list, padded, padded_len, placeholders, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{on_pool, transact};
 use crate::sql::error::corrupt;
 use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
-use tickr_job::{JobId, Name, OnParentFailure, State, floor_ms};
+use tickr_job::{JobId, OnParentFailure, State, floor_ms};
 
 /// Ended parents that one transaction takes at most.
 const PARENTS: u32 = 64;
-/// Children that one transaction looks at, at most.
-const CHILDREN: usize = 512;
+/// Children that one transaction looks at, at most. While MySQL answers slowly, it looks at fewer.
+pub(crate) const CHILDREN: u32 = 512;
+/// Rows of one parent that one walk replaces at most.
+const REPLACED: u32 = 1_024;
 /// In place of the last child that was told, as an older version writes it: all were told, but for some that were left.
 /// They may be anywhere, so the walk begins with the first child.
 const LEFT_ONES: Uuid = Uuid::max();
@@ -96,14 +99,16 @@ impl Store {
     /// When MySQL cannot be reached or refuses.
     #[boxed]
     pub async fn tell_children(&self, up_to: u64) -> Result<ToldChildren, StoreError> {
-        let shared = self.shared.clone();
+        let (shared, began, most) = (self.shared.clone(), Instant::now(), self.shared.children.get());
         let told = transact(&self.shared.pools.loops, "tell jobs that their parents ended", move |conn, _| {
             let shared = shared.clone();
-            Box::pin(async move { tell_page(conn, &shared, up_to).await })
+            Box::pin(async move { tell_page(conn, &shared, up_to, most).await })
         });
-        let told = match told.await {
+        let told = told.await;
+        self.shared.children.learn(began, &told);
+        let told = match told {
             // One row of the page is unreadable. The children beside it must not wait for an operator.
-            Err(error) if error.is_about_the_row() => self.tell_each_parent(up_to).await?,
+            Err(error) if error.is_about_the_row() => self.tell_each_parent(up_to, most).await?,
             told => told?,
         };
         if !told.cancelled.is_empty() {
@@ -113,14 +118,14 @@ impl Store {
     }
 
     /// Tell the children of the first ended parents one by one, each in a transaction of its own.
-    async fn tell_each_parent(&self, up_to: u64) -> Result<ToldChildren, StoreError> {
+    async fn tell_each_parent(&self, up_to: u64, most: u32) -> Result<ToldChildren, StoreError> {
         let parents = on_pool(&self.shared.pools.loops, "read parents that ended", move |conn, _| {
             Box::pin(async move { ended_parents(conn, up_to, "").await })
         });
         let mut all = ToldChildren::default();
         for parent in parents.await? {
             let page = on_pool(&self.shared.pools.loops, "read the children of a parent that ended", move |conn, _| {
-                Box::pin(async move { children_behind(conn, &parent).await })
+                Box::pin(async move { children_behind(conn, &parent, most).await })
             });
             let page = page.await?;
             let told = self.tell_each(&page).await?;
@@ -128,7 +133,7 @@ impl Store {
             all.add(told);
             transact(&self.shared.pools.loops, "note which children are told", move |conn, _| {
                 let (page, left) = (page.clone(), left.clone());
-                Box::pin(async move { note_told(conn, &parent, &page, &left).await })
+                Box::pin(async move { note_told(conn, &parent, (&page, most), &left).await })
             })
             .await?;
             all.more = true;
@@ -164,29 +169,32 @@ impl Store {
     /// When MySQL cannot be reached or refuses.
     #[boxed]
     pub async fn recheck_blocked(&self, after: Option<JobId>) -> Result<(ToldChildren, Option<JobId>), StoreError> {
+        let most = self.shared.children.get();
         let page: Vec<Uuid> = on_pool(&self.shared.pools.loops, "read blocked jobs", move |conn, _| {
             Box::pin(async move {
                 sqlx::query_scalar(
                     "SELECT job_id FROM blocked_jobs FORCE INDEX (PRIMARY) WHERE job_id > ? ORDER BY job_id LIMIT ?",
                 )
                 .bind(after.map(JobId::uuid).unwrap_or_default())
-                .bind(CHILDREN as u32)
+                .bind(most)
                 .fetch_all(conn)
                 .await
             })
         })
         .await?;
-        let next = page.last().copied().map(JobId::from_uuid).filter(|_| page.len() == CHILDREN);
+        let next = page.last().copied().map(JobId::from_uuid).filter(|_| page.len() as u32 == most);
         if page.is_empty() {
             return Ok((ToldChildren::default(), None));
         }
-        let shared = self.shared.clone();
+        let (shared, began) = (self.shared.clone(), Instant::now());
         let looked_at = page.clone();
         let told = transact(&self.shared.pools.loops, "look at blocked jobs", move |conn, _| {
             let (shared, page) = (shared.clone(), looked_at.clone());
             Box::pin(async move { tell(conn, &shared, &page).await })
         });
-        let told = match told.await {
+        let told = told.await;
+        self.shared.children.learn(began, &told);
+        let told = match told {
             Err(error) if error.is_about_the_row() => self.tell_each(&page).await?,
             told => told?,
         };
@@ -293,6 +301,13 @@ struct EndedParent {
     told: Uuid,
 }
 
+impl EndedParent {
+    /// Return the child behind which the walk goes on.
+    fn behind(&self) -> Uuid {
+        if self.told == LEFT_ONES { Uuid::nil() } else { self.told }
+    }
+}
+
 async fn ended_parents(conn: &mut Session<'_>, up_to: u64, locks: &str) -> Result<Vec<EndedParent>, sqlx::Error> {
     let sql = format!("SELECT id, parent_id, told FROM parent_ends WHERE id <= ? ORDER BY id LIMIT ?{locks}");
     let found = statement(sql).bind(up_to).bind(PARENTS).fetch_all(conn).await?;
@@ -305,12 +320,68 @@ async fn ended_parents(conn: &mut Session<'_>, up_to: u64, locks: &str) -> Resul
 }
 
 /// Read the next children of a parent that still wait for parents, in id order, behind those that are told.
-async fn children_behind(conn: &mut Session<'_>, parent: &EndedParent) -> Result<Vec<Uuid>, sqlx::Error> {
+async fn children_behind(conn: &mut Session<'_>, parent: &EndedParent, most: u32) -> Result<Vec<Uuid>, sqlx::Error> {
     let sql = "SELECT p.child_id FROM job_parents p FORCE INDEX (PRIMARY) \
                STRAIGHT_JOIN blocked_jobs b FORCE INDEX (PRIMARY) ON b.job_id = p.child_id \
                WHERE p.parent_id = ? AND p.child_id > ? ORDER BY p.child_id LIMIT ?";
-    let behind = if parent.told == LEFT_ONES { Uuid::nil() } else { parent.told };
-    sqlx::query_scalar(sql).bind(parent.parent).bind(behind).bind(CHILDREN as u32).fetch_all(conn).await
+    sqlx::query_scalar(sql).bind(parent.parent).bind(parent.behind()).bind(most).fetch_all(conn).await
+}
+
+/// Return the child behind which the walk over the children of each parent goes on. A parent may have several rows. The
+/// walk of one of them reaches all children that those of the others reach.
+fn walks_of<'a>(parents: impl Iterator<Item = &'a EndedParent>) -> BTreeMap<Uuid, Uuid> {
+    let mut walks: BTreeMap<Uuid, Uuid> = BTreeMap::new();
+    for parent in parents {
+        let behind = walks.entry(parent.parent).or_insert_with(|| parent.behind());
+        *behind = parent.behind().min(*behind);
+    }
+    walks
+}
+
+/// Return the children of these parents behind those that are told, or nothing if there are more than `most`.
+async fn few_children(
+    conn: &mut Session<'_>,
+    parents: &[EndedParent],
+    most: u32,
+) -> Result<Option<Vec<Uuid>>, sqlx::Error> {
+    let walks: Vec<(Uuid, Uuid)> = walks_of(parents.iter()).into_iter().collect();
+    let spans = vec!["(parent_id = ? AND child_id > ?)"; padded_len(walks.len())].join(" OR ");
+    let sql = format!("SELECT child_id FROM job_parents FORCE INDEX (PRIMARY) WHERE {spans} LIMIT ?");
+    let query = padded(&walks).fold(statement(sql), |query, (parent, behind)| query.bind(parent).bind(behind));
+    let found = query.bind(most + 1).fetch_all(conn).await?;
+    if found.len() > most as usize {
+        return Ok(None);
+    }
+    let children = found.iter().map(|row| row.try_get("child_id")).collect::<Result<BTreeSet<Uuid>, _>>()?;
+    Ok(Some(children.into_iter().collect()))
+}
+
+/// Return the other rows of a parent whose children the walk of this row reaches, locked, without those that another
+/// session locks. Each of these rows was committed with its children, so a page that is read after this shows them.
+async fn replaced_by(conn: &mut Session<'_>, parent: &EndedParent) -> Result<Vec<u64>, sqlx::Error> {
+    let behind = parent.behind();
+    let reached = if behind.is_nil() { "told >= ?" } else { "told >= ? AND told <> ?" };
+    let sql = format!(
+        "SELECT id FROM parent_ends FORCE INDEX (parent_ends_parent) WHERE parent_id = ? AND id <> ? AND {reached} \
+         LIMIT {REPLACED} FOR UPDATE{SKIP_LOCKED}"
+    );
+    let mut query = statement(sql).bind(parent.parent).bind(parent.row).bind(behind);
+    if !behind.is_nil() {
+        query = query.bind(LEFT_ONES);
+    }
+    query.fetch_all(conn).await?.iter().map(|row| row.try_get("id")).collect()
+}
+
+/// Delete these rows of `parent_ends`, which are locked.
+async fn delete_rows(conn: &mut Session<'_>, rows: &[u64]) -> Result<(), sqlx::Error> {
+    for rows in rows.chunks(MAX_ROWS) {
+        // In the order of the primary key, because on a small table the servers prefer a scan for an `IN` list. A scan
+        // waits for the rows of others, and they may wait for the children that are locked here.
+        let places = placeholders(rows.len());
+        let query = format!("DELETE FROM parent_ends WHERE id IN {places} ORDER BY id LIMIT {}", rows.len());
+        rows.iter().fold(statement(query), Query::bind).execute(&mut *conn).await?;
+    }
+    Ok(())
 }
 
 /// Note that these children of a parent are told. If some were left, the parent is noted once more behind all others,
@@ -319,10 +390,10 @@ async fn children_behind(conn: &mut Session<'_>, parent: &EndedParent) -> Result
 async fn note_told(
     conn: &mut Session<'_>,
     parent: &EndedParent,
-    page: &[Uuid],
+    (page, most): (&[Uuid], u32),
     left: &BTreeSet<Uuid>,
 ) -> Result<(), sqlx::Error> {
-    let noted = match page.last().filter(|_| page.len() == CHILDREN) {
+    let noted = match page.last().filter(|_| page.len() as u32 == most) {
         Some(last) => {
             let update = sqlx::query("UPDATE parent_ends SET told = ? WHERE id = ?").bind(last).bind(parent.row);
             update.execute(&mut *conn).await?
@@ -343,43 +414,32 @@ async fn note_told(
     Ok(())
 }
 
-async fn tell_page(conn: &mut Session<'_>, shared: &StoreInner, up_to: u64) -> Result<ToldChildren, sqlx::Error> {
+async fn tell_page(
+    conn: &mut Session<'_>,
+    shared: &StoreInner,
+    up_to: u64,
+    most: u32,
+) -> Result<ToldChildren, sqlx::Error> {
     let parents = ended_parents(conn, up_to, &format!(" FOR UPDATE{SKIP_LOCKED}")).await?;
     let Some(first) = parents.first() else { return Ok(ToldChildren::default()) };
-    let fresh: Vec<Uuid> = parents.iter().filter(|parent| parent.told.is_nil()).map(|parent| parent.parent).collect();
-    let mut children = BTreeSet::new();
-    let few = fresh.len() == parents.len() && {
-        let sql = "SELECT child_id FROM job_parents FORCE INDEX (PRIMARY) WHERE parent_id IN";
-        let tail = format!(" LIMIT {}", CHILDREN + 1);
-        let found = in_list(sql, &fresh, &tail).fetch_all(&mut *conn).await?;
-        for row in &found {
-            children.insert(row.try_get::<Uuid, _>("child_id")?);
-        }
-        found.len() <= CHILDREN
-    };
-    if few {
-        let mut told = tell(conn, shared, &children.into_iter().collect::<Vec<_>>()).await?;
-        let waiting = parents_of(conn, &told.left).await?;
-        for parents in parents.chunks(MAX_ROWS) {
-            // In the order of the primary key, because on a small table the servers prefer a scan for an `IN` list. A scan
-            // waits for the rows of others, and they may wait for the children that are locked here.
-            let places = vec!["?"; parents.len()].join(",");
-            let query = format!("DELETE FROM parent_ends WHERE id IN ({places}) ORDER BY id LIMIT {}", parents.len());
-            let query = parents.iter().fold(statement(query), |query, parent| query.bind(parent.row));
-            query.execute(&mut *conn).await?;
-        }
-        let again: BTreeSet<Uuid> = fresh.into_iter().filter(|parent| waiting.contains(parent)).collect();
-        for parent in &again {
-            sqlx::query("INSERT INTO parent_ends (parent_id) VALUES (?)").bind(parent).execute(&mut *conn).await?;
-        }
-        told.more = parents.len() as u32 == PARENTS;
+    let Some(children) = few_children(conn, &parents, most).await? else {
+        // A parent with many children: a part of them at a time.
+        let replaced = replaced_by(conn, first).await?;
+        let page = children_behind(conn, first, most).await?;
+        let mut told = tell(conn, shared, &page).await?;
+        delete_rows(conn, &replaced).await?;
+        note_told(conn, first, (&page, most), &told.left).await?;
+        told.more = true;
         return Ok(told);
+    };
+    let mut told = tell(conn, shared, &children).await?;
+    let waiting = parents_of(conn, &told.left).await?;
+    delete_rows(conn, &parents.iter().map(|parent| parent.row).collect::<Vec<_>>()).await?;
+    for (parent, behind) in walks_of(parents.iter().filter(|parent| waiting.contains(&parent.parent))) {
+        let insert = sqlx::query("INSERT INTO parent_ends (parent_id, told) VALUES (?, ?)");
+        insert.bind(parent).bind(behind).execute(&mut *conn).await?;
     }
-    // A parent with many children: a part of them at a time.
-    let page = children_behind(conn, first).await?;
-    let mut told = tell(conn, shared, &page).await?;
-    note_told(conn, first, &page, &told.left).await?;
-    told.more = true;
+    told.more = parents.len() as u32 == PARENTS;
     Ok(told)
 }
 
@@ -409,7 +469,7 @@ async fn tell(conn: &mut Session<'_>, shared: &StoreInner, ids: &[Uuid]) -> Resu
         return Ok(ToldChildren::default());
     }
     // A child that another session locks would hold up all others.
-    let held = lock_free(conn, policies.keys().copied().map(JobId::from_uuid)).await?;
+    let mut held = lock_free(conn, policies.keys().copied().map(JobId::from_uuid)).await?;
     let left = policies.keys().copied().filter(|id| !held.contains_key(&JobId::from_uuid(*id))).collect();
     // Another session may have cancelled or told a child since its row was read.
     policies.retain(|id, _| held.get(&JobId::from_uuid(*id)).is_some_and(|owed| owed.execute_at == blocked_until()));
@@ -425,20 +485,18 @@ async fn tell(conn: &mut Session<'_>, shared: &StoreInner, ids: &[Uuid]) -> Resu
             told.released.push(due_job(&row)?);
         }
     }
-    let mut counts: BTreeMap<(Name, Name, State), i64> = BTreeMap::new();
+    let mut errors: BTreeMap<JobId, String> = BTreeMap::new();
     for (id, outcome) in &outcomes {
-        let (ParentsOutcome::Cancel(parent, end), Some(owed)) = (outcome, held.get(&JobId::from_uuid(*id))) else {
-            continue;
-        };
-        let how = if *end == State::Cancelled { "was cancelled" } else { "failed" };
-        debug_assert!(waits_for_turn(owed.execute_at));
-        cancel_waiting(conn, JobId::from_uuid(*id), owed, now, Some(&format!("its parent {parent} {how}"))).await?;
-        if owed.keyed {
-            release_key_of(conn, *id, false).await?;
+        if let ParentsOutcome::Cancel(parent, end) = outcome {
+            let how = if *end == State::Cancelled { "was cancelled" } else { "failed" };
+            errors.insert(JobId::from_uuid(*id), format!("its parent {parent} {how}"));
         }
-        *counts.entry((owed.queue.clone(), owed.kind.clone(), State::Cancelled)).or_default() += 1;
-        told.cancelled.push(JobId::from_uuid(*id));
     }
+    held.retain(|id, _| errors.contains_key(id));
+    // A job with parents has no order key.
+    let CancelledJobs { cancelled, counts, .. } =
+        cancel_all(conn, &held, &OrderedJobs::default(), &errors, now).await?;
+    told.cancelled = cancelled;
     count(conn, shared.lanes.any(), &counts).await?;
     Ok(told)
 }

@@ -291,15 +291,17 @@ pub(crate) fn link_steps<'a>(script: &mut Script<'a>, links: &NewLinks, jobs: &[
             },
         );
     }
-    // The parent may be retried at this moment, so what its end means for the child is decided again.
-    let ended: BTreeSet<Uuid> = edges
-        .iter()
-        .filter(|(_, child, outcome)| {
-            outcome.is_some_and(|end| end != State::Completed.as_str()) && links.blocked.contains(child)
-        })
-        .map(|(parent, _, _)| *parent)
-        .collect();
-    parent_ends_step(script, &ended.into_iter().collect::<Vec<_>>());
+    // The parent may be retried at this moment, so what its end means for the child is decided again. Its other children
+    // have been told of the end, and there may be thousands of them, so the walk begins in front of the new ones.
+    let mut told: BTreeMap<Uuid, Uuid> = BTreeMap::new();
+    for (parent, child, outcome) in &edges {
+        if outcome.is_some_and(|end| end != State::Completed.as_str()) && links.blocked.contains(child) {
+            let before = Uuid::from_u128(child.as_u128().saturating_sub(1));
+            let first = told.entry(*parent).or_insert(before);
+            *first = before.min(*first);
+        }
+    }
+    parent_ends_step(script, &told.into_iter().collect::<Vec<_>>());
     let members: Vec<(Uuid, Uuid)> =
         jobs.iter().filter_map(|(job, _)| Some((job.id.uuid(), job.options.batch?.uuid()))).collect();
     if !members.is_empty() {
@@ -318,10 +320,17 @@ pub(crate) fn link_steps<'a>(script: &mut Script<'a>, links: &NewLinks, jobs: &[
     changes.add_step(script);
 }
 
-fn parent_ends_step(script: &mut Script<'_>, parents: &[Uuid]) {
+/// Add the step that lets a runner tell the children of these parents to a script, each with the child behind which the
+/// walk begins.
+fn parent_ends_step(script: &mut Script<'_>, parents: &[(Uuid, Uuid)]) {
     if !parents.is_empty() {
-        let insert = ["INSERT INTO parent_ends (parent_id) VALUES", "(?)", ""];
-        script.insert(insert, parents, |_| 40, |&parent, values| values.push(parent.into()));
+        let insert = ["INSERT INTO parent_ends (parent_id, told) VALUES", "(?,?)", ""];
+        script.insert(
+            insert,
+            parents,
+            |_| 60,
+            |&(parent, told), values| values.extend([Value::from(parent), told.into()]),
+        );
     }
 }
 
@@ -408,7 +417,7 @@ pub(crate) async fn record_ends(conn: &mut Session<'_>, ended: &[LinkedEnd]) -> 
     lock_in_cluster(conn, Locked::Job, &awaited).await?;
     let batches = batches_of(conn, &counted.keys().copied().collect::<Vec<_>>()).await?;
     let mut script = Script::about(linked.len(), 0);
-    parent_ends_step(&mut script, &awaited);
+    parent_ends_step(&mut script, &awaited.iter().map(|parent| (*parent, Uuid::nil())).collect::<Vec<_>>());
     let mut changes = BatchChanges::default();
     for (job, batch) in batches {
         if let Some(state) = counted.get(&job) {

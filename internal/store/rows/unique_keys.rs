@@ -59,6 +59,16 @@ pub(crate) async fn release_key_of(conn: &mut Session<'_>, id: Uuid, completed: 
     Ok(())
 }
 
+/// Give up the unique keys that these jobs hold, with few statements. The rows are locked in the order of the jobs.
+pub(crate) async fn release_keys_of(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<(), sqlx::Error> {
+    let sql = "DELETE k FROM jobs j FORCE INDEX (PRIMARY) STRAIGHT_JOIN unique_keys k FORCE INDEX (PRIMARY) \
+               ON k.kind = j.kind AND k.unique_key = j.unique_key WHERE k.job_id = j.id AND j.id IN";
+    for ids in ids.chunks(MAX_ROWS) {
+        in_list(sql, ids, "").execute(&mut *conn).await?;
+    }
+    Ok(())
+}
+
 /// Lock the unique keys of these jobs that no other session locks at this moment, and that some job holds. Returns the
 /// jobs whose keys another session locks.
 pub(crate) async fn lock_free_keys(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<BTreeSet<Uuid>, sqlx::Error> {

@@ -11,6 +11,7 @@
 //! - `error.rs`: classifies the errors of MySQL.
 //! - `group_commit.rs`: writes the items of many callers in one transaction.
 //! - `locked_rows.rs`: writes that wait for a row that another session locks.
+//! - `page_size.rs`: the number of rows that one transaction of a loop takes.
 //! - `pools.rs`: divides the connections among their uses.
 //! - `script.rs`: runs several statements in few round trips.
 //! - `servers.rs`: the servers that one URL names, and the one in use.
@@ -30,6 +31,7 @@ pub(super) mod durability;
 pub(super) mod error;
 pub(super) mod group_commit;
 pub(super) mod locked_rows;
+pub(super) mod page_size;
 pub(super) mod pools;
 pub(super) mod script;
 pub(super) mod servers;

@@ -4,14 +4,16 @@ use std::collections::BTreeSet;
 
 use async_recursion::async_recursion as boxed;
 use sqlx::Row;
+use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
 use super::evidence::{Evidence, PAGE_LIMIT, Walk};
 use crate::StoreError;
-use crate::batches::rows::{COLUMNS, batch};
+use crate::batches::rows::{Batch, COLUMNS, batch};
 use crate::rows::links::blocked_until;
 use crate::sql::batches::{MAX_ROWS, in_list, statement};
 use crate::sql::connection;
+use crate::sql::error::corrupt;
 use tickr_job::{Action, BatchId, JobId, Timestamp};
 
 /// Rows of one page.
@@ -31,6 +33,88 @@ pub struct ParentRow {
     /// When the job started for the first time. Absent if it had ended before: an operator then let it run again, and so
     /// it waits for no parent.
     pub first_start: Option<Timestamp>,
+}
+
+/// Most jobs of a batch whose ended ones are counted. Each takes two looks, and a page has a hundred batches.
+const COUNTED_JOBS: u32 = 10_000;
+
+/// Return the statement that reads batches behind an id, each with its changes that no runner has added up, and with the
+/// jobs that have not been removed.
+fn batches_and_members() -> String {
+    format!(
+        "SELECT {COLUMNS}, \
+         CAST((SELECT COALESCE(SUM(c.total - c.completed - c.failed - c.cancelled), 0) FROM batch_changes c \
+         FORCE INDEX (batch_changes_batch) WHERE c.batch_id = b.id) AS SIGNED) AS to_come, \
+         CAST((SELECT COALESCE(SUM(c.failed), 0) FROM batch_changes c FORCE INDEX (batch_changes_batch) \
+         WHERE c.batch_id = b.id) AS SIGNED) AS failed_to_come, \
+         CAST((SELECT COALESCE(SUM(c.completed + c.cancelled), 0) FROM batch_changes c \
+         FORCE INDEX (batch_changes_batch) WHERE c.batch_id = b.id) AS SIGNED) AS others_to_come, \
+         EXISTS (SELECT 1 FROM batch_changes c FORCE INDEX (batch_changes_batch) WHERE c.batch_id = b.id) AS untold, \
+         CASE WHEN b.total <= {COUNTED_JOBS} THEN (SELECT CONVERT(CONCAT_WS(',', \
+         COALESCE(SUM(o.id IS NULL AND d.job_id IS NULL), 0), COALESCE(SUM(d.standing <> 'replayed'), 0)) \
+         USING utf8mb4) \
+         FROM batch_jobs m FORCE INDEX (batch_jobs_batch) LEFT JOIN owed o ON o.id = m.job_id \
+         LEFT JOIN dead_letters d ON d.job_id = m.job_id AND o.id IS NULL WHERE m.batch_id = b.id) END AS members, \
+         (SELECT COUNT(*) FROM batch_jobs m FORCE INDEX (batch_jobs_batch) JOIN owed o ON o.id = m.job_id \
+         WHERE m.batch_id = b.id) \
+         + (SELECT COUNT(*) FROM batches n FORCE INDEX (batches_parent) WHERE n.parent = b.id \
+         AND n.completed_at IS NULL) AS unfinished \
+         FROM batches b FORCE INDEX (PRIMARY) WHERE b.id > ? ORDER BY b.id LIMIT 100"
+    )
+}
+
+/// Return what is wrong with the counts of a batch.
+fn wrong_counts(batch: &Batch, row: &MySqlRow) -> Result<Option<String>, sqlx::Error> {
+    let to_come = |column| row.try_get::<i64, _>(column);
+    let counts = batch.counts;
+    let pending = counts.pending() + to_come("to_come")?;
+    let failed = counts.failed + to_come("failed_to_come")?;
+    let others = counts.completed + counts.cancelled + to_come("others_to_come")?;
+    let unfinished = to_come("unfinished")?;
+    if pending != unfinished {
+        return Ok(Some(format!("it counts {pending} unfinished jobs, and {unfinished} are unfinished")));
+    }
+    let has_ended = batch.completed_at.is_some() || row.try_get::<bool, _>("untold")?;
+    if pending == 0 && batch.closed_at.is_some() && !has_ended {
+        return Ok(Some("all of its jobs have ended, and it has not".to_owned()));
+    }
+    if batch.succeeded_at.is_some() && (failed != 0 || counts.cancelled != 0) {
+        return Ok(Some("it has succeeded, and it counts failed or cancelled jobs".to_owned()));
+    }
+    // Absent in a batch that is too large.
+    let members = row.try_get::<Option<&str>, _>("members")?.map(Ended::parse).transpose()?;
+    Ok(members.and_then(|members| members.misses(failed, others)))
+}
+
+/// The ended jobs of a batch that have not been removed.
+struct Ended {
+    /// Those that have completed or were cancelled.
+    others: i64,
+    /// Those that have failed, without those whose replays the batch counts in their places.
+    failed: i64,
+}
+
+impl Ended {
+    /// Read two numbers: the jobs that have completed or were cancelled, and those that have failed.
+    fn parse(text: &str) -> Result<Self, sqlx::Error> {
+        let numbers: Vec<i64> = text.split(',').filter_map(|number| number.parse().ok()).collect();
+        let [others, failed] = numbers[..] else {
+            return Err(corrupt("the numbers of the jobs of a batch"));
+        };
+        Ok(Self { others, failed })
+    }
+
+    /// Return what is wrong if a batch counts fewer ended jobs than there are. It may count more, because jobs are removed.
+    fn misses(&self, failed: i64, others: i64) -> Option<String> {
+        if failed < self.failed {
+            Some(format!("it counts {failed} failed jobs, and {} have failed", self.failed))
+        } else if others < self.others {
+            let there = self.others;
+            Some(format!("it counts {others} completed and cancelled jobs, and {there} have ended so"))
+        } else {
+            None
+        }
+    }
 }
 
 impl Evidence {
@@ -131,8 +215,9 @@ impl Evidence {
     }
 
     /// Return the faults among the batches of one page behind `after`: counts that do not fit the jobs, batches that have
-    /// not ended although their jobs have, and callbacks that are missing. Callbacks that were due before `kept_since`
-    /// may have been removed.
+    /// not ended although their jobs have, and callbacks that are missing. Ended jobs and callbacks may have been removed:
+    /// the counts of ended jobs are at least those of the jobs that are there, and callbacks are looked for that were due
+    /// at `kept_since` or later.
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
@@ -144,35 +229,13 @@ impl Evidence {
     ) -> Result<(Vec<(BatchId, String)>, Walk<BatchId>), StoreError> {
         let read = async {
             // One statement sees one moment, so what is under way contradicts nothing.
-            let sql = format!(
-                "SELECT {COLUMNS}, \
-                 CAST((SELECT COALESCE(SUM(c.total - c.completed - c.failed - c.cancelled), 0) FROM batch_changes c \
-                 FORCE INDEX (batch_changes_batch) WHERE c.batch_id = b.id) AS SIGNED) AS to_come, \
-                 EXISTS (SELECT 1 FROM batch_changes c FORCE INDEX (batch_changes_batch) WHERE c.batch_id = b.id) AS untold, \
-                 (SELECT COUNT(*) FROM batch_jobs m FORCE INDEX (batch_jobs_batch) JOIN owed o ON o.id = m.job_id \
-                 WHERE m.batch_id = b.id) \
-                 + (SELECT COUNT(*) FROM batches n FORCE INDEX (batches_parent) WHERE n.parent = b.id \
-                 AND n.completed_at IS NULL) AS unfinished \
-                 FROM batches b FORCE INDEX (PRIMARY) WHERE b.id > ? ORDER BY b.id LIMIT 100"
-            );
-            let found = statement(sql).bind(after.uuid()).fetch_all(&mut self.conn).await?;
+            let found = statement(batches_and_members()).bind(after.uuid()).fetch_all(&mut self.conn).await?;
             let mut faults = Vec::new();
             let mut last = None;
             for row in &found {
                 let batch = batch(row)?;
                 last = Some(batch.id);
-                let pending = batch.counts.pending() + row.try_get::<i64, _>("to_come")?;
-                let unfinished: i64 = row.try_get("unfinished")?;
-                if pending != unfinished {
-                    let what = format!("it counts {pending} unfinished jobs, and {unfinished} are unfinished");
-                    faults.push((batch.id, what));
-                } else if pending == 0
-                    && batch.closed_at.is_some()
-                    && batch.completed_at.is_none()
-                    && !row.try_get::<bool, _>("untold")?
-                {
-                    faults.push((batch.id, "all of its jobs have ended, and it has not".to_owned()));
-                }
+                faults.extend(wrong_counts(&batch, row)?.map(|what| (batch.id, what)));
                 let due: Vec<Uuid> = batch
                     .callbacks
                     .iter()

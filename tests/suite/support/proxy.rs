@@ -4,8 +4,9 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tickr::store::with_prefix;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -54,6 +55,8 @@ struct Shared {
     held: watch::Sender<Held>,
     /// Number of requests that were held back by themselves so far.
     held_back: AtomicUsize,
+    /// Milliseconds by which each request comes later.
+    delay_ms: AtomicU64,
 }
 
 /// What happens to a request that is held back.
@@ -247,6 +250,11 @@ impl Proxy {
         *self.shared.wanted.lock().unwrap() = Some((text, Treatment::DoneAndRefused(error), times));
     }
 
+    /// Pass each request on so much later from now on, as over a slow network.
+    pub(crate) fn delay(&self, each: Duration) {
+        self.shared.delay_ms.store(u64::try_from(each.as_millis()).unwrap(), Ordering::SeqCst);
+    }
+
     /// Pass everything on again.
     pub(crate) fn pass(&self) {
         *self.shared.wanted.lock().unwrap() = None;
@@ -395,6 +403,10 @@ async fn relay(
             let Some(packet) = bytes.get(whole + 4..end) else { break };
             if sequence == 0 {
                 shared.requests.fetch_add(1, Ordering::SeqCst);
+                let delay_ms = shared.delay_ms.load(Ordering::SeqCst);
+                if delay_ms > 0 {
+                    tokio::time::sleep(Duration::from_millis(delay_ms)).await;
+                }
                 let treatment = line.lock().unwrap().ask(packet, &shared);
                 let is_cut = !matches!(treatment, Treatment::Passed | Treatment::Held | Treatment::HeldBack);
                 shared.cuts.fetch_add(usize::from(is_cut), Ordering::SeqCst);
@@ -473,8 +485,12 @@ fn more_results_follow(answer: &[u8]) -> bool {
     more
 }
 
-/// Return whether a request begins with this text. Some transactions are one request: these are found as COMMIT.
+/// Return whether a request begins with this text, or is the text behind `=`. Some transactions are one request: these are
+/// found as COMMIT.
 fn is_about(statement: &[u8], text: &str) -> bool {
+    if let Some(whole) = text.strip_prefix('=') {
+        return statement == whole.as_bytes();
+    }
     let prefixed = with_prefix(&table_prefix(), text);
     let text = prefixed.as_ref();
     statement.starts_with(text.as_bytes()) || text == "COMMIT" && statement.ends_with(b";COMMIT")
