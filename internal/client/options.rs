@@ -11,7 +11,7 @@ use tickr_broker::Draft;
 use tickr_handlers::{Kind, Problem};
 use tickr_job::{
     BatchId, Due, JobId, OnConflict, OnFailure, OnParentFailure, RetryRequest, Timestamp, TraceContext, UniqueUntil,
-    limits,
+    ceil_ms, limits,
 };
 use tickr_store::NewOutboxRow;
 
@@ -216,7 +216,8 @@ impl Body {
             kind: self.kind.clone(),
             payload: self.payload.get().to_owned(),
             queue: self.queue.clone(),
-            execute_at: self.execute_at,
+            // The column has whole milliseconds, and some servers cut the rest off.
+            execute_at: self.execute_at.map(ceil_ms),
             options,
         })
     }

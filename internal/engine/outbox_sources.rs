@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::EngineState;
 use tickr_job::{Name, Timestamp};
-use tickr_store::{CopiedRow, OutboxSource, SourceCopy, SourceError, SourceSettings, StoreError, TakeOver};
+use tickr_store::{CopiedRow, OutboxSource, SourceCopy, SourceError, SourcePage, SourceSettings, StoreError, TakeOver};
 
 /// Time between two looks while rows come.
 const LOOK_EVERY: Duration = Duration::from_millis(104);
@@ -27,7 +27,7 @@ const REST: u32 = 5;
 const BUSY_FOR: Duration = Duration::from_secs(600);
 /// Lease of the runner that copies.
 const LEASE: Duration = Duration::from_secs(5);
-/// Time between two renewals of the lease. Each reports what waits at the source.
+/// Time between two renewals of the lease. Each reports what waits at the source, unless the runner waits for an answer.
 const RENEW_EVERY: Duration = Duration::from_secs(2);
 /// Time after which a runner without the source looks for the lease of the one that has it, before jitter.
 const LOOK_FOR_LEASE: Duration = Duration::from_secs(3);
@@ -263,7 +263,8 @@ impl Copier {
             let (before, until_before) = (led.copied.clone(), led.until);
             let mut more = false;
             if led.copied.len() < MAX_LOCKED {
-                let page = self.source.page(&led.copied).await?;
+                let page = self.page().await?;
+                let Some(led) = &mut self.led else { return Err(Trouble::TakenOver) };
                 more = page.more;
                 if !page.rows.is_empty() {
                     found = true;
@@ -280,6 +281,22 @@ impl Copier {
             self.renew().await?;
             if !more {
                 return Ok(found);
+            }
+        }
+    }
+
+    /// Read a page of the source. The answer may take longer than the lease, which is renewed until it comes. Otherwise
+    /// runners would take a slow source from each other before one of them has its rows.
+    async fn page(&mut self) -> Result<SourcePage, Trouble> {
+        let Some(led) = &self.led else { return Err(Trouble::TakenOver) };
+        let page = self.source.page(&led.copied);
+        tokio::pin!(page);
+        loop {
+            if let Ok(page) = tokio::time::timeout(RENEW_EVERY, &mut page).await {
+                return Ok(page?);
+            }
+            if !self.shared.store.extend_source(&self.name, led.turn, LEASE).await? {
+                return Err(Trouble::TakenOver);
             }
         }
     }

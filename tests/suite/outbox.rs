@@ -1,20 +1,27 @@
 //! The outbox: a job exists exactly if the transaction of the application was committed.
 
+use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
+use chrono::{DateTime, NaiveDateTime, SecondsFormat, TimeDelta, Utc};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use sqlx::{Connection, Executor, MySqlConnection};
 use tickr::config::Config;
 use tickr::handlers::{Context, Kind, Registry};
 use tickr::job::limits::MAX_PAYLOAD_BYTES;
-use tickr::job::{JobId, State};
+use tickr::job::{Due, JobId, JobOptions, NewJob, OnConflict, Priority, State};
+use tickr::store::{PrepareRow, PreparedRow, Store, StoreSettings};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::support::{Proxy, Pulse, TestApp, call, database, drop_database, eventually, gated, make_api_key};
+use crate::support::{
+    Proxy, Pulse, TestApp, call, connect, database, drop_database, eventually, gated, make_api_key, migrated_database,
+    table_prefix,
+};
 
 /// Insert a row as an application does.
 async fn insert(conn: &mut MySqlConnection, id: Uuid, kind: &str, payload: &str) {
@@ -304,6 +311,144 @@ async fn what_cannot_become_a_job_is_kept_with_the_reason_and_runs_after_a_fix()
     assert_eq!(tickr.count("SELECT COUNT(*) FROM audit WHERE action LIKE 'outbox.%'").await, 6);
     newer.stop(CancellationToken::new()).await;
     tickr.stop().await;
+}
+
+/// The row was rejected by the version that runs, and is replayed in the middle of a deploy.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replayed_row_is_left_to_a_living_runner_of_another_version() {
+    let open = CancellationToken::new();
+    open.cancel();
+    let tickr = TestApp::start().await;
+    let id = Uuid::now_v7();
+    insert(&mut tickr.mysql().await, id, "gate", "{}").await;
+    // This runner leads from here on, so it is the first to see the replayed row.
+    tickr.until_count("SELECT COUNT(*) FROM outbox_rejected", 1).await;
+    tickr.sql("UPDATE outbox_rejected SET created_at = created_at - INTERVAL 11 MINUTE").await;
+    let newer = tickr.another_with(|_| {}, gated(&open)).await;
+    tickr.until_count("SELECT COUNT(*) FROM runners WHERE kinds LIKE '%gate%'", 1).await;
+    assert_eq!(tickr.post(&format!("/v1/outbox/rejected/{id}/replay"), json!({})).await.status, 204);
+    until(&tickr, JobId::from_uuid(id), State::Completed).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM outbox_rejected").await, 0);
+    newer.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+/// A store without a runner, so that nothing but the test moves rows.
+async fn store_at(url: &str) -> Store {
+    let settings = StoreSettings { url: url.to_owned(), connections: 5, flushers: 1, table_prefix: table_prefix() };
+    Store::connect(&settings, Duration::from_secs(10)).await.unwrap()
+}
+
+/// Many rows of a kind that no runner has, with a good one in the middle and one behind.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_of_bad_rows_is_rejected_in_time_however_late_each_answer_is() {
+    const ROWS: usize = 700;
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let store = store_at(&proxy.url()).await;
+    let mut mysql = connect(&url).await;
+    let ids: Vec<Uuid> = (0..ROWS).map(|_| Uuid::now_v7()).collect();
+    let good = [ids[ROWS / 2], ids[ROWS - 1]];
+    let kind = |id: &Uuid| if good.contains(id) { "noop" } else { "unknown" };
+    let rows: Vec<String> =
+        ids.iter().map(|id| format!("(UNHEX('{}'), '{}', '{{}}')", id.simple(), kind(id))).collect();
+    let sql = format!("INSERT INTO tickr_outbox (id, kind, payload) VALUES {}", rows.join(","));
+    mysql.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(sql))).await.unwrap();
+    // One of them was rejected before.
+    let sql =
+        "INSERT INTO outbox_rejected (id, kind, payload, rejected_at, reason) VALUES (?, 'x', '', '2026-01-01', 'x')";
+    sqlx::query(sql).bind(ids[3]).execute(&mut mysql).await.unwrap();
+    let reason_of = |id: Uuid| format!("no kind of {id} is called “it's \\ ?”");
+    let prepare: PrepareRow = Arc::new(move |row, _| {
+        if row.kind != "noop" {
+            return PreparedRow::Unfit(reason_of(row.id));
+        }
+        PreparedRow::Job(Box::new(NewJob {
+            id: JobId::from_uuid(row.id),
+            kind: row.kind.parse().unwrap(),
+            queue: "default".parse().unwrap(),
+            payload: RawValue::from_string(row.payload).unwrap(),
+            due: Due::Now,
+            expires: None,
+            priority: Priority::NORMAL,
+            max_attempts: 5,
+            unique_key: None,
+            on_conflict: OnConflict::Reject,
+            host: None,
+            options: JobOptions::default(),
+            batch: None,
+        }))
+    });
+    // The transaction of a page may last for 15 s.
+    proxy.delay(Duration::from_millis(20));
+    let before = proxy.requests();
+    let page = store.move_outbox_page(None, prepare, HashSet::new()).await.unwrap();
+    println!("{} requests for a page", proxy.requests() - before);
+    assert_eq!((page.accepted.len(), page.rejected.len(), page.next), (2, ROWS - 2, None));
+    assert!(proxy.requests() - before < 200, "{} requests", proxy.requests() - before);
+    proxy.delay(Duration::ZERO);
+    let kept: Vec<(Uuid, String, String)> =
+        sqlx::query_as("SELECT id, kind, reason FROM outbox_rejected ORDER BY id").fetch_all(&mut mysql).await.unwrap();
+    let wanted = ids.iter().filter(|id| !good.contains(id));
+    let wanted: Vec<_> = wanted.map(|id| (*id, "unknown".to_owned(), reason_of(*id))).collect();
+    assert!(kept == wanted, "{:?}", kept.iter().zip(&wanted).find(|(kept, wanted)| kept != wanted));
+    let waiting: i64 = sqlx::query_scalar(WAITING).fetch_one(&mut mysql).await.unwrap();
+    assert_eq!(waiting, 0);
+    store.close().await;
+    drop_database(&url, &name).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_are_too_large_are_rejected_a_few_at_a_time() {
+    let (name, url) = migrated_database().await;
+    let store = store_at(&url).await;
+    let ids = [(); 3].map(|()| Uuid::now_v7());
+    for id in ids {
+        let sql = "INSERT INTO tickr_outbox (id, kind, payload) VALUES (?, 'noop', REPEAT('x', 3 * 1024 * 1024))";
+        sqlx::query(sql).bind(id).execute(&mut connect(&url).await).await.unwrap();
+    }
+    let mut after = None;
+    for (place, id) in ids.into_iter().enumerate() {
+        let prepare: PrepareRow = Arc::new(|_, _| PreparedRow::ForAnother);
+        let page = store.move_outbox_page(after, prepare, HashSet::new()).await.unwrap();
+        assert_eq!(page.rejected.iter().map(|(row, _)| *row).collect::<Vec<_>>(), [id]);
+        assert_eq!(page.next, (place < 2).then_some(id));
+        after = page.next;
+    }
+    store.close().await;
+    drop_database(&url, &name).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_of_large_rows_locks_few_of_those_that_it_does_not_take() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let store = store_at(&proxy.url()).await;
+    let mut mysql = connect(&url).await;
+    let ids: Vec<Uuid> = (0..40).map(|_| Uuid::now_v7()).collect();
+    for id in &ids {
+        let sql = "INSERT INTO tickr_outbox (id, kind, payload) VALUES (?, 'noop', REPEAT('x', 900 * 1024))";
+        sqlx::query(sql).bind(id).execute(&mut mysql).await.unwrap();
+    }
+    // The rows of the page are locked, and are not read yet.
+    proxy.hold_back("SELECT id, kind, payload");
+    let mover = store.clone();
+    let moved = tokio::spawn(async move {
+        let prepare: PrepareRow = Arc::new(|_, _| PreparedRow::ForAnother);
+        mover.move_outbox_page(None, prepare, HashSet::new()).await
+    });
+    eventually("the rows are locked", || async { proxy.holds_one_back().then_some(()) }).await;
+    let free: Vec<Uuid> = sqlx::query_scalar("SELECT id FROM tickr_outbox ORDER BY id FOR UPDATE SKIP LOCKED")
+        .fetch_all(&mut mysql)
+        .await
+        .unwrap();
+    assert!(free.len() >= 20 && !free.contains(&ids[3]), "{} rows of 40 are free", free.len());
+    proxy.pass_held_back();
+    let page = moved.await.unwrap().unwrap();
+    // Four of them have less than 4 MiB.
+    assert_eq!((page.left, page.next), (4, Some(ids[3])));
+    store.close().await;
+    drop_database(&url, &name).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -909,6 +1054,24 @@ async fn a_client_in_rust_enqueues_in_a_transaction_of_the_caller() {
     beside.close().await;
     tickr.stop().await;
     drop_database(&mysql, &name).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_due_time_finer_than_a_millisecond_is_rounded_up_in_a_row() {
+    let mut own = Registry::new();
+    own.register(|_: Paid, _: Context| async { Ok(().into()) });
+    let tickr = TestApp::start_with(|_| {}, own).await;
+    let mut app = tickr.mysql().await;
+    let second = Utc::now().timestamp() + 3_600;
+    for (asked_ns, stored_ns) in [(300_000, 1_000_000), (900_000, 1_000_000), (2_000_000, 2_000_000)] {
+        let [asked, stored] = [asked_ns, stored_ns].map(|ns| DateTime::from_timestamp(second, ns).unwrap());
+        let mut tx = app.begin().await.unwrap();
+        let job = tickr.app.client().enqueue(&Paid { order: 1 }).execute_at(asked).within(&mut tx).await.unwrap();
+        let due = sqlx::query_scalar::<_, NaiveDateTime>("SELECT execute_at FROM tickr_outbox WHERE id = ?");
+        assert_eq!(due.bind(job.uuid()).fetch_one(&mut *tx).await.unwrap(), stored.naive_utc());
+        tx.rollback().await.unwrap();
+    }
+    tickr.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

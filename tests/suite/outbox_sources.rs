@@ -1,7 +1,9 @@
 //! Outboxes in databases of applications: a job exists exactly if the transaction there was committed.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use chrono::{DateTime, NaiveDateTime, TimeDelta, TimeZone, Utc};
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection};
 use tickr::app::check_pending;
@@ -15,8 +17,8 @@ use uuid::Uuid;
 
 use crate::support::program::{Program, command, outcome, tickr as program};
 use crate::support::{
-    Proxy, Runner, TestApp, bystander, call, connect, database, drop_database, eventually, eventually_seen, http,
-    migrated_database, server_options, table_prefix, until_said,
+    DEADLINE, Proxy, Runner, TestApp, bystander, call, connect, database, drop_database, eventually, eventually_seen,
+    http, migrated_database, server_options, table_prefix, until_said,
 };
 
 /// The database of an application with its outbox.
@@ -853,6 +855,111 @@ async fn rows_are_copied_before_a_runner_waits_for_a_copied_row_that_is_locked()
     tickr.assert_each_ran_once(2).await;
     assert_each_copied_once(&tickr, 2).await;
     other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+    shop.end().await;
+}
+
+/// The source answers the question for new rows later than the lease ends.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runner_keeps_a_source_whose_answer_takes_longer_than_its_lease() {
+    let shop = Shop::beside().await;
+    let proxy = Proxy::start(&shop.url).await;
+    let url = proxy.url();
+    let tickr = TestApp::start_with(move |config| outbox(config, "shop", &url), Registry::new()).await;
+    eventually("the source is up", || async { (seen(&tickr, "shop").await["up"] == true).then_some(()) }).await;
+    proxy.hold_back("SELECT id, COALESCE(LENGTH(payload)");
+    eventually("the answer is late", || async { proxy.holds_one_back().then_some(()) }).await;
+    let id = Uuid::now_v7();
+    insert(&mut shop.mysql().await, id, "noop", "{}").await;
+    let mut mysql = tickr.mysql().await;
+    let mut lease = async || -> (NaiveDateTime, NaiveDateTime, Option<String>) {
+        let sql = "SELECT lease_until, calm_until, error FROM outbox_sources WHERE name = 'shop'";
+        sqlx::query_as(sql).fetch_one(&mut mysql).await.unwrap()
+    };
+    let (before, ..) = lease().await;
+    // The lease of 5 s began before the question, which is given up after 10 s.
+    let limit = Instant::now() + DEADLINE;
+    loop {
+        let (until, calm, error) = lease().await;
+        assert_eq!(error, None, "the runner has left the source");
+        if until > before + TimeDelta::seconds(4) {
+            assert_eq!(calm, until, "a nudged runner would take the source and ask the same question");
+            break;
+        }
+        assert!(Instant::now() < limit, "the lease ends at {until}, as before the question");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    proxy.pass_held_back();
+    until(&tickr, id, State::Completed).await;
+    shop.until_empty().await;
+    tickr.stop().await;
+    shop.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_source_with_large_rows_is_read_a_little_at_a_time() {
+    let shop = Shop::alone().await;
+    let mut mysql = shop.mysql().await;
+    for _ in 0..100 {
+        let sql = "INSERT INTO tickr_outbox (id, kind, payload) VALUES (?, 'noop', REPEAT('x', 1024 * 1024))";
+        sqlx::query(sql).bind(Uuid::now_v7()).execute(&mut mysql).await.unwrap();
+    }
+    let mut source = OutboxSource::new(&shop.url).unwrap();
+    source.check().await.unwrap();
+    let mut reads = async || -> u64 {
+        let sql = "SHOW GLOBAL STATUS LIKE 'Innodb_buffer_pool_read_requests'";
+        let (_, count): (String, String) = sqlx::query_as(sql).fetch_one(&mut mysql).await.unwrap();
+        count.parse().unwrap()
+    };
+    let before = reads().await;
+    for _ in 0..3 {
+        let page = source.page(&BTreeSet::new()).await.unwrap();
+        assert_eq!((page.rows.len(), page.more), (4, true));
+    }
+    // Each row has more than 64 pages of 16 KiB.
+    let read = reads().await - before;
+    println!("{read} pages were read for three times four rows of 1 MiB");
+    assert!(read < 10_000, "{read} pages for three times four rows");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_failure_the_next_page_of_a_source_has_one_row() {
+    let shop = Shop::beside().await;
+    let proxy = Proxy::start(&shop.url).await;
+    let mut mysql = shop.mysql().await;
+    for _ in 0..8 {
+        insert(&mut mysql, Uuid::now_v7(), "noop", "{}").await;
+    }
+    let mut source = OutboxSource::new(&proxy.url()).unwrap();
+    // The server stops a statement that takes too long.
+    proxy.refuse("SELECT id, COALESCE(LENGTH(payload)", 3_024, 1);
+    assert!(source.page(&BTreeSet::new()).await.is_err());
+    let mut sizes = Vec::new();
+    for _ in 0..3 {
+        let page = source.page(&BTreeSet::new()).await.unwrap();
+        sizes.push((page.rows.len(), page.more));
+    }
+    assert_eq!(sizes, [(1, true), (4, true), (8, false)]);
+    shop.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_due_time_finer_than_a_millisecond_is_rounded_up_by_the_copy() {
+    let shop = Shop::beside().await;
+    shop.sql("ALTER TABLE tickr_outbox MODIFY execute_at DATETIME(6) NULL").await;
+    let tickr = start_with(&shop).await;
+    let id = Uuid::now_v7();
+    let second = Utc::now().timestamp() + 3_600;
+    let due = Utc.timestamp_opt(second, 300_000).unwrap();
+    sqlx::query("INSERT INTO tickr_outbox (id, kind, payload, execute_at) VALUES (?, 'noop', '{}', ?)")
+        .bind(id)
+        .bind(due.naive_utc())
+        .execute(&mut shop.mysql().await)
+        .await
+        .unwrap();
+    let job = until(&tickr, id, State::Waiting).await;
+    let stored: DateTime<Utc> = job["execute_at"].as_str().unwrap().parse().unwrap();
+    assert_eq!(stored, Utc.timestamp_opt(second, 1_000_000).unwrap());
     tickr.stop().await;
     shop.end().await;
 }

@@ -159,6 +159,27 @@ impl Store {
         .await
     }
 
+    /// Keep a source for this long while it answers a question. No runner that is nudged takes it meanwhile, because it
+    /// would ask the same question again. Returns false if another runner has it.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    #[boxed]
+    pub async fn extend_source(&self, name: &Name, turn: u64, lease: Duration) -> Result<bool, StoreError> {
+        let (name, lease) = (name.clone(), microseconds(lease));
+        on_pool(&self.shared.pools.sources, "keep an outbox", move |conn, _| {
+            let name = name.clone();
+            Box::pin(async move {
+                // MySQL sets the columns from the left to the right.
+                let sql = "UPDATE outbox_sources SET lease_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, \
+                           calm_until = GREATEST(calm_until, lease_until) WHERE name = ? AND turn = ?";
+                let kept = sqlx::query(sql).bind(lease).bind(name.as_str()).bind(turn).execute(conn).await?;
+                Ok(kept.rows_affected() > 0)
+            })
+        })
+        .await
+    }
+
     /// Leave a source to other runners. `error` says why it cannot be read; without one, the runner stops.
     ///
     /// # Errors

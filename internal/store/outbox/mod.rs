@@ -1,6 +1,7 @@
 //! The outbox: jobs that other programs request with a plain INSERT in their own transactions.
 //!
 //! - `answers.rs`: rows that became no jobs, because other jobs have their unique keys.
+//! - `heads.rs`: locks the rows of a page, and reads their sizes.
 //! - `insert.rs`: inserts rows in a transaction of the caller.
 //! - `leader.rs`: the runner that looks for rows, and the state of the outbox.
 //! - `locks.rs`: takes the locks of a row without a wait.
@@ -16,6 +17,7 @@
 
 pub(super) mod answers;
 pub(super) mod copies;
+pub(super) mod heads;
 pub(super) mod insert;
 pub(super) mod leader;
 pub(super) mod locks;

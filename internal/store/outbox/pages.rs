@@ -15,7 +15,6 @@ use std::time::Duration;
 
 use async_recursion::async_recursion as boxed;
 use sqlx::Row;
-use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
 use crate::idempotency::{Answer, IdempotentOutcome, ResponseBuilder};
@@ -23,29 +22,25 @@ use crate::jobs::unique_keys::{
     EnqueueReceipts, EnqueueRefusal, EnqueueRequest, EnqueuedJob, PriorDecision, insert_keyed, with_producer,
 };
 use crate::outbox::answers::{RowAnswer, answers_to, keep_answer};
+use crate::outbox::heads::{ROWS, Rows, lock_heads};
 use crate::outbox::locks::{NeededLock, Tried, WaitsFor, lock_without_a_wait};
 use crate::outbox::rejected::reject;
 use crate::outbox::rows::{MAX_OPTIONS_BYTES, OutboxRow, WrongTimes, outbox_row};
 use crate::rows::jobs::{Accepted, accepted_at, mark_held, write_jobs};
 use crate::rows::links::{LinkProblem, NewLinks};
 use crate::rows::order::{lock_free_keys_or_make, order_key_of as order_key_of_job};
-use crate::rows::owed::SKIP_LOCKED;
 use crate::sql::batches::{MAX_ROWS, in_list, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, on_pool, transact, transact_unless_locked};
 use crate::sql::session::Session;
 use crate::sql::turns::{Turn, subjects_of};
 use crate::{Store, StoreError, StoreInner};
-use tickr_job::{JobId, Name, NewJob, Producer, Timestamp, limits};
+use tickr_job::{JobId, Name, NewJob, Producer, Timestamp};
 
-/// Rows that one transaction takes at most.
-const ROWS: u32 = 1_000;
 /// Pages of rows that are not moved, in front of a page, whose order keys are read at most.
 const PAGES_IN_FRONT: u32 = 10;
 /// What the move of one row is called in errors.
 const MOVE_ONE: &str = "move one row of the outbox";
-/// Bytes of payloads and options that one transaction takes at most, but one row at least.
-const BYTES: usize = 4 << 20;
 
 /// Makes the job of a row that has waited here for this long, by the clock of the database.
 pub type PrepareRow = Arc<dyn Fn(OutboxRow, Duration) -> PreparedRow + Send + Sync>;
@@ -348,33 +343,6 @@ async fn was_moved(conn: &mut Session<'_>, job: &NewJob) -> Result<bool, sqlx::E
     Ok(known.fetch_optional(conn).await?.is_some())
 }
 
-/// The rows that one transaction looks at.
-#[derive(Clone, Copy)]
-enum Rows {
-    All,
-    /// Those behind this id.
-    Behind(Uuid),
-    /// This one.
-    Only(Uuid),
-}
-
-impl Rows {
-    const fn id(self) -> Uuid {
-        match self {
-            Self::All => Uuid::nil(),
-            Self::Behind(id) | Self::Only(id) => id,
-        }
-    }
-
-    const fn compares(self) -> &'static str {
-        match self {
-            Self::All => ">=",
-            Self::Behind(_) => ">",
-            Self::Only(_) => "=",
-        }
-    }
-}
-
 /// The rows of a page that are moved one by one, besides those whose jobs have unique keys, parents or a batch.
 #[derive(Clone)]
 enum Apart {
@@ -439,44 +407,16 @@ async fn move_page(
     prepare: &PrepareRow,
     apart: &Apart,
 ) -> Result<OutboxPage, sqlx::Error> {
-    let sql = format!(
-        "SELECT id, LENGTH(payload) AS payload_bytes, COALESCE(LENGTH(options), 0) AS options_bytes FROM tickr_outbox \
-         FORCE INDEX (PRIMARY) WHERE id {} ? ORDER BY id LIMIT ? FOR UPDATE{SKIP_LOCKED}",
-        rows.compares()
-    );
-    let found = statement(sql).bind(rows.id()).bind(ROWS).fetch_all(&mut *conn).await?;
-    let mut page = OutboxPage::default();
-    let (mut small, mut bytes): (Vec<Uuid>, usize) = (Vec::new(), 0);
-    let mut last = None;
-    for row in &found {
-        let size = |column| -> Result<usize, sqlx::Error> {
-            Ok(usize::try_from(row.try_get::<i64, _>(column)?).unwrap_or(usize::MAX))
-        };
-        let (id, payload, options): (Uuid, _, _) = (row.try_get("id")?, size("payload_bytes")?, size("options_bytes")?);
-        if payload > limits::MAX_PAYLOAD_BYTES {
-            let most = limits::MAX_PAYLOAD_BYTES;
-            page.rejected.push((id, format!("the payload has {payload} bytes, and {most} are allowed")));
-        } else if options > MAX_OPTIONS_BYTES {
-            page.rejected.push((id, format!("the options have {options} bytes, and {MAX_OPTIONS_BYTES} are allowed")));
-        } else {
-            bytes += payload + options;
-            if bytes > BYTES && !small.is_empty() {
-                break;
-            }
-            small.push(id);
-        }
-        last = Some(id);
-    }
-    if found.is_empty() {
+    let heads = lock_heads(conn, rows).await?;
+    let mut page = OutboxPage { next: heads.next(), ..OutboxPage::default() };
+    page.rejected.extend_from_slice(&heads.large);
+    if heads.found.is_empty() {
         return Ok(page);
-    }
-    if last != found.last().map(|row| row.try_get("id")).transpose()? || found.len() as u32 == ROWS {
-        page.next = last;
     }
 
     let mut jobs: BTreeMap<Uuid, NewJob> = BTreeMap::new();
     let mut stays = OrderKeysInFront::default();
-    for ids in small.chunks(MAX_ROWS) {
+    for ids in heads.small.chunks(MAX_ROWS) {
         let sql = format!(
             "SELECT {}, TIMESTAMPDIFF(MICROSECOND, COALESCE(copied_at, created_at), UTC_TIMESTAMP(6)) AS waited_us \
              FROM tickr_outbox FORCE INDEX (PRIMARY) WHERE id IN",
@@ -502,10 +442,10 @@ async fn move_page(
         }
     }
     let known = known_jobs(conn, &jobs).await?;
-    if let Some(last) = last
+    if let Some(last) = heads.last
         && jobs.values().any(|job| job.options.order.is_some())
     {
-        stays.read(conn, &found, last).await?;
+        stays.read(conn, &heads.found, last).await?;
     }
     let is_behind =
         |row: Uuid, job: &NewJob| job.options.order.as_ref().is_some_and(|by| stays.is_behind(&by.key, row));
@@ -599,11 +539,8 @@ impl OrderKeysInFront {
     }
 
     /// Add the rows up to `last` that the page does not have: other sessions hold them, or have committed them since.
-    async fn read(&mut self, conn: &mut Session<'_>, page: &[MySqlRow], last: Uuid) -> Result<(), sqlx::Error> {
-        let mut taken = HashSet::with_capacity(page.len());
-        for row in page {
-            taken.insert(row.try_get::<Uuid, _>("id")?);
-        }
+    async fn read(&mut self, conn: &mut Session<'_>, page: &[Uuid], last: Uuid) -> Result<(), sqlx::Error> {
+        let taken: HashSet<Uuid> = page.iter().copied().collect();
         let sql = "SELECT COUNT(*) FROM tickr_outbox FORCE INDEX (PRIMARY) WHERE id <= ?";
         let there: i64 = sqlx::query_scalar(sql).bind(last).fetch_one(&mut *conn).await?;
         if usize::try_from(there).unwrap_or(usize::MAX) <= taken.iter().filter(|id| **id <= last).count() {

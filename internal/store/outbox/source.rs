@@ -30,6 +30,8 @@ use tickr_job::{Name, TablePrefix, Timestamp};
 pub(super) const ROWS: usize = 1_000;
 /// Bytes of payloads and options that are copied together at most, but one row at least.
 const BYTES: usize = 4 << 20;
+/// Rows that a page looks at, besides the known ones, as long as little is known of their sizes.
+const FIRST_ROWS: usize = 16;
 /// Most bytes that are read of a row that is too large: 65,536 characters of its payload and of its options.
 const MAX_BEGINNING: usize = 2 * 4 * 65_536;
 /// Rows that are counted at most.
@@ -77,6 +79,8 @@ pub struct OutboxSource {
     conn: Option<Session<'static>>,
     /// Time of the last answer on the connection.
     heard: Instant,
+    /// Rows that the next page looks at, besides the known ones.
+    looks_at: usize,
 }
 
 impl fmt::Debug for OutboxSource {
@@ -119,7 +123,8 @@ impl OutboxSource {
         let options = read_server(url).ok_or_else(SourceError::url)?;
         // Whatever the URL or the server says: times are read as UTC, and texts as UTF-8.
         let options = options.timezone(Some("+00:00".to_owned())).charset("utf8mb4").disable_statement_logging();
-        Ok(Self { target: Target::new(vec![options], TablePrefix::default()), conn: None, heard: Instant::now() })
+        let target = Target::new(vec![options], TablePrefix::default());
+        Ok(Self { target, conn: None, heard: Instant::now(), looks_at: FIRST_ROWS })
     }
 
     /// Check that the outbox is there, has the right form, and may be read and emptied with this account.
@@ -137,19 +142,28 @@ impl OutboxSource {
     /// row: a transaction that is committed between two pages may have rows in front of the last one and behind it, and
     /// those in front are copied first. Rows of the page before are deleted at the source, or known.
     ///
+    /// The server reads the whole text of a row for its size. So the first page of many looks at few rows, and the next
+    /// ones at more while they are small. The page after a failure looks at one row, in case there were too many.
+    ///
     /// # Errors
     /// [`SourceError`] when the source cannot be reached or refuses.
     #[boxed]
     pub async fn page(&mut self, known: &BTreeSet<Uuid>) -> Result<SourcePage, SourceError> {
-        let most = ROWS + known.len();
+        // It stays so if this page fails, or is given up.
+        let looks_at = std::mem::replace(&mut self.looks_at, 1);
+        let most = looks_at + known.len();
         let sql = format!(
             "SELECT id, COALESCE(LENGTH(payload), 0) AS payload_bytes, COALESCE(LENGTH(options), 0) AS options_bytes, \
              UTC_TIMESTAMP(6) AS now FROM tickr_outbox FORCE INDEX (PRIMARY) ORDER BY id LIMIT {most}"
         );
         let found = self.ask("read the rows", sql, Vec::new()).await?.rows;
         let heads: Vec<RowHead> = self.read(found.iter().map(row_head))?;
-        let Some(last) = heads.last() else { return Ok(SourcePage::default()) };
+        let Some(last) = heads.last() else {
+            self.looks_at = FIRST_ROWS;
+            return Ok(SourcePage::default());
+        };
         let (mut until, mut more) = (Some(last.now), heads.len() == most);
+        let mut next_looks_at = if more { 4 * looks_at } else { FIRST_ROWS };
         let (mut small, mut large, mut bytes) = (Vec::new(), Vec::new(), 0);
         for head in heads.iter().filter(|head| !known.contains(&head.id)) {
             let taken = small.len() + large.len();
@@ -157,6 +171,7 @@ impl OutboxSource {
             bytes += if is_large { MAX_BEGINNING } else { head.payload_bytes + head.options_bytes };
             if taken == ROWS || bytes > BYTES && taken > 0 {
                 more = true;
+                next_looks_at = 2 * taken;
                 break;
             }
             if is_large {
@@ -179,6 +194,7 @@ impl OutboxSource {
             // An application may write any time into the column.
             until = until.zip(row.inserted_at).map(|(until, at)| until.max(at));
         }
+        self.looks_at = next_looks_at.min(ROWS);
         Ok(SourcePage { rows, until, more })
     }
 

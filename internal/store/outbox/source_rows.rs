@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use crate::outbox::rows::MAX_OPTIONS_BYTES;
 use crate::sql::error::corrupt;
-use tickr_job::{Name, Timestamp, limits};
+use tickr_job::{Name, Timestamp, ceil_ms, limits};
 
 /// The seconds that a column of the type TIMESTAMP holds on every server.
 const TIMESTAMP_SECONDS: std::ops::Range<i64> = 1..2_147_483_647;
@@ -106,7 +106,8 @@ pub(super) fn copied_row(row: &MySqlRow) -> Result<CopiedRow, sqlx::Error> {
     let options = text("options", bytes(row, "options")?);
     let execute_at = match bytes(row, "execute_at")? {
         None => None,
-        Some(_) => moment(row, "execute_at")?.map_err(|problem| unfit.get_or_insert(problem)).ok(),
+        // The column may be finer than the one of tickr's outbox, and a job never starts early.
+        Some(_) => moment(row, "execute_at")?.map(ceil_ms).map_err(|problem| unfit.get_or_insert(problem)).ok(),
     };
     let inserted_at = moment(row, "created_at")?.ok();
     if storable(inserted_at).is_none() {
