@@ -261,10 +261,12 @@ async fn leave(
     let deferred = deferred::defer(shared, claimed, later, (call, log, unsaved)).await;
     drop((live, room));
     shared.broker.meters().record_ended(&claimed.queue, ran, None);
-    if !deferred {
+    if deferred {
+        shared.broker.events().emit(Event::Deferred { id: claimed.id });
+    } else {
+        // The system was faster. The process of a suspect reports nothing then, and its runner asks MySQL.
         tracing::debug!(job = %claimed.id, number = claimed.number, "the attempt had ended before it could be deferred");
     }
-    shared.broker.events().emit(Event::Deferred { id: claimed.id });
 }
 
 /// Longest time for which the jobs of one order key follow each other on one seat, or on one permit of a limited queue.
@@ -490,6 +492,7 @@ async fn run(
         token: claimed.token,
         deadline,
         started_at: claimed.started_at,
+        clock: (shared.broker.store().clock().now(), Instant::now()),
         time_limit: limit,
         tags: claimed.options.tags.iter().map(ToString::to_string).collect(),
         stop: stop.token().clone(),

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use chrono::TimeDelta;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
@@ -48,6 +49,9 @@ pub struct ContextParts {
     pub deadline: Instant,
     /// Start of the attempt, by the clock of the database.
     pub started_at: Timestamp,
+    /// A moment by the clock of the database, and the same moment by the monotonic clock of this process. The wall
+    /// clock of this host may be wrong.
+    pub clock: (Timestamp, Instant),
     /// Time limit of the attempt.
     pub time_limit: Duration,
     /// Tags of the job.
@@ -295,6 +299,7 @@ impl ContextParts {
             token: AttemptToken::new(),
             deadline: Instant::now() + Duration::from_secs(60),
             started_at: chrono::Utc::now(),
+            clock: (chrono::Utc::now(), Instant::now()),
             time_limit: Duration::from_secs(60),
             tags: Vec::new(),
             stop: CancellationToken::new(),
@@ -406,6 +411,12 @@ impl Context {
     /// Start of the attempt, by the clock of the database.
     pub(crate) fn started_at(&self) -> Timestamp {
         self.parts.started_at
+    }
+
+    /// Return the time now, by the clock of the database. The wall clock of this host decides nothing.
+    pub(crate) fn now(&self) -> Timestamp {
+        let (moment, taken) = self.parts.clock;
+        moment + TimeDelta::from_std(taken.elapsed()).unwrap_or_default()
     }
 
     /// Time limit of the attempt.

@@ -6,12 +6,15 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use axum::http::{HeaderMap, StatusCode};
 use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::{Value, json};
+use tickr::config::CallbackSecret;
 use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
 use tickr::verify::{Check, verify};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::net::TcpListener;
 use tokio::process::Command;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -201,6 +204,46 @@ async fn a_runner_two_hours_off_and_stepped_starts_nothing_early_and_leaves_noth
     assert_eq!(tickr.count(ended).await, 0, "no lease was lost and no time limit hit");
     tickr.assert_sound().await;
     drop((turned, others));
+    tickr.stop().await;
+}
+
+/// Answer as a receiver does that refuses calls whose time is five minutes off or more.
+async fn refuse_stale(headers: HeaderMap) -> StatusCode {
+    let signed_at = headers.get("webhook-timestamp").and_then(|at| at.to_str().ok()?.parse::<i64>().ok());
+    let is_fresh = signed_at.is_some_and(|at| (Utc::now().timestamp() - at).abs() < 300);
+    if is_fresh { StatusCode::NO_CONTENT } else { StatusCode::UNAUTHORIZED }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runner_two_hours_off_signs_callbacks_at_the_time_of_mysql() {
+    let Some(library) = library().await else { return };
+    // Only the runner with the wrong clock executes the jobs.
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    let receiver = axum::Router::new().fallback(refuse_stale);
+    let serving = tokio::spawn(async move { axum::serve(listener, receiver).await });
+    let secret = CallbackSecret::generate();
+    let push = json!({"run": {"push": {"url": url, "secret": secret}}, "max_attempts": 1});
+    assert_eq!(tickr.put("/v1/kinds/pushed", push).await.status, 201);
+    let clock = Clock::new(tickr.dir.path().join("clock"));
+    clock.turn(TimeDelta::hours(2).num_seconds()).unwrap();
+    let environment = clock.environment(&library);
+    let mut turned: Vec<(&str, &str)> =
+        environment.iter().map(|(name, path)| (*name, path.to_str().unwrap())).collect();
+    turned.extend([("TICKR_CALLBACK_SECRET", secret.as_str()), ("TICKR_CALLBACK_ALLOW_PRIVATE", "true")]);
+    turned.push(("TICKR_LEASE", "15s"));
+    let turned = Runner::start(&tickr, &turned);
+    turned.base().await;
+    assert!(lives_at(&turned, TimeDelta::hours(2).num_seconds()), "its clock is right: {}", turned.log());
+    let callback = tickr.enqueue_kind("http", json!({"url": url, "body": {}})).await;
+    let pushed = tickr.enqueue_kind("pushed", json!({})).await;
+    for id in [callback, pushed] {
+        tickr.until(id, State::Completed).await;
+        assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
+    }
+    drop(turned);
+    serving.abort();
     tickr.stop().await;
 }
 

@@ -41,7 +41,6 @@ use std::error::Error as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use chrono::Utc;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
 use reqwest::{Client, StatusCode, Url, redirect};
 use rustls::pki_types::CertificateDer;
@@ -343,7 +342,8 @@ impl HttpHandler {
                 headers.insert("tracestate", header_value(state)?);
             }
         }
-        let now = Utc::now().timestamp();
+        // A receiver refuses a call whose time is minutes off, so a wrong clock of this host must not play a part.
+        let now = ctx.now().timestamp();
         if let Some(signature) = signature::header(self.secrets.for_url(url), &id, now, callback.body_bytes()) {
             headers.insert("webhook-id", header_value(&id)?);
             headers.insert("webhook-timestamp", now.into());
@@ -395,7 +395,7 @@ impl HttpHandler {
         let (rule, status) = (callback.answer.as_ref(), response.status());
         let finish = callback.finish.filter(|_| status == StatusCode::ACCEPTED);
         let decides = finish.is_none() && rule.is_some_and(|rule| rule.reads_body(status));
-        let reply = Reply::read(&mut response, started + limit, &secrets, decides).await;
+        let reply = Reply::read(&mut response, started + limit, &secrets, decides, ctx).await;
         exchange.response = Some(reply.shown(exchange::headers(response.headers(), &secrets)));
         ctx.keep_exchange(exchange);
         if reply.is_receivers_fault() {

@@ -188,7 +188,7 @@ impl PushHandler {
             }
         }
         let secrets = if self.secrets.is_empty() { self.http.secrets.for_url(url) } else { self.secrets.as_slice() };
-        let now = Utc::now().timestamp();
+        let now = ctx.now().timestamp();
         let signature = signature::header(secrets, &id, now, body);
         let hidden = signature.iter().flat_map(|text| text.split(' ')).map(str::to_owned).collect();
         if let Some(signature) = signature {
@@ -242,7 +242,7 @@ impl PushHandler {
         match response.status() {
             StatusCode::OK => {
                 let whole = read_whole(&mut response, until).await;
-                let reply = Reply::of_body(&response, whole.as_deref().unwrap_or_default(), &hidden);
+                let reply = Reply::of_body(&response, whole.as_deref().unwrap_or_default(), &hidden, ctx);
                 exchange.response = Some(reply.shown(exchange::headers(response.headers(), &hidden)));
                 ctx.keep_exchange(exchange);
                 ctx.host_answered();
@@ -252,7 +252,7 @@ impl PushHandler {
                 }
             }
             status => {
-                let reply = Reply::read(&mut response, until, &hidden, false).await;
+                let reply = Reply::read(&mut response, until, &hidden, false, ctx).await;
                 exchange.response = Some(reply.shown(exchange::headers(response.headers(), &hidden)));
                 ctx.keep_exchange(exchange);
                 if reply.is_receivers_fault() {

@@ -10,7 +10,7 @@ use serde::Serialize;
 use tokio::time::{Instant, timeout_at};
 
 use super::sent_back::without;
-use super::{AnswerRule, AnswerVerdict, Failure, Outcome, Output};
+use super::{AnswerRule, AnswerVerdict, Context, Failure, Outcome, Output};
 use tickr_job::ExchangeResponse;
 
 /// Bytes read from a body: enough to reuse the connection after ordinary responses, and too few to do harm.
@@ -56,7 +56,13 @@ impl Reply {
     ///
     /// The values in `secrets` were sent to the receiver. They are removed when the receiver sends them back. With
     /// `decides`, a rule needs the body: more of it is read, until the deadline, and without its end the answer says nothing.
-    pub(super) async fn read(response: &mut Response, deadline: Instant, secrets: &[String], decides: bool) -> Self {
+    pub(super) async fn read(
+        response: &mut Response,
+        deadline: Instant,
+        secrets: &[String],
+        decides: bool,
+        ctx: &Context,
+    ) -> Self {
         // One byte more shows that a body is too long, whose beginning may be JSON.
         let (deadline, most) =
             if decides { (deadline, JUDGED_BYTES + 1) } else { (deadline.min(Instant::now() + BODY_TIME), READ_BYTES) };
@@ -76,7 +82,7 @@ impl Reply {
         Self {
             status: response.status(),
             content_type: content_type(headers, secrets),
-            retry_after: retry_after(headers, Utc::now()),
+            retry_after: retry_after(headers, ctx.now()),
             body_snippet: printable(without(&body, secrets).as_bytes(), KEPT_BYTES),
             body: if is_judged { body } else { Vec::new() },
             secrets: if decides { secrets.to_vec() } else { Vec::new() },
@@ -85,12 +91,12 @@ impl Reply {
     }
 
     /// Make the reply of a response whose body was read before.
-    pub(super) fn of_body(response: &Response, body: &[u8], secrets: &[String]) -> Self {
+    pub(super) fn of_body(response: &Response, body: &[u8], secrets: &[String], ctx: &Context) -> Self {
         let headers = response.headers();
         Self {
             status: response.status(),
             content_type: content_type(headers, secrets),
-            retry_after: retry_after(headers, Utc::now()),
+            retry_after: retry_after(headers, ctx.now()),
             body_snippet: printable(without(&body[..body.len().min(READ_BYTES)], secrets).as_bytes(), KEPT_BYTES),
             body: Vec::new(),
             secrets: Vec::new(),

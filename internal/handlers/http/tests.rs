@@ -12,6 +12,7 @@ use axum::http::{HeaderMap as Headers, Method as Verb, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use chrono::{TimeDelta, Utc};
 use hmac::{Hmac, Mac};
 use serde_json::{Value, json};
 use sha2::Sha256;
@@ -146,6 +147,41 @@ async fn a_callback_arrives_signed_and_named() {
         format!("v1,{}", STANDARD.encode(mac.finalize().into_bytes()))
     });
     assert_eq!(signatures, expected);
+}
+
+#[tokio::test]
+async fn a_callback_is_signed_at_the_time_of_the_database() {
+    let (address, log) = receiver().await;
+    for hours in [-2, 2] {
+        // The clock of this host is hours ahead of the database, or hours behind it.
+        let database = Utc::now() + TimeDelta::hours(hours);
+        let ctx = Context::new(ContextParts { clock: (database, Instant::now()), ..ContextParts::detached("http") });
+        let payload = json!({"url": format!("http://{address}/in"), "body": {}});
+        let handler = handler(vec![SigningSecret::new(&[1; 32])]);
+        handler.run(serde_json::from_value(payload).unwrap(), ctx).await.unwrap();
+        let received = log.all().pop().unwrap();
+        let signed_at = received.headers["webhook-timestamp"].to_str().unwrap().parse::<i64>().unwrap();
+        assert!((signed_at - database.timestamp()).abs() < 60, "{signed_at}, and the database says {database}");
+    }
+}
+
+#[tokio::test]
+async fn a_date_to_retry_after_is_compared_with_the_clock_of_the_database() {
+    // The clock of this host is two hours ahead, and the answer has no `Date`.
+    let database = Utc::now() - TimeDelta::hours(2);
+    let until = (database + TimeDelta::seconds(1_000)).format("%a, %d %b %Y %H:%M:%S GMT");
+    let answer = format!("HTTP/1.1 503 Busy\r\nretry-after: {until}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let payload = json!({"url": format!("http://{}/", listener.local_addr().unwrap())});
+    tokio::spawn(async move {
+        let (mut socket, _) = listener.accept().await.unwrap();
+        let _ = socket.read(&mut [0; 4_096]).await.unwrap();
+        socket.write_all(answer.as_bytes()).await.unwrap();
+    });
+    let ctx = Context::new(ContextParts { clock: (database, Instant::now()), ..ContextParts::detached("http") });
+    let outcome = handler(Vec::new()).run(serde_json::from_value(payload).unwrap(), ctx).await;
+    let Err(Failure::Snooze { delay, .. }) = outcome else { panic!("no snooze") };
+    assert!((900..=1_000).contains(&delay.as_secs()), "{delay:?}");
 }
 
 #[tokio::test]

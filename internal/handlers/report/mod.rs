@@ -785,6 +785,7 @@ mod tests {
             token: AttemptToken::new(),
             deadline: tokio::time::Instant::now() + Duration::from_secs(60),
             started_at: chrono::Utc::now(),
+            clock: (chrono::Utc::now(), tokio::time::Instant::now()),
             time_limit: Duration::from_secs(60),
             tags: Vec::new(),
             stop: stop.clone(),
