@@ -99,7 +99,7 @@ fn put(command: Command) -> Command {
             "DURATION",
             "Longest delay of a tick that does not count as missed [default: 15s]",
         ))
-        .arg(text_arg("queue", "NAME", "Queue of its jobs [default: default]"))
+        .arg(text_arg("queue", "NAME", "Queue of its jobs [default: that of the declared kind, or else default]"))
         .arg(text_arg("priority", "LEVEL", "0 runs first, 9 last").value_parser(value_parser!(u8)))
         .arg(text_arg("max-attempts", "N", "Attempts before a job fails").value_parser(value_parser!(u32)))
         .arg(text_arg("timeout", "DURATION", "Time limit of one attempt"))

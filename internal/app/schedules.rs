@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use super::{StartError, start_error};
 use crate::broker::{Broker, Invalid};
-use crate::config::{Config, ConfigError, ConfigErrors};
+use crate::config::{Config, ConfigError, ConfigErrors, ScheduleConfig};
 use crate::handlers::Problem;
-use crate::job::Actor;
+use crate::job::{Actor, Schedule};
 use crate::store::{Condition, PutOutcome, ScheduleOrigin};
 
 /// Check all declared schedules, then write those that are new or changed. Return the names of all declared schedules.
@@ -67,7 +67,7 @@ pub(super) async fn declare(config: &Config, broker: &Broker) -> Result<Arc<BTre
     }
     let (failed, by) = (|error| start_error(error, config), Actor::config());
     for (name, declared) in &config.schedules {
-        let schedule = declared.schedule.clone();
+        let schedule = schedule_of(declared, broker);
         let put = broker.put_schedule(name.clone(), schedule, ScheduleOrigin::Config, Condition::Any, &by);
         match put.await.map_err(failed)? {
             PutOutcome::Created(_) => tracing::info!(schedule = %name, "declared a schedule"),
@@ -86,4 +86,15 @@ pub(super) async fn declare(config: &Config, broker: &Broker) -> Result<Arc<BTre
         }
     }
     Ok(Arc::new(names))
+}
+
+/// Return the declared schedule. If the declaration names no queue, its jobs go to that of their declared kind.
+fn schedule_of(declared: &ScheduleConfig, broker: &Broker) -> Schedule {
+    let mut schedule = declared.schedule.clone();
+    if !declared.names_queue
+        && let Some(queue) = broker.queue_of_kind(schedule.template.kind.as_str())
+    {
+        schedule.template.queue = queue;
+    }
+    schedule
 }

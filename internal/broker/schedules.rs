@@ -62,16 +62,18 @@ impl Broker {
     pub fn prepare_schedule(&self, draft: ScheduleDraft) -> Result<Schedule, Invalid> {
         let mut draft = draft;
         // The queue of a declared kind is also that of its scheduled jobs.
-        if draft.queue.is_none()
-            && let Some(kind) = self.registry.find(&draft.kind)
-        {
-            draft.queue = kind.queue().map(Name::to_string);
-        }
+        draft.queue = draft.queue.or_else(|| self.queue_of_kind(&draft.kind).map(|queue| queue.to_string()));
         let schedule = draft.check(self.store.clock().now()).map_err(|wrong| Invalid::Job {
             problems: wrong.into_iter().map(|wrong| Problem::at(format!("/{}", wrong.field), wrong.detail)).collect(),
         })?;
         self.check_schedule(&schedule)?;
         Ok(schedule)
+    }
+
+    /// Return the queue of the jobs of this kind that name none, if its declaration has one.
+    #[must_use]
+    pub fn queue_of_kind(&self, kind: &str) -> Option<Name> {
+        self.registry.find(kind)?.queue().cloned()
     }
 
     /// Check the job template of a schedule against its kind.

@@ -15,6 +15,8 @@ use tickr_job::{Dst, Misfire, OnFailure, Overlap, RetryRequest, Schedule, Schedu
 pub struct ScheduleConfig {
     /// The schedule. Checked except for what only its kind knows.
     pub schedule: Schedule,
+    /// True if the declaration names a queue. Otherwise the jobs go to the queue of their kind, if it has one.
+    pub names_queue: bool,
     /// Position of the declaration, for problems found later.
     pub origin: SettingOrigin,
 }
@@ -79,9 +81,12 @@ pub(super) static SCHEDULES: &[Setting<ScheduleKeys>] = &[
         parse::some(&mut s.misfire, word(t, &Misfire::ALL, Misfire::as_str))
     })
     .file_only(),
-    Row::new("misfire_grace", "DURATION", "Maximum lateness of a tick before it counts as missed", |s, t| {
-        parse::some(&mut s.misfire_grace, duration::between(t, Duration::ZERO, DAY))
-    })
+    Row::new(
+        "misfire_grace",
+        "DURATION",
+        "Maximum lateness of a tick before it counts as missed; at least 100ms with misfire skip",
+        |s, t| parse::some(&mut s.misfire_grace, duration::between(t, Duration::ZERO, DAY)),
+    )
     .file_only(),
     Row::new("overlap", "POLICY", "Policy while the previous job has not ended: allow, skip or replace", |s, t| {
         parse::some(&mut s.overlap, word(t, &Overlap::ALL, Overlap::as_str))
@@ -92,7 +97,10 @@ pub(super) static SCHEDULES: &[Setting<ScheduleKeys>] = &[
     Row::new("payload", "JSON", "The handler's input", |s, t| parse::some(&mut s.payload, json(t)))
         .secrecy(Secrecy::Secret)
         .file_only(),
-    Row::new("queue", "QUEUE", "Queue of its jobs", |s, t| parse::some(&mut s.queue, parse::name(t))).file_only(),
+    Row::new("queue", "QUEUE", "Queue of its jobs; default: that of the declared kind, or else default", |s, t| {
+        parse::some(&mut s.queue, parse::name(t))
+    })
+    .file_only(),
     Row::new("priority", "N", "Priority of its jobs: 0 runs first, 9 last", |s, t| {
         parse::some(&mut s.priority, parse::number(t, 0..=9))
     })
@@ -167,6 +175,11 @@ impl ScheduleKeys {
         if has_failed("order_key") {
             self.order_key = Some("key".to_owned());
         }
+    }
+
+    /// Return whether the declaration names a queue.
+    pub(super) fn names_queue(&self) -> bool {
+        self.queue.is_some()
     }
 
     /// Check the keys together. Each problem comes with its key.

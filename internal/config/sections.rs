@@ -131,10 +131,11 @@ impl Loading<'_> {
                 self.fail(&section, self.at(line), None, wrong);
             }
             keys.stand_in_for(|key| self.has_failed(&[&full_name(&section, key)]));
+            let names_queue = keys.names_queue();
             match (keys.finish(now), name.parse()) {
                 (Err(wrongs), _) => self.fail_keys(&section, line, table, wrongs),
                 (Ok(schedule), Ok(name)) if self.errors.len() == errors_before => {
-                    schedules.insert(name, ScheduleConfig { schedule, origin: self.at(line) });
+                    schedules.insert(name, ScheduleConfig { schedule, names_queue, origin: self.at(line) });
                 }
                 // A key has failed already. `named_sections` has checked the name.
                 (Ok(_), _) => {}

@@ -1005,6 +1005,26 @@ async fn a_schedule_is_made_from_its_preview_triggered_and_paused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_schedule_of_the_form_goes_to_the_queue_of_its_declared_kind() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let schema = json!({"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]});
+    let kind = json!({"queue": "pictures", "schema": schema});
+    assert_eq!(tickr.put("/v1/kinds/resize", kind).await.status, 201);
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/schedules?new=1").await;
+    page.fill(&field("Name"), "smaller").await;
+    page.fill(&field("Cron expression"), "30 7 * * 1").await;
+    page.fill(&field("Kind"), "resize").await;
+    page.fill(&field("path"), "a.png").await;
+    page.click(&button("Make the schedule")).await;
+    page.reads("smaller was made").await;
+    assert_eq!(tickr.get("/v1/schedules/smaller").await.body["queue"], "pictures");
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_enqueue_form_comes_from_the_schema_and_shows_refusals_at_their_fields() {
     let Some((tickr, browser)) = begin().await else { return };
     let page = browser.page(&tickr.url("")).await;

@@ -2,6 +2,7 @@
 
 use reqwest::Method;
 use serde_json::{Value, json};
+use tickr::config::{Config, Flags};
 use tickr::handlers::Registry;
 
 use crate::support::program::{command, tickr as program};
@@ -93,6 +94,30 @@ async fn every_way_to_enqueue_takes_declared_kinds() {
     .await;
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs WHERE kind = 'resize' AND queue <> 'pictures'").await, 0);
     tickr.delete("/v1/schedules/pictures").await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schedule_of_the_file_goes_to_the_queue_of_its_declared_kind() {
+    let tickr = TestApp::start().await;
+    assert_eq!(tickr.put("/v1/kinds/resize", resize()).await.status, 201);
+    let file = tickr.dir.path().join("schedules.toml");
+    let plain = "cron = \"0 0 1 1 *\"\nkind = \"resize\"\npayload = '{\"path\": \"a\"}'\n";
+    let text = format!("[schedules.plain]\n{plain}[schedules.own]\n{plain}queue = \"default\"\n");
+    std::fs::write(&file, text).unwrap();
+    let loaded = Config::load(&Flags::default(), std::iter::empty(), Some(file)).unwrap();
+    let schedules = loaded.config.schedules;
+    let start = async || {
+        let other = tickr.another_with(|config| config.schedules = schedules.clone(), Registry::new()).await;
+        other.stop(tokio_util::sync::CancellationToken::new()).await;
+    };
+    let queue = async |name: &str| tickr.get(&format!("/v1/schedules/{name}")).await.body["queue"].clone();
+    start().await;
+    assert_eq!((queue("plain").await, queue("own").await), (json!("pictures"), json!("default")));
+    // The next start follows the kind.
+    assert_eq!(tickr.put("/v1/kinds/resize", json!({"queue": "films"})).await.status, 200);
+    start().await;
+    assert_eq!((queue("plain").await, queue("own").await), (json!("films"), json!("default")));
     tickr.stop().await;
 }
 

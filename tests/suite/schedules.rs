@@ -492,6 +492,7 @@ async fn what_is_wrong_with_a_schedule_is_said_all_at_once_and_where() {
         (json!({"on_failure": "skip"}), vec!["/on_failure"]),
         (json!({"order_key": "k", "on_failure": "wait"}), vec!["/on_failure"]),
         (json!({"expires_in_ms": 0}), vec!["/expires_in_ms"]),
+        (json!({"misfire": "skip", "misfire_grace_ms": 99}), vec!["/misfire_grace_ms"]),
         (json!({"expires_in_ms": 31_622_400_001_u64}), vec!["/expires_in_ms"]),
         (json!({"tags": ["nightly", "two words"]}), vec!["/tags/1"]),
         (json!({"tags": (0..11).map(|n| format!("t{n}")).collect::<Vec<_>>()}), vec!["/tags"]),
@@ -641,6 +642,52 @@ async fn a_tick_does_not_fire_while_the_previous_job_has_not_ended_if_it_says_sk
     tickr.stop().await;
 }
 
+/// Trigger a schedule with this overlap policy. Return the job, once it executes.
+async fn trigger(tickr: &TestApp, name: &str, overlap: &str) -> JobId {
+    let fired = tickr.post(&format!("/v1/schedules/{name}/trigger?overlap={overlap}"), json!({})).await;
+    assert_eq!(fired.status, 201, "{:#}", fired.body);
+    let job = id(&fired.body["id"]);
+    tickr.until(job, State::Executing).await;
+    job
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_beside_which_a_trigger_fired_is_still_in_the_way_of_a_tick() {
+    let tickr = TestApp::start().await;
+    let slow = with(yearly(), json!({"kind": "sleep", "payload": {"ms": 600_000}}));
+    put(&tickr, "slow", &with(slow.clone(), json!({"overlap": "skip"}))).await;
+    let first = trigger(&tickr, "slow", "allow").await;
+    let beside = trigger(&tickr, "slow", "allow").await;
+    tickr.post(&format!("/v1/jobs/{beside}/cancel"), json!({})).await;
+    tickr.until(beside, State::Cancelled).await;
+    set_back(&tickr, "slow", 1).await;
+    let tick = eventually("the schedule ticks", || async {
+        ticks(&tickr, "slow").await.into_iter().find(|tick| tick["manual"] == false)
+    })
+    .await;
+    assert_eq!(tick["cause"], "overlap", "{tick:#}");
+    assert!(tick["reason"].as_str().unwrap().contains(&first.to_string()), "{tick:#}");
+    let refused = tickr.post("/v1/schedules/slow/trigger", json!({})).await;
+    assert_eq!((refused.code(), &refused.body["holder"]), ("previous_unfinished", &json!(first)));
+
+    // So is a job that ran before the policy was changed.
+    put(&tickr, "lax", &slow).await;
+    let older = trigger(&tickr, "lax", "allow").await;
+    let newer = trigger(&tickr, "lax", "allow").await;
+    tickr.post(&format!("/v1/jobs/{newer}/cancel"), json!({})).await;
+    tickr.until(newer, State::Cancelled).await;
+    put(&tickr, "lax", &with(slow, json!({"overlap": "skip"}))).await;
+    let refused = tickr.post("/v1/schedules/lax/trigger", json!({})).await;
+    assert_eq!((refused.code(), &refused.body["holder"]), ("previous_unfinished", &json!(older)));
+    trigger(&tickr, "lax", "replace").await;
+    tickr.until(older, State::Cancelled).await;
+    for id in all_jobs(&tickr).await {
+        tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
+    }
+    tickr.until_idle().await;
+    tickr.stop().await;
+}
+
 async fn all_jobs(tickr: &TestApp) -> Vec<String> {
     let jobs = tickr.get("/v1/jobs?limit=200").await.body;
     jobs["data"].as_array().unwrap().iter().map(|job| job["id"].as_str().unwrap().to_owned()).collect()
@@ -677,7 +724,9 @@ async fn after_an_outage_each_policy_does_what_it_says_and_writes_little() {
     let tickr = TestApp::start().await;
     // Twenty ticks are missed: those since a minute ago.
     let missed = |policy: &str| {
-        with(yearly(), json!({"cron": "*/3 * * * * *", "misfire": policy, "misfire_grace_ms": 0, "queue": "unserved"}))
+        let grace_ms = if policy == "skip" { 1_000 } else { 0 };
+        let more = json!({"misfire": policy, "misfire_grace_ms": grace_ms, "queue": "unserved"});
+        with(with(yearly(), json!({"cron": "*/3 * * * * *"})), more)
     };
     for policy in ["skip", "one", "all"] {
         put(&tickr, policy, &missed(policy)).await;
@@ -965,7 +1014,55 @@ async fn one_schedule_that_cannot_be_read_hides_no_other() {
         cursor = page["next_cursor"].as_str().map(|next| format!("&cursor={next}")).unwrap_or_default();
     }
     assert_eq!((seen, cursor.as_str()), (vec!["a".to_owned(), "c".to_owned()], ""));
+    let refused = [
+        tickr.get("/v1/schedules/b").await,
+        tickr.get("/v1/schedules/b/ticks").await,
+        tickr.post("/v1/schedules/b/pause", json!({})).await,
+        tickr.post("/v1/schedules/b/resume", json!({})).await,
+        tickr.post("/v1/schedules/b/trigger", json!({})).await,
+    ];
+    for answer in refused {
+        assert_eq!((answer.status, answer.code()), (409, "unreadable_schedule"), "{:#}", answer.body);
+        assert!(answer.body["detail"].as_str().unwrap().contains("zone Atlantis/Capital"), "{:#}", answer.body);
+    }
     assert_eq!(delete_of(&tickr, "b").await.status, 204);
+    assert_eq!(tickr.get("/v1/schedules").await.body["unreadable"], json!([]));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schedule_that_cannot_be_read_is_replaced_by_a_put_and_by_a_start() {
+    let tickr = TestApp::start().await;
+    let unreadable = "UPDATE schedules SET zone = 'Atlantis/Capital', overlap = 'skip', next_at = '2020-01-01'";
+    let of_api = put_with(&tickr.app, "of-api", &[], &yearly()).await;
+    assert_eq!(tickr.post("/v1/schedules/of-api/pause", json!({"reason": "closed"})).await.status, 200);
+    tickr.sql(unreadable).await;
+    let stale = put_with(&tickr.app, "of-api", &[("if-match", "\"1-1\"")], &yearly()).await;
+    assert_eq!(stale.code(), "precondition_failed");
+    let put = put_with(&tickr.app, "of-api", &[("if-match", of_api.header("etag"))], &yearly()).await;
+    assert_eq!(put.status, 200, "{:#}", put.body);
+    assert_eq!((&put.body["zone"], &put.body["overlap"]), (&json!("UTC"), &json!("allow")));
+    assert_eq!(put.body["next_at"], of_api.body["next_at"]);
+    assert_eq!(
+        (&put.body["paused"]["reason"], &put.body["created_at"]),
+        (&json!("closed"), &of_api.body["created_at"])
+    );
+
+    let file = tickr.dir.path().join("schedules.toml");
+    std::fs::write(&file, "[schedules.of-file]\ncron = \"0 0 1 1 *\"\nkind = \"noop\"\n").unwrap();
+    let flags = tickr::config::Flags::default();
+    let loaded = tickr::config::Config::load(&flags, std::iter::empty(), Some(file)).unwrap();
+    let schedules = loaded.config.schedules;
+    let start = async || {
+        let other = tickr.another_with(|config| config.schedules = schedules.clone(), Registry::new()).await;
+        other.stop(CancellationToken::new()).await;
+    };
+    start().await;
+    tickr.sql(format!("{unreadable} WHERE name = 'of-file'")).await;
+    start().await;
+    let shown = tickr.get("/v1/schedules/of-file").await;
+    assert_eq!((shown.status, &shown.body["zone"]), (200, &json!("UTC")), "{:#}", shown.body);
+    assert_eq!(shown.body["next_at"], of_api.body["next_at"]);
     assert_eq!(tickr.get("/v1/schedules").await.body["unreadable"], json!([]));
     tickr.stop().await;
 }

@@ -205,6 +205,14 @@ problems! {
         remedy: "Wait for that job, cancel it, or trigger the schedule with `overlap=allow`.",
         again: Changed,
     }
+    /// 409: this runner cannot read the schedule; the detail names the part that it cannot read.
+    UnreadableSchedule => {
+        status: CONFLICT,
+        title: "This runner cannot read the schedule",
+        meaning: "A newer version of tickr wrote this schedule, or a person changed it in MySQL, and this runner cannot read the part that `detail` names. Nothing was changed.",
+        remedy: "Replace the schedule with a PUT, delete it, or send the request to a runner of the newer version. If `detail` names the origin, only the newer version can change it.",
+        again: Mended,
+    }
     /// 409: runners have a handler of this kind, so it cannot be declared.
     KindCompiled => {
         status: CONFLICT,

@@ -36,7 +36,8 @@ pub(crate) struct ScheduleBody {
     /// each of them, but at most the latest thousand. Default: `one`.
     #[schema(value_type = Option<MisfireWord>)]
     misfire: Option<Misfire>,
-    /// Time in milliseconds by which a tick may be late without counting as missed. Default: 15,000.
+    /// Time in milliseconds by which a tick may be late without counting as missed. Default: 15,000. At least 1,000
+    /// with `misfire` `skip`: each tick is processed some milliseconds after its due time.
     #[schema(maximum = 86_400_000)]
     misfire_grace_ms: Option<u64>,
     /// Overlap policy for a tick while the previous job of the schedule has not ended. `allow` fires all the same.
@@ -51,7 +52,7 @@ pub(crate) struct ScheduleBody {
     #[serde(default = "empty_object")]
     #[schema(value_type = Option<serde_json::Value>)]
     payload: Box<RawValue>,
-    /// Queue of the jobs. Default: `default`.
+    /// Queue of the jobs. Default: that of the declared kind, or else `default`. It is chosen when the schedule is put.
     #[schema(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
     queue: Option<String>,
     /// Priority of the jobs: 0 runs first, 9 last. Default: 5.

@@ -30,7 +30,7 @@ use crate::schedules::body::ScheduleBody;
 use crate::schedules::view::{ScheduleView, read_tag};
 use crate::{Api, json};
 use tickr_job::Name;
-use tickr_store::{DeleteOutcome, PutOutcome, ScheduleOrigin, Scheduled, UnreadableSchedule};
+use tickr_store::{DeleteOutcome, PutOutcome, ScheduleOrigin, Scheduled, StoreError, UnreadableSchedule};
 
 /// Maximum length of the reason of a pause, in characters.
 const MAX_REASON: usize = 1_000;
@@ -38,6 +38,25 @@ const MAX_REASON: usize = 1_000;
 fn unexpected(name: &Name) -> Problem {
     let detail = format!("the schedule {name} does not meet the condition of the request; nothing was changed");
     Problem::new(Code::PreconditionFailed, detail)
+}
+
+/// Turn the error of a call about a schedule into its problem. If this runner cannot read the schedule, name the part.
+async fn failed(api: &Api, name: &Name, error: StoreError) -> Problem {
+    if matches!(error, StoreError::Corrupt { .. })
+        && let Ok(Some(unreadable)) = api.broker.store().unreadable_schedule(name.clone()).await
+    {
+        let detail = format!("this runner cannot read the schedule {name}: {}", unreadable.why);
+        return Problem::new(Code::UnreadableSchedule, detail);
+    }
+    error.into()
+}
+
+/// Read a schedule, or return the problem of a call about it.
+async fn find(api: &Api, name: &Name) -> Result<Scheduled, Problem> {
+    match api.broker.store().schedule(name.clone()).await {
+        Ok(row) => row.ok_or_else(|| Problem::not_found("schedule", name)),
+        Err(error) => Err(failed(api, name, error).await),
+    }
 }
 
 fn declared(name: &Name) -> Problem {
@@ -63,7 +82,7 @@ fn declared(name: &Name) -> Problem {
     responses(
         (status = 201, description = "The schedule is created", body = ScheduleView, headers(("ETag" = String))),
         (status = 200, description = "The schedule is changed, or was the same already", body = ScheduleView, headers(("ETag" = String))),
-        (status = 409, description = "declared_in_config", body = Problem),
+        (status = 409, description = "declared_in_config, unreadable_schedule", body = Problem),
         (status = 412, description = "precondition_failed", body = Problem),
         (status = 422, description = "invalid_request, unknown_kind, invalid_payload", body = Problem),
     )
@@ -77,13 +96,14 @@ pub(crate) async fn put(
 ) -> Result<Response, Problem> {
     let condition = expected.condition(read_tag)?;
     let schedule = api.broker.prepare_schedule(body.into()).map_err(|invalid| Problem::invalid("", invalid))?;
-    let (status, row) =
-        match api.broker.put_schedule(name.clone(), schedule, ScheduleOrigin::Api, condition, &who).await? {
-            PutOutcome::Created(row) => (StatusCode::CREATED, row),
-            PutOutcome::Changed(row) | PutOutcome::Unchanged(row) => (StatusCode::OK, row),
-            PutOutcome::Unexpected => return Err(unexpected(&name)),
-            PutOutcome::OwnedByConfig => return Err(declared(&name)),
-        };
+    let put = api.broker.put_schedule(name.clone(), schedule, ScheduleOrigin::Api, condition, &who).await;
+    let (status, row) = match put {
+        Ok(PutOutcome::Created(row)) => (StatusCode::CREATED, row),
+        Ok(PutOutcome::Changed(row) | PutOutcome::Unchanged(row)) => (StatusCode::OK, row),
+        Ok(PutOutcome::Unexpected) => return Err(unexpected(&name)),
+        Ok(PutOutcome::OwnedByConfig) => return Err(declared(&name)),
+        Err(error) => return Err(failed(&api, &name, error).await),
+    };
     ScheduleView::shown(&api, status, row).await
 }
 
@@ -94,11 +114,12 @@ pub(crate) async fn put(
     responses(
         (status = 200, description = "The schedule", body = ScheduleView, headers(("ETag" = String))),
         (status = 404, description = "not_found", body = Problem),
+        (status = 409, description = "unreadable_schedule", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
     )
 )]
 pub(crate) async fn show(State(api): State<Api>, NamePath(name): NamePath) -> Result<Response, Problem> {
-    let row = api.broker.store().schedule(name.clone()).await?.ok_or_else(|| Problem::not_found("schedule", &name))?;
+    let row = find(&api, &name).await?;
     ScheduleView::shown(&api, StatusCode::OK, row).await
 }
 
@@ -128,7 +149,7 @@ pub(crate) struct DeleteQuery {
     responses(
         (status = 204, description = "The schedule is deleted"),
         (status = 404, description = "not_found", body = Problem),
-        (status = 409, description = "declared_in_config", body = Problem),
+        (status = 409, description = "declared_in_config, unreadable_schedule", body = Problem),
         (status = 412, description = "precondition_failed", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
     )
@@ -173,7 +194,7 @@ pub(crate) struct SchedulesAnswer {
     next_cursor: Option<String>,
 }
 
-/// A schedule that this runner cannot parse. It does not tick on this runner; it can be deleted.
+/// A schedule that this runner cannot parse. It does not tick on this runner; it can be replaced and deleted.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct UnreadableScheduleView {
     name: String,
@@ -235,6 +256,7 @@ pub(crate) struct SchedulePauseBody {
     responses(
         (status = 200, description = "The schedule is paused", body = ScheduleView, headers(("ETag" = String))),
         (status = 404, description = "not_found", body = Problem),
+        (status = 409, description = "unreadable_schedule", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
     )
 )]
@@ -249,11 +271,10 @@ pub(crate) async fn pause(
         return Err(Problem::new(Code::InvalidRequest, "the reason is too long").at("", vec![here]));
     }
     let reason = body.reason.filter(|reason| !reason.trim().is_empty());
-    let row = api
-        .broker
-        .pause_schedule(name.clone(), reason, &who)
-        .await?
-        .ok_or_else(|| Problem::not_found("schedule", &name))?;
+    let row = match api.broker.pause_schedule(name.clone(), reason, &who).await {
+        Ok(row) => row.ok_or_else(|| Problem::not_found("schedule", &name))?,
+        Err(error) => return Err(failed(&api, &name, error).await),
+    };
     ScheduleView::shown(&api, StatusCode::OK, row).await
 }
 
@@ -266,6 +287,7 @@ pub(crate) async fn pause(
     responses(
         (status = 200, description = "The schedule is not paused", body = ScheduleView, headers(("ETag" = String))),
         (status = 404, description = "not_found", body = Problem),
+        (status = 409, description = "unreadable_schedule", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
     )
 )]
@@ -274,7 +296,9 @@ pub(crate) async fn resume(
     RequestActor(who): RequestActor,
     NamePath(name): NamePath,
 ) -> Result<Response, Problem> {
-    let row =
-        api.broker.resume_schedule(name.clone(), &who).await?.ok_or_else(|| Problem::not_found("schedule", &name))?;
+    let row = match api.broker.resume_schedule(name.clone(), &who).await {
+        Ok(row) => row.ok_or_else(|| Problem::not_found("schedule", &name))?,
+        Err(error) => return Err(failed(&api, &name, error).await),
+    };
     ScheduleView::shown(&api, StatusCode::OK, row).await
 }

@@ -10,6 +10,7 @@ use utoipa::{IntoParams, ToSchema};
 use crate::http::body::{NamePath, QueryParams};
 use crate::http::cursor::{Listing, page_size};
 use crate::http::problem::{Code, Problem};
+use crate::schedules::find;
 use crate::schedules::view::TickView;
 use crate::schedules::words::OutcomeWord;
 use crate::{Api, json};
@@ -52,6 +53,7 @@ pub(crate) struct TicksAnswer {
     responses(
         (status = 200, description = "A page of ticks", body = TicksAnswer),
         (status = 404, description = "not_found: neither the schedule nor a tick of it exists", body = Problem),
+        (status = 409, description = "unreadable_schedule: there is no tick of it either", body = Problem),
         (status = 422, description = "invalid_request, invalid_cursor", body = Problem),
     )
 )]
@@ -79,8 +81,8 @@ pub(crate) async fn ticks(
         })?),
     };
     let page = api.broker.store().ticks(name.clone(), fired, before, limit).await?;
-    if page.lines.is_empty() && page.next.is_none() && api.broker.store().schedule(name.clone()).await?.is_none() {
-        return Err(Problem::not_found("schedule", &name));
+    if page.lines.is_empty() && page.next.is_none() {
+        find(&api, &name).await?;
     }
     let next_cursor = page.next.map(|next| listing.cursor(&place_of(next)));
     let data = page.lines.into_iter().map(TickView::from).collect();

@@ -14,6 +14,7 @@ use crate::http::body::{NamePath, QueryParams};
 use crate::http::idempotency::{Key, ResponseContent, replay_stored, respond_to_outcome};
 use crate::http::problem::{Code, Problem};
 use crate::http::trace::RequestTrace;
+use crate::schedules::failed;
 use crate::schedules::words::OverlapWord;
 use crate::view::JobView;
 use tickr_broker::TriggerError;
@@ -43,7 +44,7 @@ pub(crate) struct TriggerQuery {
     responses(
         (status = 201, description = "The job is accepted and durable", body = JobView, headers(("Location" = String))),
         (status = 404, description = "not_found", body = Problem),
-        (status = 409, description = "previous_unfinished: `holder` has not ended; nothing was written", body = Problem),
+        (status = 409, description = "previous_unfinished: `holder` has not ended; unreadable_schedule; nothing was written", body = Problem),
         (status = 422, description = "invalid_request, unknown_kind, invalid_payload", body = Problem),
     )
 )]
@@ -112,6 +113,6 @@ async fn fire(
         Err(TriggerError::Invalid(invalid)) => {
             replay_stored(api, idempotent, ResponseContent::Job, Problem::invalid("", invalid)).await
         }
-        Err(TriggerError::Store(error)) => Err(error.into()),
+        Err(TriggerError::Store(error)) => Err(failed(api, name, error).await),
     }
 }

@@ -22,7 +22,8 @@ pub struct ScheduleDraft {
     pub dst: Option<Dst>,
     /// Policy for missed ticks.
     pub misfire: Option<Misfire>,
-    /// Maximum lateness of a tick, in milliseconds, before it counts as missed.
+    /// Maximum lateness of a tick, in milliseconds, before it counts as missed. At least a second if missed ticks do
+    /// not fire.
     pub misfire_grace_ms: Option<u64>,
     /// Policy if the previous job has not ended.
     pub overlap: Option<Overlap>,
@@ -63,6 +64,8 @@ pub struct WrongField {
 
 /// Default of the maximum lateness before a tick counts as missed. A runner restarts in less time.
 const USUAL_GRACE: Duration = Duration::from_secs(15);
+/// Shortest permitted value of that time where a missed tick does not fire.
+const LEAST_GRACE_OF_SKIP: Duration = Duration::from_millis(100);
 /// Longest permitted value of that time.
 const MAX_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -121,10 +124,7 @@ impl ScheduleDraft {
         if let Some((field, why)) = self.retry.as_ref().and_then(|retry| retry.problem(&usual)) {
             says(&format!("retry/{field}"), why.to_owned());
         }
-        let grace = self.misfire_grace_ms.map_or(USUAL_GRACE, Duration::from_millis);
-        if grace > MAX_GRACE {
-            says("misfire_grace_ms", format!("must be at most {}", millis(MAX_GRACE)));
-        }
+        let grace = self.grace(&mut wrong);
         let tags = self.keys_and_tags(&mut wrong);
         match (cadence, kind, queue, priority, wrong.is_empty()) {
             (Some((cadence, zone)), Some(kind), Some(queue), Some(priority), true) => Ok(Schedule {
@@ -150,6 +150,20 @@ impl ScheduleDraft {
             }),
             _ => Err(wrong),
         }
+    }
+
+    /// Check and return the lateness at which a tick counts as missed.
+    fn grace(&self, wrong: &mut Vec<WrongField>) -> Duration {
+        let grace = self.misfire_grace_ms.map_or(USUAL_GRACE, Duration::from_millis);
+        let mut says = |detail: String| wrong.push(WrongField { field: "misfire_grace_ms".to_owned(), detail });
+        if grace > MAX_GRACE {
+            says(format!("must be at most {}", millis(MAX_GRACE)));
+        }
+        // Each tick is processed some milliseconds after its due time. With a shorter time few would ever fire.
+        if self.misfire == Some(Misfire::Skip) && grace < LEAST_GRACE_OF_SKIP {
+            says(format!("must be at least {} with misfire skip", millis(LEAST_GRACE_OF_SKIP)));
+        }
+        grace
     }
 
     /// Check the keys, the expiry and the tags of the jobs. Return the tags, each once.
@@ -277,6 +291,16 @@ mod tests {
         }
         let every = ScheduleDraft { every_ms: Some(1_000), dst: Some(Dst::Both), ..draft() };
         assert_eq!(fields(every), ["dst"]);
+        let grace = |misfire, ms| ScheduleDraft {
+            misfire: Some(misfire),
+            misfire_grace_ms: Some(ms),
+            every_ms: Some(1_000),
+            ..draft()
+        };
+        assert_eq!(fields(grace(Misfire::Skip, 99)), ["misfire_grace_ms"]);
+        for may in [grace(Misfire::Skip, 100), grace(Misfire::One, 0), grace(Misfire::All, 0)] {
+            assert_eq!(fields(may), [""; 0]);
+        }
         let far = ScheduleDraft { every_ms: Some(1_000), anchor: Some(Timestamp::MAX_UTC), ..draft() };
         assert_eq!(fields(far), ["anchor"]);
     }

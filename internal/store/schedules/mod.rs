@@ -6,11 +6,13 @@
 //!
 //! - `day.rs`: the ticks of the last day in slots of time.
 //! - `forecast.rs`: jobs and ticks that become due in the next hours.
+//! - `previous.rs`: the jobs that may be in the way of the next one.
 //! - `rows.rs`: rows of schedules, read, locked, and changed in one transaction.
 //! - `ticks.rs`: the ticks of schedules and their ledger.
 
 pub(super) mod day;
 pub(super) mod forecast;
+mod previous;
 pub(super) mod rows;
 pub(super) mod ticks;
 
@@ -25,8 +27,8 @@ use crate::audit::{AuditEntry, record};
 use crate::jobs::condition::Condition;
 use crate::queues::Pause;
 use crate::schedules::rows::{
-    COLUMNS, ScheduleOrigin, Scheduled, UnreadableSchedule, VersionTag, lock_schedule, read_one, subjects_of,
-    understood, word,
+    COLUMNS, Replaced, ScheduleOrigin, Scheduled, UnreadableSchedule, VersionTag, lock_schedule, lock_to_replace,
+    read_one, subjects_of, understood, word,
 };
 use crate::schedules::ticks::{last_tick_of, pass_over};
 use crate::sql::batches::{bind_padded, padded_len, placeholders, statement};
@@ -90,7 +92,8 @@ const MAX_PAGES: u32 = 64;
 
 impl Store {
     /// Create or change a schedule, so that it equals `schedule`. `origin` says who declares it. The API may not change
-    /// a schedule that the configuration owns. The configuration takes over a schedule that the API created.
+    /// a schedule that the configuration owns. The configuration takes over a schedule that the API created. A schedule
+    /// that this binary cannot read is replaced; which of its old ticks are due is not known, so they get no record.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -241,6 +244,24 @@ impl Store {
         .await
     }
 
+    /// Return the error for a schedule that this binary cannot read. Nothing if it can, or if there is no such
+    /// schedule.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    #[boxed]
+    pub async fn unreadable_schedule(&self, name: Name) -> Result<Option<UnreadableSchedule>, StoreError> {
+        on_pool(&self.shared.pools.reads, "read why a schedule cannot be read", move |conn, _| {
+            let name = name.clone();
+            Box::pin(async move {
+                let sql = format!("SELECT {COLUMNS} FROM schedules WHERE name = ?");
+                let found = statement(sql).bind(name.as_str()).fetch_optional(conn).await?;
+                Ok(found.as_ref().map(understood).transpose()?.and_then(Result::err))
+            })
+        })
+        .await
+    }
+
     /// List schedules in the order of their names, after this name.
     ///
     /// # Errors
@@ -305,15 +326,15 @@ async fn put(
     condition: &Condition<VersionTag>,
     act: &AuditEntry,
 ) -> Result<PutOutcome, sqlx::Error> {
-    let found = lock_schedule(conn, name).await?;
-    let owned = found.as_ref().is_some_and(|row| row.origin == ScheduleOrigin::Config);
+    let found = lock_to_replace(conn, name, schedule).await?;
+    let owned = found.as_ref().is_some_and(|found| found.row.origin == ScheduleOrigin::Config);
     if owned && origin == ScheduleOrigin::Api {
         return Ok(PutOutcome::OwnedByConfig);
     }
-    if !condition.is_met_by(found.as_ref().map(Scheduled::tag)) {
+    if !condition.is_met_by(found.as_ref().map(|found| found.row.tag())) {
         return Ok(PutOutcome::Unexpected);
     }
-    if let Some(row) = &found
+    if let Some(Replaced { row, is_readable: true }) = &found
         && row.origin == origin
         && schedule.is_equivalent_to(&row.schedule)
     {
@@ -340,23 +361,9 @@ async fn put(
             insert(conn, &row).await?;
             PutOutcome::Created(row)
         }
-        Some(mut row) => {
-            if schedule.ticks_the_same(&row.schedule) {
-                let cadence = row.schedule.cadence.clone();
-                row.schedule = Schedule { cadence, ..schedule.clone() };
-            } else {
-                let (cause, why) = match &row.paused {
-                    Some(pause) => (SkipCause::Paused, pause.in_words()),
-                    None => (SkipCause::Changed, format!("changed by {by}")),
-                };
-                if row.last_at.is_none() {
-                    // It has not ticked yet, but an earlier schedule with its name has, by a clock that was ahead.
-                    row.last_at = last_tick_of(conn, name).await?;
-                }
-                pass_over(conn, &mut row, cause, &why, by, now).await?;
-                row.schedule = schedule.clone();
-                row.next_at = schedule.cadence.next_after(row.last_at.map_or(now, |last| last.max(now)));
-            }
+        Some(mut found) => {
+            redefine(conn, &mut found, schedule, by, now).await?;
+            let mut row = found.row;
             row.origin = origin;
             row.version += 1;
             row.updated = (now, by.clone());
@@ -366,6 +373,37 @@ async fn put(
     };
     record(conn, act, now).await?;
     Ok(put)
+}
+
+/// Put `schedule` in place of the definition of a locked schedule. Move its next tick if the times differ.
+async fn redefine(
+    conn: &mut Session<'_>,
+    found: &mut Replaced,
+    schedule: &Schedule,
+    by: &Actor,
+    now: Timestamp,
+) -> Result<(), sqlx::Error> {
+    let Replaced { row, is_readable } = found;
+    if *is_readable && schedule.ticks_the_same(&row.schedule) {
+        let cadence = row.schedule.cadence.clone();
+        row.schedule = Schedule { cadence, ..schedule.clone() };
+        return Ok(());
+    }
+    if row.last_at.is_none() {
+        // It has not ticked yet, but an earlier schedule with its name has, by a clock that was ahead.
+        row.last_at = last_tick_of(conn, &row.name).await?;
+    }
+    // Only a binary that reads the old times can tell which ticks of them are due.
+    if *is_readable {
+        let (cause, why) = match &row.paused {
+            Some(pause) => (SkipCause::Paused, pause.in_words()),
+            None => (SkipCause::Changed, format!("changed by {by}")),
+        };
+        pass_over(conn, row, cause, &why, by, now).await?;
+    }
+    row.schedule = schedule.clone();
+    row.next_at = schedule.cadence.next_after(row.last_at.map_or(now, |last| last.max(now)));
+    Ok(())
 }
 
 /// Set the anchor of an interval that has none to the current time of the store. Its first tick is then one interval

@@ -120,6 +120,29 @@ pub(crate) async fn lock_schedule(conn: &mut Session<'_>, name: &Name) -> Result
     read_one(conn, name, "FOR UPDATE").await
 }
 
+/// A schedule that is locked to be replaced.
+pub(crate) struct Replaced {
+    /// The schedule. If this binary cannot read its definition, the new definition stands in for it.
+    pub row: Scheduled,
+    /// True if this binary can read its definition.
+    pub is_readable: bool,
+}
+
+/// Lock a schedule and read it, to put `wanted` in place of its definition. A definition that this binary cannot read
+/// may be replaced as well.
+pub(crate) async fn lock_to_replace(
+    conn: &mut Session<'_>,
+    name: &Name,
+    wanted: &Schedule,
+) -> Result<Option<Replaced>, sqlx::Error> {
+    let sql = format!("SELECT {COLUMNS} FROM schedules WHERE name = ? FOR UPDATE");
+    let Some(row) = statement(sql).bind(name.as_str()).fetch_optional(conn).await? else { return Ok(None) };
+    let definition = read_schedule(&row);
+    let is_readable = definition.is_ok();
+    let row = read_with(&row, definition.unwrap_or_else(|_| wanted.clone()))?;
+    Ok(Some(Replaced { row, is_readable }))
+}
+
 pub(crate) async fn read_one(
     conn: &mut Session<'_>,
     name: &Name,
@@ -144,6 +167,11 @@ fn reason(error: sqlx::Error) -> String {
 }
 
 pub(crate) fn read(row: &MySqlRow) -> Result<Scheduled, sqlx::Error> {
+    read_with(row, read_schedule(row)?)
+}
+
+/// Read a schedule whose definition is `schedule`.
+fn read_with(row: &MySqlRow, schedule: Schedule) -> Result<Scheduled, sqlx::Error> {
     let name: Name = word(row, "name")?.parse().map_err(|_| corrupt("name"))?;
     let paused_at: Option<Timestamp> = row.try_get("paused_at")?;
     let paused = match paused_at {
@@ -160,7 +188,7 @@ pub(crate) fn read(row: &MySqlRow) -> Result<Scheduled, sqlx::Error> {
     let last_job: Option<Uuid> = row.try_get("last_job")?;
     Ok(Scheduled {
         name,
-        schedule: read_schedule(row)?,
+        schedule,
         origin,
         version: row.try_get("version")?,
         next_at: row.try_get("next_at")?,

@@ -32,6 +32,7 @@ use crate::rows::links::NewLinks;
 use crate::rows::order::{are_being_made, close_places, lock_free_or_make, lock_keys_of, lock_or_make, order_key_of};
 use crate::rows::owed::{Owed, SKIP_LOCKED, left_of, lock_free, lock_held};
 use crate::rows::tallies::count;
+use crate::schedules::previous::previous_jobs;
 use crate::schedules::rows::{Scheduled, lock_schedule, subjects_of};
 use crate::sql::batches::{bind_padded, padded_len, placeholders, statement};
 use crate::sql::clock::read_clock;
@@ -370,23 +371,22 @@ async fn carry_out(
     let is_busy = |plan: &TickPlan| order_keys_of(plan).any(|key| busy.contains(key));
     ticked.left.extend(plans.iter().filter(|(plan, _)| is_busy(plan)).map(|(plan, _)| plan.row.name.clone()));
     plans.retain(|(plan, _)| !is_busy(plan));
-    let previous_of = |plan: &TickPlan, standing: &ScheduleCursor| {
-        standing.last_job.filter(|_| plan.row.schedule.overlap != Overlap::Allow)
-    };
-    let previous: BTreeSet<JobId> = plans.iter().filter_map(|(plan, standing)| previous_of(plan, standing)).collect();
-    let held = lock_free(conn, previous.iter().copied()).await?;
-    let locked = left_of(conn, previous, &held).await?;
-    // Whether the previous job has ended can only be said under its lock.
-    let is_left =
-        |plan: &TickPlan, standing: &ScheduleCursor| previous_of(plan, standing).is_some_and(|id| locked.contains(&id));
-    let left = plans.iter().filter(|(plan, standing)| is_left(plan, standing));
-    ticked.left.extend(left.map(|(plan, _)| plan.row.name.clone()));
-    plans.retain(|(plan, standing)| !is_left(plan, standing));
+    let looking = plans.iter().filter(|(plan, _)| plan.row.schedule.overlap != Overlap::Allow);
+    let looking: Vec<_> = looking.map(|(plan, standing)| (&plan.row, standing.last_job)).collect();
+    let previous = previous_jobs(conn, &looking).await?;
+    let ids: BTreeSet<JobId> = previous.values().flatten().copied().collect();
+    let held = lock_free(conn, ids.iter().copied()).await?;
+    let locked = left_of(conn, ids, &held).await?;
+    let previous_of = |plan: &TickPlan| previous.get(&plan.row.name).map_or(&[][..], Vec::as_slice);
+    // Whether a previous job has ended can only be said under its lock.
+    let is_left = |plan: &TickPlan| previous_of(plan).iter().any(|id| locked.contains(id));
+    ticked.left.extend(plans.iter().filter(|(plan, _)| is_left(plan)).map(|(plan, _)| plan.row.name.clone()));
+    plans.retain(|(plan, _)| !is_left(plan));
 
     let mut work = Work { now, held: &held, runner, jobs: Vec::new(), ended: BTreeMap::new(), ticked: &mut ticked };
     let mut moved = Vec::with_capacity(plans.len());
     for (plan, standing) in plans {
-        let last_job = work.process(conn, plan, standing).await?;
+        let last_job = work.process(conn, plan, (standing.last_job, previous_of(plan))).await?;
         moved.push((plan, last_job));
     }
     let Work { jobs, ended, .. } = work;
@@ -452,16 +452,16 @@ struct Work<'a, 't> {
 }
 
 impl<'a> Work<'a, '_> {
-    /// Decide the lines of a plan by the overlap policy. Return the schedule's last job after them.
+    /// Decide the lines of a plan by the overlap policy. The jobs in `previous` may be in the way. Return the last job
+    /// of the schedule after them.
     async fn process(
         &mut self,
         conn: &mut Session<'_>,
         plan: &'a TickPlan,
-        standing: &ScheduleCursor,
+        (mut last_job, previous): (Option<JobId>, &[JobId]),
     ) -> Result<Option<JobId>, sqlx::Error> {
         let overlap = plan.row.schedule.overlap;
-        let mut last_job = standing.last_job;
-        let mut in_the_way = last_job.filter(|id| self.held.contains_key(id));
+        let mut in_the_way: Vec<JobId> = previous.iter().copied().filter(|id| self.held.contains_key(id)).collect();
         let last_fire = plan.lines.iter().rposition(|line| line.job.is_some());
         for (place, line) in plan.lines.iter().enumerate() {
             let Some(job) = &line.job else {
@@ -469,7 +469,7 @@ impl<'a> Work<'a, '_> {
                 self.line(plan, line, Err((cause, line.reason.clone())));
                 continue;
             };
-            match (overlap, in_the_way) {
+            match (overlap, in_the_way.first()) {
                 (Overlap::Skip, Some(previous)) => {
                     let why = format!("the previous job {previous} had not ended");
                     self.line(plan, line, Err((SkipCause::Overlap, Some(why))));
@@ -481,13 +481,17 @@ impl<'a> Work<'a, '_> {
                     self.line(plan, line, Err((SkipCause::Overlap, Some(why))));
                     continue;
                 }
-                (Overlap::Replace, Some(previous)) => self.replace(conn, previous, job.id).await?,
+                (Overlap::Replace, Some(_)) => {
+                    for previous in &in_the_way {
+                        self.replace(conn, *previous, job.id).await?;
+                    }
+                }
                 (Overlap::Allow | Overlap::Skip | Overlap::Replace, _) => {}
             }
             self.line(plan, line, Ok(job.id));
             self.jobs.push(job);
             last_job = Some(job.id);
-            in_the_way = last_job;
+            in_the_way = vec![job.id];
         }
         Ok(last_job)
     }
@@ -636,14 +640,14 @@ async fn trigger(
     }
     lock_or_make(conn, &order_key_of(&job).into_iter().collect()).await?;
     let overlap = overlap.unwrap_or(row.schedule.overlap);
-    let previous = row.last_job.filter(|_| overlap != Overlap::Allow);
-    let held = match previous {
-        Some(id) => lock_held(conn, std::iter::once(id)).await?,
-        None => BTreeMap::new(),
-    };
-    let in_the_way = previous.and_then(|id| Some((id, held.get(&id)?.state)));
-    if let (Overlap::Skip, Some((id, state))) = (overlap, in_the_way) {
-        return Ok(TriggerOutcome::Busy(id, state));
+    let looking = Some((&row, row.last_job)).filter(|_| overlap != Overlap::Allow);
+    let previous = previous_jobs(conn, looking.as_slice()).await?.remove(&row.name).unwrap_or_default();
+    let held = lock_held(conn, previous.iter().copied()).await?;
+    let in_the_way: Vec<JobId> = previous.into_iter().filter(|id| held.contains_key(id)).collect();
+    if overlap == Overlap::Skip
+        && let Some((id, owed)) = in_the_way.first().and_then(|id| held.get_key_value(id))
+    {
+        return Ok(TriggerOutcome::Busy(*id, owed.state));
     }
     let now = read_clock(conn, &shared.clock).await?;
     let due_at = floor_ms(now);
@@ -658,7 +662,7 @@ async fn trigger(
     let mut ticked = Ticked::default();
     let mut work =
         Work { now, held: &held, runner: &act.actor, jobs: Vec::new(), ended: BTreeMap::new(), ticked: &mut ticked };
-    if let Some((id, _)) = in_the_way {
+    for id in in_the_way {
         work.replace(conn, id, job.id).await?;
     }
     let ended = work.ended;

@@ -226,7 +226,7 @@ function valuesOf(s) {
     overlap: s?.overlap ?? 'allow',
     kind: s?.kind ?? '',
     payload: s?.payload ?? {},
-    queue: s?.queue ?? 'default',
+    queue: text(s?.queue),
     priority: text(s?.priority ?? 5),
     attempts: text(s?.max_attempts),
     timeout: s?.timeout_ms ? text(s.timeout_ms / 1000) : '',
@@ -250,9 +250,10 @@ function bodyOf(v, s) {
     overlap: v.overlap,
     kind: v.kind,
     payload: v.payload ?? {},
-    queue: v.queue.trim(),
     priority: Number(v.priority),
   };
+  // Without one, the jobs go to the queue of their kind.
+  if (v.queue.trim()) body.queue = v.queue.trim();
   if (v.attempts) body.max_attempts = Number(v.attempts);
   if (v.timeout) body.timeout_ms = Math.round(Number(v.timeout) * 1000);
   // What is left out of it is the kind's.
@@ -540,7 +541,12 @@ function Form({ seen, kinds, done, again }) {
               ${kinds.map((known) => html`<option key=${known.kind} value=${known.kind}>${known.kind}</option>`)}
             </select>
           </${Field}>
-          ${input('queue', 'Queue', { required: true, maxlength: 64, list: 's-queues' })}
+          ${input(
+            'queue',
+            'Queue',
+            { maxlength: 64, list: 's-queues', placeholder: kind?.queue ?? 'default' },
+            'Empty: that of its kind',
+          )}
           ${input('priority', 'Priority', { required: true, type: 'number', min: 0, max: 9 }, '0 runs first, 9 last')}
         </div>
         <datalist id="s-queues">
