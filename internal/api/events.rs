@@ -471,7 +471,7 @@ pub(super) struct GapEvent {
     /// Reason of the gap. `behind`: this client was too slow. `flood`: too many events happened at once in a runner.
     /// `redis`: Redis does not answer, so only the events of this runner arrive. `lost`: Redis was out for this runner or
     /// for another one, or has lost events; from here on the events of all runners arrive again. `forgotten`: the event
-    /// of `Last-Event-ID` is no longer stored.
+    /// of `Last-Event-ID` is no longer stored, or 10,000 others follow it.
     reason: &'static str,
     /// Number of missing events, if it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -489,8 +489,8 @@ pub(super) struct GapEvent {
 /// A `gap` event says that events are missing: above about ten thousand events a second, for a client that is too slow,
 /// while Redis does not answer and only the events of this runner arrive, or when Redis has lost events or is back. After
 /// a gap, read again what you show.
-/// With `Last-Event-ID` the stream continues after that event, or sends `reset` when the event is no longer stored.
-/// Payloads, results, errors and reasons are not sent.
+/// With `Last-Event-ID` the stream continues after that event, or sends `reset` when the event is no longer stored or
+/// 10,000 others follow it. Payloads, results, errors and reasons are not sent.
 #[utoipa::path(
     get, path = "/v1/events", tag = "events", operation_id = "cluster_events",
     params(

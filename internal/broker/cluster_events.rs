@@ -319,8 +319,8 @@ impl ClusterEvents {
         listener
     }
 
-    /// Return all events after `place` that the stream still holds, in order. None when the stream does not hold
-    /// `place` itself any more.
+    /// Return all events after `place`, in order. None when the stream does not hold `place` itself any more, or when
+    /// 10,000 entries or more lie behind it.
     ///
     /// # Errors
     /// When Redis does not answer.
@@ -340,10 +340,11 @@ impl ClusterEvents {
             let read = |entry: &StreamEntry| Some((entry.id, serde_json::from_str(&entry.text).ok()?));
             found.extend(page.entries.iter().filter_map(read));
             if !more {
-                break;
+                return Ok(Some(found));
             }
         }
-        Ok(Some(found))
+        // More entries follow. Those behind the pages would be left out, so the listener begins anew.
+        Ok(None)
     }
 }
 

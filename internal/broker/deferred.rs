@@ -92,13 +92,13 @@ impl Broker {
             verdict,
             error: error.map(limits::cut),
             exchange: None,
-            // The runner has stored what the handler wrote.
+            // The runner stores what the handler wrote.
             log: None,
             result,
             follow_ups: Vec::new(),
             again,
-            // The call has ended, and was counted, when the attempt was deferred.
-            call: None::<CallOutcome>,
+            // The system has got its key, so its host answers. If the deferral counted the call, this does not count.
+            call: Some(CallOutcome::Answered),
             checkpoint: checkpoint.map_or(CheckpointUse::Unused, CheckpointUse::Unsaved),
         }
     }

@@ -96,7 +96,7 @@ use attempts::settlement::{SettleReply, SettleRequest};
 pub use attempts::suspects::Death;
 pub use audit::{AuditEntry, AuditFilter, AuditRecord, FoldedActs};
 pub use batches::callbacks::{Callback, CallbackEvent};
-pub use batches::cancel::{BatchCancelled, LEFT_AT_ONCE};
+pub use batches::cancel::{BatchCancelled, CancelMark, LEFT_AT_ONCE};
 pub use batches::count::{BatchCounted, ChangedBatches};
 pub use batches::create::{BatchCreated, BatchProblems, NewBatch};
 pub use batches::rows::{Batch, BatchCounts, BatchState};
@@ -209,6 +209,7 @@ use rows::tallies::Lanes;
 use sql::connection::Target;
 use sql::durability::Variables;
 use sql::group_commit::GroupCommit;
+use sql::page_size::PageSize;
 use sql::pools::Pools;
 use sql::servers::{read_server, read_servers};
 
@@ -265,6 +266,9 @@ struct StoreInner {
     parents_ended: Notify,
     /// Notified when the counts of batches have changed.
     batches_changed: Notify,
+    /// The number of children that one transaction looks at, and of jobs of a batch that one cancels.
+    children: PageSize,
+    cancelled_jobs: PageSize,
 }
 
 impl StoreInner {
@@ -386,6 +390,8 @@ impl Store {
             caution: Arc::default(),
             parents_ended: Notify::new(),
             batches_changed: Notify::new(),
+            children: PageSize::new(jobs::dependencies::CHILDREN),
+            cancelled_jobs: PageSize::new(batches::cancel::JOBS),
         });
         let (options, tasks) = (&shared.options, &shared.tasks);
         let inserts = Inserts { clock: shared.clock.clone(), limits: Arc::clone(&shared.limits) };
@@ -559,9 +565,11 @@ impl Store {
         let settlement = &request.settlement;
         let (id, token) = (settlement.id, settlement.token);
         let of_claim = || settlement.opened.as_ref().map(|opened| Arc::clone(&opened.slots)).unwrap_or_default();
+        // Another system finishes the attempt, and its deferral may have counted the call.
+        let in_doubt = slots.is_some();
         let slots = slots.unwrap_or_else(of_claim);
         let call = settlement.call.filter(|_| !slots.is_empty());
-        let call = call.map(|outcome| EndedCall { token, outcome, error: settlement.error.clone() });
+        let call = call.map(|outcome| EndedCall { token, outcome, error: settlement.error.clone(), in_doubt });
         let mut reply = self.settles.submit(request).await?;
         self.shared.links_ended(reply.linked);
         if let Settled::Done { released, .. } = &mut reply.settled

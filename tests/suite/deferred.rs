@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sqlx::Executor;
 use tickr::config::{Config, ServerUrl};
+use tickr::event::Event;
 use tickr::handlers::{Context, Failure, FinishLater, FollowUp, Kind, Output, Registry};
 use tickr::job::{JobId, State};
 use tokio::net::TcpListener;
@@ -538,6 +539,37 @@ async fn a_handler_whose_attempt_was_finished_before_it_saved_its_checkpoint_fre
     assert_eq!(tickr.until(id, State::Completed).await["result"], succeeded()["result"]);
     assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM checkpoints").await, 0);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_that_was_finished_before_its_handler_returned_keeps_its_log_and_is_not_deferred() {
+    let base = Arc::<Mutex<String>>::default();
+    let api = Arc::clone(&base);
+    let mut kinds = Registry::new();
+    kinds.register(move |_: Approval, ctx: Context| {
+        let base = api.lock().unwrap().clone();
+        async move {
+            ctx.log("sent");
+            let key = ctx.finish_key().await?;
+            let finish = http().post(format!("{base}/v1/attempts/{}/finish", key.expose()));
+            assert_eq!(answer(finish.json(&succeeded())).await.status, 200);
+            Ok(Output::finished_later(FinishLater::within(Duration::from_secs(60))))
+        }
+    });
+    let tickr = TestApp::start_with(|config| config.workers = 1, kinds).await;
+    *base.lock().unwrap() = format!("http://{}", tickr.app.addr());
+    let mut events = tickr.app.broker().events().listen();
+    let id = tickr.enqueue_kind("approval", json!({"asks": true})).await;
+    tickr.until(id, State::Completed).await;
+    tickr.until_count("SELECT COUNT(*) FROM attempt_logs WHERE log LIKE '%sent%'", 1).await;
+    // Its only worker is free again, so the runner has done with the attempt.
+    let other = tickr.enqueue_kind("noop", json!({})).await;
+    tickr.until(other, State::Completed).await;
+    while let Ok(event) = events.try_recv() {
+        assert!(!matches!(event, Event::Deferred { .. }), "{event:?}");
+    }
+    assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
     tickr.stop().await;
 }
 

@@ -192,6 +192,30 @@ async fn the_cluster_is_heard_through_any_runner_by_what_one_wants_and_from_wher
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_missed_more_events_than_are_read_at_once_is_told_so() {
+    let tickr = TestApp::start().await;
+    // Redis keeps a few more events than 10,000, because it removes them in groups.
+    let last =
+        json!({"type": "runner_stopping", "at": "2026-01-01T00:00:00Z", "runner": tickr.app.runner().to_string()});
+    let entries: Vec<u32> = (1..=10_050).collect();
+    for some in entries.chunks(1_000) {
+        let mut pipe = redis::pipe();
+        for number in some {
+            let text = if *number == 10_050 { last.to_string() } else { "{}".to_owned() };
+            pipe.cmd("XADD").arg(tickr.key("events")).arg(format!("1-{number}")).arg("e").arg(text).ignore();
+        }
+        pipe.exec_async(&mut tickr.redis().await).await.unwrap();
+    }
+    let from = async |last: &str| EventStream::open(&tickr.url("/v1/events"), Some(last)).await.next().await.unwrap();
+    let first = from("1-1").await;
+    assert_eq!((first.kind.as_str(), &first.data["reason"]), ("reset", &json!("forgotten")));
+    // A client that missed fewer gets them.
+    let first = from("1-1000").await;
+    assert_eq!((first.kind.as_str(), first.id.as_deref()), ("runner_stopping", Some("1-10050")));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_is_set_about_queues_and_schedules_is_told_once_through_any_runner() {
     let tickr = TestApp::start().await;
     let other = tickr.another_with(elsewhere, Registry::new()).await;

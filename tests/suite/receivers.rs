@@ -847,6 +847,7 @@ async fn a_kind_of_its_own_says_how_its_calls_ended() {
 /// The first statement that counts the end of a call.
 const COUNTS: &str = "UPDATE limit_keys SET failures";
 const FAILURES: &str = "SELECT CAST(COALESCE(MAX(failures), 0) AS SIGNED) FROM limit_keys";
+const OPEN: &str = "SELECT COUNT(*) FROM limit_keys WHERE opened_at IS NOT NULL";
 
 /// Start a runner that serves the queue `default` through this proxy.
 async fn runner_through(tickr: &TestApp, proxy: &Proxy, kinds: Registry) -> App {
@@ -933,6 +934,67 @@ async fn the_call_of_a_deferred_attempt_counts_once_after_a_lost_answer() {
     let finished = tickr.post(&format!("/v1/attempts/{key}/finish"), json!({"verdict": "succeeded"})).await;
     assert_eq!(finished.status, 200, "{:#}", finished.body);
     tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_is_finished_before_its_answer_counts_once_for_its_breaker() {
+    /// Finish the attempt with this key.
+    async fn finish(base: &str, key: &str) {
+        let finish = support::http().post(format!("{base}/v1/attempts/{key}/finish"));
+        let finished = support::answer(finish.json(&json!({"verdict": "succeeded"}))).await;
+        assert_eq!(finished.status, 200, "{:#}", finished.body);
+    }
+
+    let (base, keys) = (Arc::<Mutex<String>>::default(), Arc::<Mutex<Vec<String>>>::default());
+    let (api, sent) = (Arc::clone(&base), Arc::clone(&keys));
+    let mut kinds = Registry::new();
+    kinds.register(move |job: Push, ctx: Context| {
+        let (base, sent) = (api.lock().unwrap().clone(), Arc::clone(&sent));
+        async move {
+            if job.ends == "fails" {
+                ctx.host_failed();
+                return Err(Failure::reject("the host is down"));
+            }
+            let key = ctx.finish_key().await?.expose().to_owned();
+            if job.ends == "early" {
+                finish(&base, &key).await;
+            } else {
+                ctx.host_failed();
+                sent.lock().unwrap().push(key);
+            }
+            Ok(Output::finished_later(FinishLater::within(Duration::from_secs(60))))
+        }
+    });
+    let tickr = TestApp::start_with(|_| {}, kinds).await;
+    *base.lock().unwrap() = format!("http://{}", tickr.app.addr());
+    let breaker = json!({"failures": 3, "pause_ms": 1_000});
+    set_and_wait(&tickr, "per-host", json!({"shared_by": "host", "breaker": breaker})).await;
+    let push = |ends: &str| json!({"kind": "push", "payload": {"gateway": "push.example", "ends": ends}});
+    // The failures are not in a row.
+    for (ends, state, failures) in
+        [("fails", State::Failed, 1), ("early", State::Completed, 0), ("fails", State::Failed, 1)]
+    {
+        let id = tickr.enqueue(push(ends)).await;
+        tickr.until(id, state).await;
+        tickr.until_count(FAILURES, failures).await;
+    }
+    // A deferral has counted its call as a failure. The finish takes nothing back.
+    let id = tickr.enqueue(push("later")).await;
+    tickr.until_count(FAILURES, 2).await;
+    let key = eventually("the handler sends its key", || async { keys.lock().unwrap().pop() }).await;
+    finish(&format!("http://{}", tickr.app.addr()), &key).await;
+    tickr.until(id, State::Completed).await;
+    tickr.until_count("SELECT COUNT(*) FROM limit_slots", 0).await;
+    assert_eq!(tickr.count(FAILURES).await, 2);
+    tickr.enqueue(push("fails")).await;
+    tickr.until_count(OPEN, 1).await;
+    // The call after the pause closes the breaker, and the others follow at once.
+    tickr.enqueue_many((0..20).map(|_| push("early"))).await;
+    tickr.until_count(OPEN, 0).await;
+    tickr.until_idle().await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_sound().await;
     tickr.stop().await;
 }
 

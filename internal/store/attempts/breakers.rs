@@ -25,6 +25,9 @@ pub(crate) struct EndedCall {
     pub(crate) outcome: CallOutcome,
     /// Error of the attempt.
     pub(crate) error: Option<String>,
+    /// True if the deferral or the finish of the attempt may have counted the call already. Then it counts while a slot
+    /// still names the attempt.
+    pub(crate) in_doubt: bool,
 }
 
 /// A call that counts for the breaker of a key.
@@ -79,9 +82,13 @@ pub(super) async fn count_calls(
     mut calls: Vec<CountedCall<'_>>,
     earlier: PriorRun,
 ) -> Result<Vec<Turned>, sqlx::Error> {
-    if earlier == PriorRun::MayHaveCommitted && !calls.is_empty() {
+    let in_doubt = |call: &CountedCall<'_>| earlier == PriorRun::MayHaveCommitted || call.call.in_doubt;
+    if calls.iter().any(in_doubt) {
         let uncounted = uncounted(conn, &calls).await?;
-        calls.retain(|call| uncounted.contains(&(call.key.clone(), call.job, call.call.token.uuid())));
+        let counts = |call: &CountedCall<'_>| (call.key.clone(), call.job, call.call.token.uuid());
+        // A deferral and the end of the same attempt may come together.
+        let mut seen = BTreeSet::new();
+        calls.retain(|call| !in_doubt(call) || uncounted.contains(&counts(call)) && seen.insert(counts(call)));
     }
     if calls.is_empty() {
         return Ok(Vec::new());

@@ -153,8 +153,9 @@ impl Store {
         .await
     }
 
-    /// Leave an attempt to the system that has its finish key. Returns false, with nothing changed, if the token does not
-    /// hold the job any more: the system may have finished the attempt already.
+    /// Leave an attempt to the system that has its finish key. Returns false, with the log stored and nothing else
+    /// changed, if the token does not hold the job any more: the system may have finished the attempt already. The log
+    /// of a lost attempt is not stored.
     ///
     /// `slots` are the keys of limits of which the attempt has a slot. It keeps them. `log` has the lines that the handler
     /// wrote; they are stored whatever the verdict will be. `checkpoint` is the newest one, if it is not stored yet.
@@ -175,6 +176,7 @@ impl Store {
             Box::pin(async move {
                 let held = lock_held(conn, std::iter::once(id)).await?;
                 if !is_ours(held.get(&id), token) {
+                    keep_log_of_ended(conn, (id, number), log.as_deref()).await?;
                     return Ok(false);
                 }
                 let now = read_clock(conn, &shared.clock).await?;
@@ -209,7 +211,7 @@ impl Store {
         if deferred {
             self.shared.open_claims.ended(id, token);
             if let Some(outcome) = call.filter(|_| !slots.is_empty()) {
-                let call = Some(EndedCall { token, outcome, error: None });
+                let call = Some(EndedCall { token, outcome, error: None, in_doubt: true });
                 let counted = self.free_slots(SlotsOfJob { id: id.uuid(), keys: slots, call, keeps: true });
                 if let Err(error) = counted.await {
                     tracing::debug!(%error, "cannot count a call for the breaker of its host");
@@ -382,6 +384,23 @@ fn is_ours(owed: Option<&Owed>, token: AttemptToken) -> bool {
 async fn extend_lease(conn: &mut Session<'_>, id: JobId, until: Option<Timestamp>) -> Result<(), sqlx::Error> {
     let sql = statement(format!("UPDATE owed SET lease_until = ?, links = links | {DEFERRED} WHERE id = ?"));
     sql.bind(until.map(|until| until + MARGIN)).bind(id.uuid()).execute(conn).await.map(drop)
+}
+
+/// Store what a handler wrote before it returned, although its attempt has a verdict already: the system was faster.
+/// The lock on the line keeps the janitor from removing the job meanwhile, which would leave the log behind.
+async fn keep_log_of_ended(
+    conn: &mut Session<'_>,
+    (id, number): (JobId, u32),
+    log: Option<&str>,
+) -> Result<(), sqlx::Error> {
+    let Some(log) = log else { return Ok(()) };
+    let sql =
+        "SELECT 1 FROM attempts FORCE INDEX (PRIMARY) WHERE job_id = ? AND number = ? AND verdict <> 'lost' FOR UPDATE";
+    let ended = sqlx::query(sql).bind(id.uuid()).bind(number).fetch_optional(&mut *conn).await?;
+    if ended.is_some() {
+        write_log(conn, AttemptLogRow { job: id, number, log }).await?;
+    }
+    Ok(())
 }
 
 /// An attempt whose time is up.
