@@ -7,7 +7,7 @@
 //!
 //! A recipient who is blocked, deleted or unknown is no matter of time: the job ends at once as a dead letter. A chat
 //! server that does not answer may come back: the job is retried after 1, 2 and 4 seconds. Without Redis nothing is
-//! known about servers: the job snoozes, see [`Outage`].
+//! known about servers, and without MySQL there is no inbox: the job snoozes, see [`Outage`].
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,9 +17,9 @@ use tickr::prelude::*;
 use tickr::{KindDefaults, OnFailure};
 
 use super::presence::{Presence, Reached};
-use super::store::{Message, Placed, Store};
+use super::store::{Message, Placed, Store, is_outage};
 
-/// The first pause while Redis is out, and the longest one.
+/// The first pause while Redis or MySQL is out, and the longest one.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
@@ -74,16 +74,31 @@ impl Kind for Push {
     const NAME: &'static str = "http";
 }
 
-/// Since when Redis is out, as this process sees it. Jobs snooze meanwhile, which uses no attempt.
+/// Since when Redis or MySQL is out, as this process sees it. Jobs snooze meanwhile, which uses no attempt.
 ///
 /// A job may snooze a hundred times. So the pauses grow with the outage, and last for more than an hour.
-#[derive(Clone, Default)]
-pub(crate) struct Outage(Arc<Mutex<Option<Instant>>>);
+#[derive(Clone)]
+pub(crate) struct Outage {
+    server: &'static str,
+    since: Arc<Mutex<Option<Instant>>>,
+}
 
 impl Outage {
-    /// Take the outcome of a call of Redis. A failure becomes a pause.
+    pub(crate) fn of(server: &'static str) -> Self {
+        Self { server, since: Arc::default() }
+    }
+
+    /// Take the outcome of statements. If MySQL does not answer, that becomes a pause. Other errors use an attempt.
+    fn judge_sql<T>(&self, done: Result<T, sqlx::Error>) -> Result<T, Failure> {
+        match done {
+            Err(error) if !is_outage(&error) => Err(error.into()),
+            done => self.judge(done.map_err(anyhow::Error::from)),
+        }
+    }
+
+    /// Take the outcome of a call. A failure becomes a pause.
     fn judge<T>(&self, called: anyhow::Result<T>) -> Result<T, Failure> {
-        let mut since = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
         match called {
             Ok(value) => {
                 *since = None;
@@ -92,7 +107,7 @@ impl Outage {
             Err(error) => {
                 let lasts = since.get_or_insert_with(Instant::now).elapsed();
                 let pause = (lasts / 4).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
-                Err(Failure::snooze(pause, format!("Redis does not answer: {error:#}")))
+                Err(Failure::snooze(pause, format!("{} does not answer: {error:#}", self.server)))
             }
         }
     }
@@ -111,7 +126,8 @@ pub(crate) struct Handlers {
     pub(crate) sizes: Sizes,
     /// Stub of APNs or FCM. Without one, no push is sent.
     pub(crate) push_url: Option<String>,
-    pub(crate) outage: Outage,
+    pub(crate) redis: Outage,
+    pub(crate) mysql: Outage,
 }
 
 impl Handlers {
@@ -126,21 +142,21 @@ impl Handler for FanOuts {
     type Payload = FanOut;
 
     async fn run(&self, job: FanOut, _ctx: Context) -> Outcome {
-        let Handlers { store, presence, sizes, outage, .. } = &self.0;
+        let Handlers { store, presence, sizes, redis, mysql, .. } = &self.0;
         let FanOut { conversation, seq } = job;
-        let Some((sender, left)) = store.sender(&conversation, seq).await? else {
+        let Some((sender, left)) = mysql.judge_sql(store.sender(&conversation, seq).await)? else {
             return Err(Failure::reject("there is no such message"));
         };
-        let mut members = store.members(&conversation).await?;
+        let mut members = mysql.judge_sql(store.members(&conversation).await)?;
         let (size, stored) = (members.len(), members.len() <= sizes.write);
         members.retain(|member| *member != sender);
         if size > sizes.push {
             let news = json!({"type": "news", "conversation_id": conversation, "seq": seq});
-            outage.judge(presence.tell(&members, &news).await)?;
+            redis.judge(presence.tell(&members, &news).await)?;
             return Output::json(&json!({"told": members.len()}));
         }
         if !stored {
-            members = outage.judge(presence.online(&members).await)?;
+            members = redis.judge(presence.online(&members).await)?;
         }
         let delivery = |user: String| {
             let key = user_key(&user);
@@ -165,18 +181,18 @@ impl Handler for Deliveries {
     }
 
     async fn run(&self, job: Deliver, _ctx: Context) -> Outcome {
-        let Handlers { store, presence, outage, .. } = &self.0;
-        let messages = match store.place(&job).await? {
+        let Handlers { store, presence, redis, mysql, .. } = &self.0;
+        let messages = match mysql.judge_sql(store.place(&job).await)? {
             Placed::Refused(why) => return Err(Failure::reject(why)),
             Placed::Push(messages) if messages.is_empty() => return Output::json(&"confirmed before"),
             Placed::Push(messages) => messages,
         };
-        match outage.judge(presence.push(&job.user, &messages).await)? {
+        match redis.judge(presence.push(&job.user, &messages).await)? {
             Reached::Confirmed => {
                 // The sender is told first: an attempt that ends between the two is repeated, and tells it again. The
                 // other way round the repetition would find that there is nothing left to do.
-                outage.judge(presence.tell_delivered(&job.user, &messages).await)?;
-                store.confirm(&job.user, &messages).await?;
+                redis.judge(presence.tell_delivered(&job.user, &messages).await)?;
+                mysql.judge_sql(store.confirm(&job.user, &messages).await)?;
                 Output::json(&"pushed")
             }
             Reached::Offline => self.offline(&job, &messages),

@@ -142,8 +142,9 @@ async fn serve(config: &Config, settings: Settings, private: bool, signals: &mut
 
     let mut kinds = Registry::new();
     let (sizes, push_url) = (settings.sizes, settings.push_url);
-    let (store_of_jobs, presence_of_jobs, outage) = (store.clone(), presence.clone(), Outage::default());
-    Handlers { store: store_of_jobs, presence: presence_of_jobs, sizes, push_url, outage }.register(&mut kinds);
+    let (store_of_jobs, presence_of_jobs) = (store.clone(), presence.clone());
+    let (redis, mysql) = (Outage::of("Redis"), Outage::of("MySQL"));
+    Handlers { store: store_of_jobs, presence: presence_of_jobs, sizes, push_url, redis, mysql }.register(&mut kinds);
     Writers { pool: store.pool.clone(), interval: settings.counts_every }.register(&mut kinds);
     let listener = TcpListener::bind(settings.addr).await.with_context(|| format!("listen on {}", settings.addr))?;
     let addr = listener.local_addr()?;

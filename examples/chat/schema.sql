@@ -9,8 +9,8 @@ CREATE TABLE IF NOT EXISTS chat_users (
     -- Users who may see `last_seen` and whether this user is online.
     privacy    ENUM('everyone', 'contacts', 'nobody') NOT NULL DEFAULT 'everyone',
     deleted    BOOLEAN NOT NULL DEFAULT FALSE,
-    -- The newest place in the inbox. It is raised under the lock of this row, so places have no gap and become visible
-    -- in their order.
+    -- The newest place in the inbox. It is raised under the lock of this row, so places become visible in their order. A
+    -- place without a row is that of a message that was refused, or that is delivered late at another place.
     last_place BIGINT NOT NULL DEFAULT 0
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 

@@ -42,6 +42,13 @@ impl Settings {
             counts_every: millis("CHAT_COUNTS_MS", Duration::from_secs(60))?,
             token_seed: value("CHAT_TOKEN_SEED")?,
         };
+        // The delivery of a message is a job with this expiry.
+        let longest = Duration::from_secs(366 * 24 * 60 * 60);
+        anyhow::ensure!(
+            (Duration::from_millis(1)..=longest).contains(&settings.expiry),
+            "CHAT_EXPIRY_MS must be 1 to {} (366 days)",
+            longest.as_millis()
+        );
         anyhow::ensure!(settings.presence_ttl >= Duration::from_millis(100), "CHAT_PRESENCE_MS must be 100 or more");
         // Each delivery of a group is a follow-up job, and a job may have a thousand.
         anyhow::ensure!(settings.sizes.push <= 1_000, "CHAT_PUSH_UP_TO must be 1000 or less");

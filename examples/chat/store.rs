@@ -11,13 +11,21 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions, MySqlRow};
 use sqlx::query::Query;
-use sqlx::{AssertSqlSafe, Executor as _, MySqlConnection, MySqlPool, Row as _};
+use sqlx::{AssertSqlSafe, Connection as _, Executor as _, MySqlConnection, MySqlPool, Row as _};
 use tickr::{Client, OnFailure};
 
 use super::kinds::{Deliver, FanOut, user_key};
 
 /// Connections of this process to MySQL, beside those of the runner.
 const CONNECTIONS: u32 = 24;
+/// A connection that came back to the pool so short a time ago is there: MySQL has just answered over it.
+const FRESH: Duration = Duration::from_millis(100);
+/// Time in which MySQL must answer over a connection that was not used for a while. The network may have forgotten it.
+const TO_ANSWER: Duration = Duration::from_millis(500);
+/// Time in which MySQL must answer over a connection that comes back to the pool.
+const TO_COME_BACK: Duration = Duration::from_secs(1);
+/// Longest time of a transaction with the wait for its connection. It is less than that of a delivery.
+const TO_COMMIT: Duration = Duration::from_secs(10);
 /// Messages that one answer to a sync has at most.
 pub(crate) const BATCH: i64 = 1_000;
 /// Conversations that a list has at most.
@@ -48,7 +56,7 @@ pub(crate) struct Store {
 }
 
 /// A message as a client sends it.
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub(crate) struct NewMessage {
     /// UUID, drawn by the client. The same for each repetition.
     pub(crate) message_id: String,
@@ -226,6 +234,26 @@ impl Store {
         let pool = MySqlPoolOptions::new()
             .max_connections(CONNECTIONS)
             .acquire_timeout(Duration::from_secs(5))
+            // The test of sqlx has no limit: a connection that the network has forgotten would use up the whole time.
+            .test_before_acquire(false)
+            .before_acquire(|conn, meta| {
+                Box::pin(async move {
+                    if meta.idle_for < FRESH {
+                        return Ok(true);
+                    }
+                    tokio::time::timeout(TO_ANSWER, conn.ping()).await.map_err(|_| out_of_time())??;
+                    Ok(true)
+                })
+            })
+            // What waited for MySQL may have been dropped in the middle, within a transaction of which sqlx does not
+            // know. A connection that does not answer is closed.
+            .after_release(|conn, _| {
+                Box::pin(async move {
+                    let ended = tokio::time::timeout(TO_COME_BACK, conn.execute("ROLLBACK"));
+                    ended.await.map_err(|_| out_of_time())??;
+                    Ok(true)
+                })
+            })
             // Each statement sees what is committed. A lock concerns the rows that it names, and no gap beside them.
             .after_connect(|conn, _| {
                 Box::pin(async move {
@@ -297,11 +325,15 @@ impl Store {
             return Err(Refusal::Missing("there is no such user"));
         }
         let id = format!("{}~{}", user.min(other), user.max(other));
-        let mut tx = self.pool.begin().await?;
-        let sql = "INSERT IGNORE INTO chat_conversations (id, is_group) VALUES (?, FALSE)";
-        sqlx::query(sql).bind(&id).execute(&mut *tx).await?;
-        add_members(&mut tx, &id, &[user.to_owned(), other.to_owned()]).await?;
-        tx.commit().await?;
+        let (pool, opened, members) = (self.pool.clone(), id.clone(), [user.to_owned(), other.to_owned()]);
+        apart(async move {
+            let mut tx = pool.begin().await?;
+            let sql = "INSERT IGNORE INTO chat_conversations (id, is_group) VALUES (?, FALSE)";
+            sqlx::query(sql).bind(&opened).execute(&mut *tx).await?;
+            add_members(&mut tx, &opened, &members).await?;
+            tx.commit().await
+        })
+        .await?;
         Ok(id)
     }
 
@@ -312,18 +344,22 @@ impl Store {
         name: &str,
         receipts: &str,
         members: &[String],
-    ) -> Result<(), Refusal> {
-        let mut tx = self.pool.begin().await?;
-        for some in members.chunks(500) {
-            let sql = format!("INSERT IGNORE INTO chat_users (id) VALUES {}", vec!["(?)"; some.len()].join(","));
-            let insert = some.iter().fold(sqlx::query(AssertSqlSafe(sql)), Query::bind);
-            insert.execute(&mut *tx).await?;
-        }
-        let sql = "INSERT INTO chat_conversations (id, is_group, name, receipts) VALUES (?, TRUE, ?, ?)";
-        sqlx::query(sql).bind(id).bind(name).bind(receipts).execute(&mut *tx).await?;
-        add_members(&mut tx, id, members).await?;
-        tx.commit().await?;
-        Ok(())
+    ) -> Result<(), sqlx::Error> {
+        let (pool, id, name) = (self.pool.clone(), id.to_owned(), name.to_owned());
+        let (receipts, members) = (receipts.to_owned(), members.to_vec());
+        apart(async move {
+            let mut tx = pool.begin().await?;
+            for some in members.chunks(500) {
+                let sql = format!("INSERT IGNORE INTO chat_users (id) VALUES {}", vec!["(?)"; some.len()].join(","));
+                let insert = some.iter().fold(sqlx::query(AssertSqlSafe(sql)), Query::bind);
+                insert.execute(&mut *tx).await?;
+            }
+            let sql = "INSERT INTO chat_conversations (id, is_group, name, receipts) VALUES (?, TRUE, ?, ?)";
+            sqlx::query(sql).bind(&id).bind(name).bind(receipts).execute(&mut *tx).await?;
+            add_members(&mut tx, &id, &members).await?;
+            tx.commit().await
+        })
+        .await
     }
 
     /// List the conversations of a user, those with the newest messages first, or one of them.
@@ -421,6 +457,18 @@ impl Store {
         if !can_be_id(conversation) {
             return Err(Refusal::Missing("there is no such conversation"));
         }
+        let (store, client, message) = (self.clone(), client.clone(), message.clone());
+        let (conversation, sender) = (conversation.to_owned(), sender.to_owned());
+        apart(async move { store.send_here(&client, &conversation, &sender, &message).await }).await
+    }
+
+    async fn send_here(
+        &self,
+        client: &Client,
+        conversation: &str,
+        sender: &str,
+        message: &NewMessage,
+    ) -> Result<Sent, Refusal> {
         let mut tx = self.pool.begin().await?;
         // The lock makes the messages of a conversation one after the other, so `seq` has no gap and no inversion. A
         // refusal takes the number back with its transaction.
@@ -507,7 +555,15 @@ impl Store {
     /// Jobs of one recipient run one at a time, but two runners may have taken two messages out of the outbox in the
     /// other order. So the earlier ones come along here. The later ones come along so that a recipient who gets more
     /// messages than jobs can run one after the other has them in time. Their own jobs find them placed.
+    ///
+    /// A refused message loses the place that an earlier attempt gave it, unless a device has it. A message that has
+    /// expired and is delivered all the same gets a new place, because devices may be past the old one.
     pub(crate) async fn place(&self, job: &Deliver) -> Result<Placed, sqlx::Error> {
+        let (store, job) = (self.clone(), job.clone());
+        apart(async move { store.place_here(&job).await }).await
+    }
+
+    async fn place_here(&self, job: &Deliver) -> Result<Placed, sqlx::Error> {
         let Deliver { conversation, seq, user, stored } = job;
         if self.has_all(job).await? {
             return Ok(Placed::Push(Vec::new()));
@@ -518,6 +574,7 @@ impl Store {
             return Ok(Placed::Refused("there is no such recipient"));
         };
         if found.try_get("deleted")? {
+            take_back(&mut tx, job).await?;
             raise_reached(&mut tx, job, *seq).await?;
             tx.commit().await?;
             return Ok(Placed::Refused("the account of the recipient is deleted"));
@@ -541,28 +598,35 @@ impl Store {
             let row = sqlx::query(sql).bind(conversation).bind(seq).fetch_one(&mut *tx).await?;
             return Ok(if blocked { Placed::Refused(BLOCKED) } else { Placed::Push(vec![Message::of(&row)?]) });
         }
+        let mut has_place = found.try_get::<Option<i64>, _>("place")?.is_some();
+        // An attempt begins before the expiry of its job, or because an operator replays it: so this one message is
+        // delivered all the same.
+        let is_old = found.try_get::<i64, _>("is_old")? != 0;
+        if blocked || is_old && note_late(&mut tx, job).await? {
+            has_place &= !take_back(&mut tx, job).await?;
+        }
         let mut places = self.unplaced(&mut tx, job, reached).await?;
-        if found.try_get::<Option<i64>, _>("place")?.is_none() && !blocked && !places.contains(seq) {
+        if !has_place && !blocked && !places.contains(seq) {
             places.push(*seq);
             places.sort_unstable();
         }
         put(&mut tx, user, conversation, &places).await?;
-        if found.try_get::<i64, _>("is_old")? != 0 && !blocked {
-            // An attempt begins before the expiry of its job, or because an operator replays it: so this one message is
-            // delivered all the same.
-            let sql = "INSERT IGNORE INTO chat_late (user, conversation, seq) VALUES (?, ?, ?)";
-            sqlx::query(sql).bind(user).bind(conversation).bind(seq).execute(&mut *tx).await?;
-        }
         let last = places.last().map_or(*seq, |last| *last.max(seq));
         raise_reached(&mut tx, job, last).await?;
         tx.commit().await?;
         if blocked && found.try_get::<i64, _>("confirmed")? == 0 {
             return Ok(Placed::Refused(BLOCKED));
         }
+        let first = places.first().map_or(*seq, |first| *first.min(seq)) - TOGETHER;
+        self.to_push(job, first, last).await.map(Placed::Push)
+    }
+
+    /// Return the messages that the delivery of a message pushes, oldest first.
+    async fn to_push(&self, job: &Deliver, first: i64, last: i64) -> Result<Vec<Message>, sqlx::Error> {
+        let Deliver { conversation, seq, user, .. } = job;
         // Messages that were placed before and that no device has confirmed come first, so that none overtakes them.
         // After a pause there may be many more of them: a socket does not hold all, and the next deliveries push the
         // rest.
-        let first = places.first().map_or(*seq, |first| *first.min(seq)) - TOGETHER;
         let sql = format!(
             "SELECT x.*, i.place FROM chat_inbox i \
              JOIN chat_messages x ON x.conversation = i.conversation AND x.seq = i.seq \
@@ -580,7 +644,7 @@ impl Store {
             }
         }
         messages.sort_unstable_by_key(|message| message.seq);
-        Ok(Placed::Push(messages))
+        Ok(messages)
     }
 
     /// Return whether the message of a job is confirmed and no other one of its conversation is behind it. Most jobs of
@@ -610,13 +674,18 @@ impl Store {
         i64::try_from(self.expiry.as_micros()).unwrap_or(i64::MAX)
     }
 
-    /// Note that a device has confirmed these messages of one conversation.
+    /// Note that a device has confirmed these messages of one conversation. Others between them have expired and were
+    /// not pushed.
     pub(crate) async fn confirm(&self, user: &str, messages: &[Message]) -> Result<(), sqlx::Error> {
         let (Some(first), Some(last)) = (messages.first(), messages.last()) else { return Ok(()) };
         let update = if first.place.is_some() {
-            let sql = "UPDATE chat_inbox SET delivered_at = UTC_TIMESTAMP(3) \
-                       WHERE conversation = ? AND user = ? AND seq BETWEEN ? AND ? AND delivered_at IS NULL";
-            sqlx::query(sql).bind(&first.conversation_id).bind(user).bind(first.seq).bind(last.seq)
+            let sql = format!(
+                "UPDATE chat_inbox SET delivered_at = UTC_TIMESTAMP(3) \
+                 WHERE conversation = ? AND user = ? AND delivered_at IS NULL AND seq IN ({})",
+                vec!["?"; messages.len()].join(",")
+            );
+            let update = sqlx::query(AssertSqlSafe(sql)).bind(&first.conversation_id).bind(user);
+            messages.iter().fold(update, |update, message| update.bind(message.seq))
         } else {
             let sql = "UPDATE chat_members SET delivered_seq = GREATEST(delivered_seq, ?) \
                        WHERE conversation = ? AND user = ?";
@@ -635,6 +704,11 @@ impl Store {
     /// Read the inbox behind a place: at most one batch, the place up to which it was read, and whether there is more.
     /// A message that expired before a device had it keeps its place, and is left out.
     pub(crate) async fn inbox(&self, user: &str, after: i64) -> Result<(Vec<Message>, i64, bool), sqlx::Error> {
+        // The last place may be that of a message that was refused since. A client must get past it. It is read first:
+        // places become visible in their order, so the rows up to it are among those below.
+        let newest = sqlx::query("SELECT last_place FROM chat_users WHERE id = ?").bind(user);
+        let newest: Option<i64> =
+            newest.fetch_optional(&self.pool).await?.map(|row| row.try_get("last_place")).transpose()?;
         let sql = format!(
             "SELECT x.*, i.place, {EXPIRED} AS is_expired FROM chat_inbox i \
              JOIN chat_messages x ON x.conversation = i.conversation AND x.seq = i.seq \
@@ -650,13 +724,22 @@ impl Store {
                 messages.push(Message::of(row)?);
             }
         }
-        Ok((messages, place, rows.len() > batch))
+        let more = rows.len() > batch;
+        if !more {
+            place = place.max(newest.unwrap_or(0));
+        }
+        Ok((messages, place, more))
     }
 
     /// Move the cursor of a device, and confirm what it has now. Return the messages that were not confirmed before.
     ///
     /// What is before the former place of the device was confirmed when the device reached it, so it is not read again.
     pub(crate) async fn move_cursor(&self, user: &str, device: &str, place: i64) -> Result<Vec<Message>, sqlx::Error> {
+        let (store, user, device) = (self.clone(), user.to_owned(), device.to_owned());
+        apart(async move { store.move_cursor_here(&user, &device, place).await }).await
+    }
+
+    async fn move_cursor_here(&self, user: &str, device: &str, place: i64) -> Result<Vec<Message>, sqlx::Error> {
         let mut from = self.synced(user, device).await?;
         let mut tx = self.pool.begin().await?;
         // A client may name a place that it never got. The cursor stays within the inbox.
@@ -697,6 +780,12 @@ impl Store {
         if !can_be_id(conversation) || !can_be_id(up_to) {
             return Ok(None);
         }
+        let (store, user) = (self.clone(), user.to_owned());
+        let (conversation, up_to) = (conversation.to_owned(), up_to.to_owned());
+        apart(async move { store.read_here(&user, &conversation, &up_to).await }).await
+    }
+
+    async fn read_here(&self, user: &str, conversation: &str, up_to: &str) -> Result<Option<Read>, sqlx::Error> {
         let mut tx = self.pool.begin().await?;
         let sql = "SELECT receipts FROM chat_conversations WHERE id = ?";
         let found = sqlx::query(sql).bind(conversation).fetch_optional(&mut *tx).await?;
@@ -836,6 +925,31 @@ impl Store {
     }
 }
 
+/// Run a transaction in a task of its own, for a limited time. A client that hangs up, a socket that is cut and a
+/// delivery that is out of time drop what waits for the transaction. If they dropped it at its BEGIN, a connection
+/// within a transaction would come back to the pool: MySQL would answer the next statements and commit none of them.
+async fn apart<T, E>(transaction: impl Future<Output = Result<T, E>> + Send + 'static) -> Result<T, E>
+where
+    T: Send + 'static,
+    E: From<sqlx::Error> + Send + 'static,
+{
+    match tokio::spawn(tokio::time::timeout(TO_COMMIT, transaction)).await {
+        Ok(Ok(done)) => done,
+        Ok(Err(_)) => Err(out_of_time().into()),
+        // The task panicked, or the process ends.
+        Err(_) => Err(sqlx::Error::WorkerCrashed.into()),
+    }
+}
+
+fn out_of_time() -> sqlx::Error {
+    sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())
+}
+
+/// Return whether MySQL did not answer, which is a matter of time.
+pub(crate) const fn is_outage(error: &sqlx::Error) -> bool {
+    matches!(error, sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut)
+}
+
 /// Add members to a conversation that is new. Those that it has already stay as they are.
 async fn add_members(tx: &mut MySqlConnection, conversation: &str, members: &[String]) -> Result<(), sqlx::Error> {
     for some in members.chunks(500) {
@@ -885,6 +999,20 @@ async fn next_places(tx: &mut MySqlConnection, user: &str, count: usize) -> Resu
 async fn raise_reached(tx: &mut MySqlConnection, job: &Deliver, seq: i64) -> Result<(), sqlx::Error> {
     let sql = "UPDATE chat_members SET inbox_seq = GREATEST(inbox_seq, ?) WHERE conversation = ? AND user = ?";
     sqlx::query(sql).bind(seq).bind(&job.conversation).bind(&job.user).execute(tx).await.map(drop)
+}
+
+/// Remove a message from the inbox of its recipient, unless a device has it. Return whether it was there.
+async fn take_back(tx: &mut MySqlConnection, job: &Deliver) -> Result<bool, sqlx::Error> {
+    let sql = "DELETE FROM chat_inbox WHERE conversation = ? AND seq = ? AND user = ? AND delivered_at IS NULL";
+    let delete = sqlx::query(sql).bind(&job.conversation).bind(job.seq).bind(&job.user);
+    Ok(delete.execute(tx).await?.rows_affected() > 0)
+}
+
+/// Note that a message is delivered although it has expired. Return whether this is new.
+async fn note_late(tx: &mut MySqlConnection, job: &Deliver) -> Result<bool, sqlx::Error> {
+    let sql = "INSERT IGNORE INTO chat_late (user, conversation, seq) VALUES (?, ?, ?)";
+    let insert = sqlx::query(sql).bind(&job.user).bind(&job.conversation).bind(job.seq);
+    Ok(insert.execute(tx).await?.rows_affected() > 0)
 }
 
 /// Put messages of one conversation into an inbox.

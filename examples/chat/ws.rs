@@ -30,6 +30,8 @@ type End = (u16, &'static str);
 const TOO_SLOW: End = (TRY_AGAIN_LATER, "the client is too slow");
 /// Time for the last frames of a socket.
 const TO_CLOSE: Duration = Duration::from_secs(1);
+/// Time in which a frame of a client is answered. It is more than that of a transaction.
+const TO_CARRY_OUT: Duration = Duration::from_secs(12);
 /// Time that the system has to take a frame. A client that reads nothing fills the buffers, and keeps up no more.
 const TO_SEND: Duration = Duration::from_secs(5);
 
@@ -189,7 +191,8 @@ impl Session {
             Err(error) => return Some(wrong(&format!("the frame cannot be read: {error}"))),
         };
         let kind = frame.kind();
-        self.carry_out(frame).await.unwrap_or_else(|error| {
+        let carried_out = tokio::time::timeout(TO_CARRY_OUT, self.carry_out(frame)).await;
+        carried_out.unwrap_or_else(|_| Err(anyhow::anyhow!("MySQL takes too long"))).unwrap_or_else(|error| {
             tracing::warn!("a frame was not carried out: {error:#}");
             Some(json!({"type": "error", "to": kind, "code": "unavailable", "detail": "try again soon"}))
         })

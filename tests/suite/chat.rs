@@ -9,6 +9,8 @@ use futures_util::{SinkExt as _, StreamExt as _};
 use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Executor as _, Row as _};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_tungstenite::tungstenite::Message as Frame;
@@ -17,7 +19,7 @@ use uuid::Uuid;
 use crate::support::browser::{Browser, Page, button, field};
 use crate::support::chat::{Manner, Person, Seen, Server, World, ask};
 use crate::support::program::{Program, command, example, nothing_runs_in};
-use crate::support::{Condition, DEADLINE, Relay, answer, eventually, http, lasting_addr};
+use crate::support::{Condition, DEADLINE, Proxy, Relay, answer, eventually, http, lasting_addr};
 
 /// Send messages from one user to another at a rate, from client number 1 on.
 async fn talk(from: &Person, conversation: &str, count: i64, a_second: u32) -> Vec<String> {
@@ -972,6 +974,10 @@ async fn one_operation_replays_the_dead_letters_of_all_recipients_and_delivers_e
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_is_older_than_its_expiry_is_never_delivered() {
     let world = World::new().await;
+    for wrong in ["0", "31622400001"] {
+        let said = world.refused(&[("CHAT_ADDR", "127.0.0.1:0"), ("CHAT_EXPIRY_MS", wrong)]).await;
+        assert!(said.contains("CHAT_EXPIRY_MS must be 1 to 31622400000 (366 days)"), "{said}");
+    }
     let server = world.server(&[("CHAT_EXPIRY_MS", "700")]).await;
     let tickr = server.runner.base().await;
     let conversation = server.direct("ada", "bob").await;
@@ -1681,6 +1687,8 @@ async fn a_message_that_expires_in_the_inbox_is_delivered_by_a_replay_only() {
     };
     eventually("the third message is read", || async { (ticks().await[2] == json!([1, 1])).then_some(()) }).await;
     assert_eq!(ticks().await, json!([[0, 0], [0, 0], [1, 1]]));
+    bob.say(json!({"type": "synced", "place": 3}));
+    world.tickr.until_count("SELECT COUNT(*) FROM chat_devices WHERE synced_place = 3", 1).await;
     bob.leave().await;
 
     // An operator may deliver it all the same, also while bob is away.
@@ -1690,8 +1698,166 @@ async fn a_message_that_expires_in_the_inbox_is_delivered_by_a_replay_only() {
     assert_eq!(replayed.status, 201, "{:#}", replayed.body);
     world.until_idle().await;
     assert_eq!(stored(&server, "bob", &conversation).await, ["two", "three"]);
+    // Also to the device that has synced beyond its first place.
+    let bob = Person::join("bob", &[&server]).await;
+    bob.until("the replayed one is here", |seen| !seen.messages.is_empty()).await;
+    assert_eq!(bob.contents(&conversation), ["two"]);
+    bob.leave().await;
     let bob = Person::join_as("bob", "new", &[&server], Manner::default()).await;
     bob.until("both are here", |seen| seen.messages.len() == 2).await;
+    drop(bob);
+    world.end([server]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_confirmation_revives_no_expired_message_between_those_that_were_replayed() {
+    let world = World::new().await;
+    let server = world.server(&[("CHAT_EXPIRY_MS", "5000")]).await;
+    let tickr = server.runner.base().await;
+    let conversation = server.direct("ada", "bob").await;
+    haunt(&world, "bob").await;
+    for (number, text) in [(1, "one"), (2, "two"), (3, "three")] {
+        server.post("ada", &conversation, number, text).await;
+    }
+    // The second attempt of the first delivery takes the others along.
+    world.tickr.until_count("SELECT COUNT(*) FROM chat_inbox WHERE user = 'bob'", 3).await;
+    eventually("all three expire", || async {
+        let letters = dead_letters(&world, "chat.deliver").await;
+        (letters.len() == 3 && letters.iter().all(|(why, _)| why.starts_with("expired: "))).then_some(())
+    })
+    .await;
+    // An attempt that began just before the end of its job has made its message a late one, as a replay does.
+    world.tickr.sql("DELETE FROM chat_late").await;
+    lay(&world, "bob").await;
+    let replay = async |seq: i64| {
+        let page = world.tickr.get("/v1/dead-letters?kind=chat.deliver").await.body;
+        for letter in page["data"].as_array().unwrap() {
+            let path = format!("/v1/jobs/{}", letter["id"].as_str().unwrap());
+            if world.tickr.get(&path).await.body["payload"]["seq"] == seq {
+                let made = answer(http().post(format!("{tickr}{path}/replay")).json(&json!({}))).await;
+                assert_eq!(made.status, 201, "{:#}", made.body);
+                return;
+            }
+        }
+        panic!("message {seq} has no dead letter: {page:#}");
+    };
+    // The first one waits for bob in his inbox, and the delivery of the third one takes it along.
+    replay(1).await;
+    world.until_idle().await;
+    let bob = Person::join_as("bob", "phone", &[&server], Manner { syncs: false, ..Manner::default() }).await;
+    replay(3).await;
+    bob.until("both are here", |seen| seen.messages.len() == 2).await;
+    world.until_idle().await;
+    assert_eq!(bob.contents(&conversation), ["one", "three"]);
+    assert_eq!(stored(&server, "bob", &conversation).await, ["one", "three"]);
+    drop(bob);
+    world.end([server]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_is_refused_after_it_was_placed_reaches_no_device() {
+    let world = World::new().await;
+    let server = world.server(&[]).await;
+    let conversation = server.direct("ada", "bob").await;
+    let ada = Person::join("ada", &[&server]).await;
+    haunt(&world, "bob").await;
+    ada.send(&conversation, 1, "placed");
+    delivery(&world, "bob", "an attempt has failed", |job| job["state"] == "retrying").await;
+    assert_eq!(world.tickr.count("SELECT COUNT(*) FROM chat_inbox WHERE user = 'bob'").await, 1);
+    assert_eq!(server.ask("bob", Method::PUT, "/blocks/ada", Value::Null).await.0, 204);
+    eventually("the delivery is refused", || async {
+        let letters = dead_letters(&world, "chat.deliver").await;
+        letters.first().is_some_and(|(why, _)| why == "the recipient has blocked the sender").then_some(())
+    })
+    .await;
+    lay(&world, "bob").await;
+    let bob = Person::join("bob", &[&server]).await;
+    // What another user writes is the fence behind which nothing came.
+    let with_carl = server.direct("carl", "bob").await;
+    server.post("carl", &with_carl, 1, "fence").await;
+    bob.until("the fence is here", |seen| !seen.messages.is_empty()).await;
+    world.until_idle().await;
+    assert_eq!(bob.contents(&conversation), Vec::<String>::new());
+    assert_eq!(stored(&server, "bob", &conversation).await, Vec::<String>::new());
+    assert!(ada.look(|seen| seen.delivered.is_empty()), "nothing was delivered");
+    assert_eq!(server.history("ada", &conversation).await[0]["delivered"], 0);
+    drop((ada, bob));
+    world.end([server]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_answered_is_committed_also_after_clients_that_hung_up() {
+    let world = World::new().await;
+    let proxy = Proxy::start(world.tickr.config.mysql_url().unwrap().expose()).await;
+    let server = world.server(&[("TICKR_MYSQL_URL", &proxy.url())]).await;
+    let conversation = server.direct("ada", "bob").await;
+    world.until_idle().await;
+    // The transactions of tickr begin in longer requests.
+    proxy.hold_back("=BEGIN");
+    let host = server.url.strip_prefix("http://").unwrap();
+    let body = json!({"message_id": Uuid::new_v4(), "client_seq": 1, "content": "kept"}).to_string();
+    let mut client = TcpStream::connect(host).await.unwrap();
+    let request = format!(
+        "POST /conversations/{conversation}/messages HTTP/1.1\r\nhost: {host}\r\nchat-user: ada\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    client.write_all(request.as_bytes()).await.unwrap();
+    eventually("the transaction begins", || async { proxy.holds_one_back().then_some(()) }).await;
+    // The server drops the request when it sees the end of the connection, and closes its side.
+    client.shutdown().await.unwrap();
+    let mut rest = Vec::new();
+    let _ = tokio::time::timeout(DEADLINE, client.read_to_end(&mut rest)).await.expect("the server closes");
+    proxy.pass_held_back();
+    // Each connection of the pool is used in turn.
+    for number in 1..=30 {
+        let path = format!("/blocks/m{number}");
+        assert_eq!(server.ask("bob", Method::PUT, &path, Value::Null).await.0, 204);
+        assert_eq!(world.tickr.count("SELECT COUNT(*) FROM chat_blocks").await, number, "{number} were answered");
+    }
+    // The message was under way, and is stored.
+    eventually("the message is stored", || async {
+        (stored(&server, "ada", &conversation).await == ["kept"]).then_some(())
+    })
+    .await;
+    world.until_idle().await;
+    world.end([server]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_to_mysql_that_the_network_forgot_make_no_dead_letter() {
+    let world = World::new().await;
+    let proxy = Proxy::start(world.tickr.config.mysql_url().unwrap().expose()).await;
+    let server = world.server(&[("TICKR_MYSQL_URL", &proxy.url()), ("TICKR_LEASE", "15s")]).await;
+    let conversation = server.direct("ada", "bob").await;
+    let bob = Person::join("bob", &[&server]).await;
+    // Twelve transactions at a time, which wait for the conversation, open as many connections.
+    let mut session = world.tickr.mysql().await;
+    session.execute("BEGIN").await.unwrap();
+    session.execute("SELECT id FROM chat_conversations FOR UPDATE").await.unwrap();
+    let message = json!({"message_id": Uuid::new_v4(), "client_seq": 1, "content": "one"});
+    let mut callers = JoinSet::new();
+    for _ in 0..12 {
+        let (base, path, message) =
+            (server.url.clone(), format!("/conversations/{conversation}/messages"), message.clone());
+        callers.spawn(async move {
+            // On a slow machine, the wait for the other callers takes longer than a transaction may.
+            while ask(&base, "ada", Method::POST, &path, message.clone()).await.0 != 200 {}
+        });
+    }
+    world.tickr.until_lock_waits(12..).await;
+    session.execute("ROLLBACK").await.unwrap();
+    callers.join_all().await;
+    bob.until("the first message is here", |seen| seen.messages.len() == 1).await;
+    world.until_idle().await;
+    proxy.forget_connections();
+    // The server uses one that it has just used without another question.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    server.post("ada", &conversation, 2, "two").await;
+    bob.until("the second message is here", |seen| seen.messages.len() == 2).await;
+    world.until_idle().await;
+    assert_eq!(bob.contents(&conversation), ["one", "two"]);
+    assert_eq!(dead_letters(&world, "chat.deliver").await, []);
     drop(bob);
     world.end([server]).await;
 }
