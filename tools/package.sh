@@ -10,6 +10,8 @@
 #   TICKR_VERSION    the version of the packages, for tests of upgrades; that of Cargo.toml unless it is set
 #   OUT              the folder; target/packages unless it is set
 set -eu
+# The packages are for all accounts, also when the one that makes them keeps its own files to itself.
+umask 022
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root"
@@ -98,7 +100,7 @@ archive() {
     install -m 0755 deploy/debian/tickr-as-service "$work/$name/tickr-as-service"
     # The unit has the place where an operator unpacks programs.
     sed -i 's,/usr/bin/tickr,/usr/local/bin/tickr,; /^Documentation=/d' "$work/$name/tickr.service"
-    tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode=u+w,go-w \
+    tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode=u+rwX,go+rX,go-w \
         -C "$work" -cf - "$name" | gzip -n -"$(level)" >"$out/$name.tar.gz"
 }
 

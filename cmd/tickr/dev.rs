@@ -202,7 +202,6 @@ struct Addresses(PathBuf);
 
 impl Addresses {
     fn write(app: &App, config: &Config, dir: &Path) -> anyhow::Result<Self> {
-        let quoted = |text: &str| format!("'{}'", text.replace('\'', "'\\''"));
         let mut text: String = [
             ("TICKR_URL", format!("http://{}", app.addr())),
             ("TICKR_MYSQL_URL", config.mysql_url()?.expose().to_owned()),
@@ -252,7 +251,7 @@ async fn welcome(app: &App, config: &Config, services: &Services, dir: &Path, ad
     }
     println!();
     println!("in another terminal, for tickr verify, check, rebuild and all other commands:\n");
-    println!("  . '{}'", addresses.0.display().to_string().replace('\'', "'\\''"));
+    println!("  . {}", quoted(&addresses.0.display().to_string()));
     println!("  tickr verify\n");
     println!("to look into the servers:\n");
     println!("  {}", place(services.mysql().address(), "mariadb -u root --socket=", "tickr"));
@@ -279,10 +278,15 @@ async fn welcome(app: &App, config: &Config, services: &Services, dir: &Path, ad
     );
 }
 
+/// Quote a text for a shell. A data folder may have spaces in its path.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "'\\''"))
+}
+
 /// Command or address to open a private server by hand.
 fn place(address: &Address, client: &str, database: &str) -> String {
     match address {
-        Address::Socket(path) => format!("{client}{} {database}", path.display()),
+        Address::Socket(path) => format!("{client}{} {database}", quoted(&path.display().to_string())),
         // The server needs a password, which is not printed. The folder of the servers holds it.
         Address::Tcp(port) => format!("127.0.0.1:{port}"),
     }
@@ -330,4 +334,17 @@ async fn enqueue_samples(app: &App, began: Instant) -> anyhow::Result<()> {
         println!("\nthe first job completed {:.1} s after the start", began.elapsed().as_secs_f64());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_printed_commands_reach_servers_whose_folder_has_spaces_and_quotes() {
+        let socket = Address::Socket(PathBuf::from("/home/ada's data/mysql.sock"));
+        let printed = place(&socket, "mariadb -u root --socket=", "tickr");
+        assert_eq!(printed, r"mariadb -u root --socket='/home/ada'\''s data/mysql.sock' tickr");
+        assert_eq!(place(&Address::Tcp(3307), "mariadb -u root --socket=", "tickr"), "127.0.0.1:3307");
+    }
 }

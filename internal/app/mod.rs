@@ -18,6 +18,7 @@
 //! - `server.rs`: the HTTP server, its limit on connections and its stop.
 //! - `connection.rs`: one HTTP connection and its time limits.
 //! - `graceful_close.rs`: a listening socket that closes without breaking a request.
+//! - `open_files.rs`: the limit of open files.
 //! - `signals.rs`: SIGTERM, SIGINT and SIGHUP.
 //! - `supervisor.rs`: messages to systemd, or to another supervisor of this process.
 //! - `kinds.rs`: registers the kinds of this process.
@@ -31,6 +32,7 @@ mod connection;
 mod graceful_close;
 mod kinds;
 mod migrating;
+mod open_files;
 mod reports;
 mod run;
 mod schedules;
@@ -306,6 +308,7 @@ impl App {
         let (stopping, stopping_listener) = watch::channel(false);
         let verifier =
             Verifier::new(store.clone(), index.clone(), retention_of(config), tasks.clone(), stop_telling.clone());
+        let readiness = Readiness::new(store.clone(), tasks.clone());
         let router = api::router(ApiParts {
             broker: broker.clone(),
             index: index.clone(),
@@ -313,11 +316,12 @@ impl App {
             readings: Readings::new(
                 store.clone(),
                 index.clone(),
+                readiness.clone(),
                 queues,
                 config.outboxes.keys().cloned().collect(),
                 tasks.clone(),
             ),
-            readiness: Readiness::new(store.clone(), tasks.clone()),
+            readiness,
             tracer,
             tokens: Tokens::new(&config.api_tokens),
             loopback: addr.ip().is_loopback(),

@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{ArgMatches, Command};
 
 use super::check::check_pending;
+use super::open_files;
 use super::{App, Signals, StartError, Supervisor, is_for_a_suspect, run_suspect};
 use crate::config::{Config, ConfigErrors, Flags, LogFormat, Subset};
 use crate::engine::ChildProgram;
@@ -94,6 +95,7 @@ pub fn serve_with(matches: &ArgMatches, own: Registry, suspects: Suspects) -> an
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
     }
+    open_files::raise(&loaded.config);
     // Use one TLS implementation for all connections. An error means that the program chose one already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let child = match suspects {

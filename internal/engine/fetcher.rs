@@ -84,9 +84,6 @@ impl Fetcher {
     pub(super) async fn fetch_until_stopped(mut self, start: impl Fn(FetchedJob)) {
         let shared = Arc::clone(&self.shared);
         let (mut pause, mut again) = (FIRST_PAUSE, Instant::now());
-        // MySQL may have answered the first heartbeat already; `until_beating` then never runs.
-        let beating = shared.heartbeats.is_beating(shared.settings.lease);
-        metrics::gauge!("tickr_fetching").set(if beating { 1.0 } else { 0.0 });
         loop {
             shared.workers.drop_ahead_if_quiet();
             // Take seats before ids, so that every id taken here can start at once or soon.
@@ -422,13 +419,11 @@ async fn until_wanted(shared: &EngineState) -> bool {
 /// longer would be started again and again.
 async fn until_beating(shared: &EngineState) {
     let since = Instant::now();
-    let gauge = metrics::gauge!("tickr_fetching");
     let mut told = false;
     while !shared.stop_fetching.is_cancelled() && !shared.heartbeats.is_beating(shared.settings.lease) {
         // The first heartbeat of a runner takes a moment; that is not worth a log line.
         if !told && since.elapsed() > FIRST_BEAT {
             tracing::warn!("the heartbeat is not answered: this runner takes no new work until it is");
-            gauge.set(0.0);
             told = true;
         }
         tokio::select! {
@@ -439,5 +434,4 @@ async fn until_beating(shared: &EngineState) {
     if told {
         tracing::info!(after_ms = since.elapsed().as_millis(), "the heartbeat is answered again, taking work");
     }
-    gauge.set(1.0);
 }

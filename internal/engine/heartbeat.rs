@@ -116,6 +116,10 @@ fn beat_until_stopped(
     let mut registered = false;
     let mut last_beat: Option<Instant> = None;
     let mut failures = Failures::default();
+    let look = || {
+        stop_expired(live, row.lease);
+        show_beating(heartbeats, row.lease);
+    };
     loop {
         heartbeats.record_turn();
         let due = last_beat.is_none_or(|last_beat| last_beat.elapsed() >= beat_every);
@@ -125,7 +129,7 @@ fn beat_until_stopped(
             let sent = Instant::now();
             let renewed = |page: &[LiveAttempt]| live.record_renewals(page, sent);
             let told = send_heartbeat(&mut connection, row, &mut registered, due, &attempts, &renewed);
-            let told = runtime.block_on(bounded(told, patience, live, row.lease));
+            let told = runtime.block_on(bounded(told, patience, row.lease, &look));
             match told {
                 Some(Ok(beat)) => {
                     failures.end();
@@ -140,7 +144,7 @@ fn beat_until_stopped(
                     }
                     apply_answer(&beat, live, events);
                     let written = connection.write_progress(&attempts);
-                    let written = runtime.block_on(bounded(written, patience, live, row.lease));
+                    let written = runtime.block_on(bounded(written, patience, row.lease, &look));
                     if let Some(Ok(left)) = written {
                         live.put_back(&left);
                     } else {
@@ -155,7 +159,7 @@ fn beat_until_stopped(
                 }
             }
         }
-        stop_expired(live, row.lease);
+        look();
         let until_beat = last_beat.map_or(Duration::ZERO, |last_beat| beat_every.saturating_sub(last_beat.elapsed()));
         let pause = LOOK_EVERY.min(until_beat.max(failures.pause()));
         match stopped.recv_timeout(pause) {
@@ -173,21 +177,16 @@ fn beat_until_stopped(
     }
 }
 
-/// Wait for a call to MySQL for at most `patience`, and stop expired attempts meanwhile: a call that hangs must not
-/// delay that beyond the end of their leases.
-async fn bounded<T>(
-    call: impl Future<Output = T>,
-    patience: Duration,
-    live: &LiveAttempts,
-    lease: Duration,
-) -> Option<T> {
+/// Wait for a call to MySQL for at most `patience`, and look at the leases meanwhile: a call that hangs must not delay
+/// the stop of expired attempts beyond the end of their leases.
+async fn bounded<T>(call: impl Future<Output = T>, patience: Duration, lease: Duration, look: &impl Fn()) -> Option<T> {
     let over = tokio::time::sleep(patience);
     tokio::pin!(call, over);
     loop {
         tokio::select! {
             answer = &mut call => return Some(answer),
             () = &mut over => return None,
-            () = tokio::time::sleep((lease / 40).min(LOOK_EVERY)) => stop_expired(live, lease),
+            () = tokio::time::sleep((lease / 40).min(LOOK_EVERY)) => look(),
         }
     }
 }
@@ -204,6 +203,12 @@ fn stop_expired(live: &LiveAttempts, lease: Duration) {
     if stopped > 0 {
         tracing::error!(jobs = stopped, "leases could not be renewed, stopping their handlers");
     }
+}
+
+/// Show whether heartbeats are answered. The fetcher cannot: it waits for a free worker, for the end of a drain, or for
+/// ever in a process without workers.
+fn show_beating(heartbeats: &HeartbeatHistory, lease: Duration) {
+    metrics::gauge!("tickr_fetching").set(f64::from(heartbeats.is_beating(lease)));
 }
 
 async fn send_heartbeat(

@@ -342,6 +342,7 @@ impl Engine {
         }
         keep_running(&looping, &shared, "dependencies", dependencies::tell_until_stopped);
         keep_running(&looping, &shared, "batches", batches::count_until_stopped);
+        keep_running(&looping, &shared, "cancels of batches", batches::finish_cancels_until_stopped);
         keep_running(&looping, &shared, "bulk runner", bulk_runner::run_until_stopped);
         keep_running(&looping, &shared, "alerts", alerts::run_until_stopped);
         keep_running(&looping, &shared, "index changes", async move |shared: Arc<EngineState>| {

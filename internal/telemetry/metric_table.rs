@@ -91,7 +91,8 @@ pub static METRICS: &[Metric] = &[
         Gauge,
         Runner,
         &[],
-        "1 while MySQL answers the heartbeat of this runner; 0 while it does not, and the runner takes no new work",
+        "1 while MySQL answers the heartbeat of this process, also without a free worker; 0 while it does not, and the \
+         process takes no new work",
     ),
     row("tickr_busy_workers", Gauge, Runner, &[], "Workers with a running attempt"),
     // How much work waits?
@@ -215,7 +216,7 @@ pub static METRICS: &[Metric] = &[
         Gauge,
         Runner,
         &["server"],
-        "1 if the server, mysql or redis, answered the last reading in time, otherwise 0",
+        "1 if the server, mysql or redis, answered the last reading in time, and mysql committed a write; otherwise 0",
     ),
     row("tickr_reading_age_seconds", Gauge, Runner, &[], "Age of the values that are the same from every runner"),
     row(

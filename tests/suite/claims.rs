@@ -517,6 +517,33 @@ async fn a_global_lock_that_outlasts_every_limit_burns_no_attempt() {
     tickr.stop().await;
 }
 
+/// Wait until the gauge `tickr_fetching` of this process has this value.
+async fn until_fetching(base: &str, value: u8) {
+    let wanted = format!("tickr_fetching {value}");
+    eventually(&wanted, || async {
+        let page = http().get(format!("{base}/metrics")).send().await.unwrap().text().await.unwrap();
+        page.lines().any(|line| line == wanted).then_some(())
+    })
+    .await;
+}
+
+/// The fetcher of such a process waits for a worker for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_without_a_worker_tells_whether_its_heartbeat_is_answered() {
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
+    let runner = Runner::start(&tickr, &[("TICKR_WORKERS", "0"), ("TICKR_LEASE", "3s")]);
+    let base = runner.base().await;
+    until_fetching(&base, 1).await;
+    let mut lock = tickr.mysql().await;
+    let mut held = lock.begin().await.unwrap();
+    sqlx::query("SELECT id FROM runners FOR UPDATE").fetch_all(&mut *held).await.unwrap();
+    until_fetching(&base, 0).await;
+    held.rollback().await.unwrap();
+    until_fetching(&base, 1).await;
+    drop(runner);
+    tickr.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_runner_whose_heartbeat_is_not_answered_takes_no_new_work_until_it_is() {
     let tickr = TestApp::start_with(bystander, Registry::new()).await;
@@ -528,8 +555,7 @@ async fn a_runner_whose_heartbeat_is_not_answered_takes_no_new_work_until_it_is(
     let mut held = lock.begin().await.unwrap();
     sqlx::query("SELECT id FROM runners FOR UPDATE").fetch_all(&mut *held).await.unwrap();
     runner.until_log("the heartbeat is not answered").await;
-    let page = http().get(format!("{}/metrics", runner.base().await)).send().await.unwrap();
-    assert!(page.text().await.unwrap().lines().any(|line| line.starts_with("tickr_fetching") && line.ends_with(" 0")));
+    until_fetching(&runner.base().await, 0).await;
     let ids = tickr.enqueue_many((0..20).map(|_| json!({"kind": "noop"}))).await;
     // Longer than any pause of the fetcher.
     tokio::time::sleep(Duration::from_secs(2)).await;

@@ -390,6 +390,32 @@ async fn a_read_only_server_is_an_outage_that_ends() {
     tickr.stop().await;
 }
 
+/// Without a write no heartbeat is written, so the figures of runners show a fleet that is dead. The alerts about them
+/// leave out runners whose `tickr_up` is 0 (`metrics::a_runner_that_is_cut_off_takes_part_in_no_alert_about_the_fleet`).
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_takes_no_writes_is_down_in_the_metrics() {
+    let tickr = TestApp::start_alone(|_| {}, bystander).await;
+    let url = ordinary_url(&tickr).await;
+    // A process of its own, because the metrics of this one have those of other tests as well.
+    let runner = Runner::start(&tickr, &[("TICKR_MYSQL_URL", url.as_str())]);
+    let base = runner.base().await;
+    let figure = async |series: &str| -> Option<f64> {
+        let page = http().get(format!("{base}/metrics")).send().await.unwrap().text().await.unwrap();
+        page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
+    };
+    let up = "tickr_up{server=\"mysql\"}";
+    tickr.sql("SET GLOBAL read_only = 1").await;
+    // The first reading sets it before these, and the counts go on: only writes are refused.
+    for read in ["tickr_runners", "tickr_oldest_due_seconds"] {
+        eventually(read, || async { figure(read).await.map(drop) }).await;
+        assert_eq!(figure(up).await, Some(0.0), "{}", runner.log());
+    }
+    tickr.sql("SET GLOBAL read_only = 0").await;
+    eventually("MySQL is up again", || async { (figure(up).await == Some(1.0)).then_some(()) }).await;
+    drop(runner);
+    tickr.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_limit_that_is_removed_during_an_outage_holds_no_job_up_after_it() {
     // Within a minute, so that the next job is let go, and longer than this test takes.

@@ -35,8 +35,8 @@ fn tool(program: &str, args: &[&str]) -> Command {
     command(Path::new(program), root(), args)
 }
 
-/// Make the packages of a program that stands for the binary.
-async fn packages_of_a_stand_in(dir: &Path, name: &str) -> Option<PathBuf> {
+/// Make the packages of a program that stands for the binary, by an account with this umask.
+async fn packages_of_a_stand_in(dir: &Path, name: &str, umask: &str) -> Option<PathBuf> {
     for needed in ["dpkg-deb", "python3"] {
         if tool(needed, &["--version"]).output().await.is_err() {
             println!("{needed} is missing, so no package is made");
@@ -44,7 +44,7 @@ async fn packages_of_a_stand_in(dir: &Path, name: &str) -> Option<PathBuf> {
         }
     }
     let out = dir.join(name);
-    let mut package = tool("sh", &["tools/package.sh"]);
+    let mut package = tool("sh", &["-c", &format!("umask {umask}; exec sh tools/package.sh")]);
     package.env("TICKR_BINARY", fs::canonicalize("/bin/true").unwrap()).env("OUT", &out);
     package.env("TICKR_VERSION", "0.9.1").env("TARGET", "x86_64-unknown-linux-gnu");
     ok(package).await;
@@ -61,7 +61,7 @@ async fn shared_packages() -> Option<(Arc<tempfile::TempDir>, PathBuf)> {
         dir
     } else {
         let dir = Arc::new(tempfile::tempdir().unwrap());
-        packages_of_a_stand_in(dir.path(), "a").await?;
+        packages_of_a_stand_in(dir.path(), "a", "022").await?;
         *shared = Arc::downgrade(&dir);
         dir
     };
@@ -111,11 +111,17 @@ async fn the_debian_package_has_the_program_its_unit_and_no_secret_that_all_can_
 #[tokio::test(flavor = "multi_thread")]
 async fn the_same_sources_and_binary_make_the_same_packages() {
     let Some((dir, first)) = shared_packages().await else { return };
-    // Another second, another folder.
+    // Another second, another folder, and an account that lets no other one read its files.
     tokio::time::sleep(Duration::from_millis(1_100)).await;
-    let second = packages_of_a_stand_in(dir.path(), "another").await.unwrap();
+    let second = packages_of_a_stand_in(dir.path(), "another", "077").await.unwrap();
     let sums = |dir: &Path| fs::read_to_string(dir.join("SHA256SUMS")).unwrap();
     assert_eq!(sums(&first), sums(&second));
+    let archive = file(&second, ".tar.gz");
+    let listed = ok(tool("tar", &["--list", "--verbose", "--file", archive.to_str().unwrap()])).await;
+    let is_for_all = |line: &&str| {
+        line.starts_with("drwxr-xr-x") || line.starts_with("-rwxr-xr-x") || line.starts_with("-rw-r--r--")
+    };
+    assert_eq!(listed.lines().find(|line| !is_for_all(line)), None, "{listed}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -174,6 +180,31 @@ async fn a_service_that_does_not_start_or_stop_keeps_no_package_from_its_install
         assert_eq!(log.contains("journalctl --unit tickr"), script != "postrm", "{script}: {log}");
         fs::remove_file(&calls).unwrap();
     }
+}
+
+/// `userdel` refuses while a process of the account runs. The data is removed before.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_account_in_use_keeps_no_package_from_its_purge() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = fs::read_to_string(root().join("deploy/debian/postrm")).unwrap();
+    // The folders of the machine stay as they are.
+    let text = text.replace("/var/lib/tickr", "data").replace("/etc/tickr", "settings");
+    let stand_ins = "
+        getent() { :; }
+        rm() { echo rm \"$@\" >>calls; }
+        userdel() { echo userdel \"$@\" >>calls; return 8; }
+        groupdel() { echo groupdel \"$@\" >>calls; return 8; }
+    ";
+    let mut run = command(Path::new("/bin/sh"), dir.path(), &["-c", &format!("{stand_ins}{text}"), "postrm", "purge"]);
+    run.env("PATH", dir.path());
+    let (code, said, log) = outcome(run).await;
+    assert_eq!(code, 0, "{said}{log}");
+    let calls = fs::read_to_string(dir.path().join("calls")).unwrap();
+    assert_eq!(calls, "rm -rf data\nuserdel tickr\ngroupdel tickr\n");
+    assert!(
+        log.contains("the account tickr is still in use") && log.contains("the group tickr is still in use"),
+        "{log}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -295,6 +326,15 @@ fn every_deployment_gives_a_stop_more_time_than_tickr_takes() {
     }
 }
 
+#[test]
+fn the_guide_removes_the_finished_migration_before_the_manifests_are_applied_again() {
+    let blocks = document("docs/INSTALL.md").blocks_of("sh");
+    let block = blocks.iter().find(|block| block.text.contains("kubectl apply")).unwrap();
+    let lines: Vec<&str> = block.text.lines().collect();
+    assert_eq!(lines[0], "kubectl delete job tickr-migrate --ignore-not-found");
+    assert!(lines[1].starts_with("kubectl apply -f deploy/kubernetes/"), "{}", block.place);
+}
+
 /// Helm makes its hooks before all other objects, so the migration cannot read the ConfigMap of the runners. `make
 /// check-deploy` holds the text of both against the values.
 #[test]
@@ -308,6 +348,8 @@ fn the_migration_of_the_manifests_reads_its_settings_from_a_hook_before_it() {
             objects.iter().find(is_it).unwrap_or_else(|| panic!("there is no {kind} {name}")).clone()
         };
         let job = named("Job", "tickr-migrate");
+        // `kubectl apply` of a changed Job fails while the finished one is there.
+        assert!(job["spec"]["ttlSecondsAfterFinished"].as_i64().is_some_and(|seconds| seconds >= 600), "{name}");
         let pod = &job["spec"]["template"]["spec"];
         let (container, volume) = (&pod["containers"][0], &pod["volumes"][0]);
         let (variable, mount) = (&container["env"][0], &container["volumeMounts"][0]);

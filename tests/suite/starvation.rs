@@ -12,12 +12,17 @@ use tickr::app::App;
 use tickr::broker::OperatorSettings;
 use tickr::config::ServerUrl;
 use tickr::handlers::Registry;
+use tickr::job::State;
+use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::program::{command, outcome, tickr as program};
-use crate::support::{Answer, DEADLINE, Proxy, Pulse, Runner, TestApp, answer, call, drop_database, eventually, http};
+use crate::support::sink::Sink;
+use crate::support::{
+    Answer, DEADLINE, Proxy, Pulse, Runner, TestApp, answer, bystander, call, drop_database, eventually, http,
+};
 
 /// A token of the configuration, which allows every call.
 const TOKEN: &str = "operator-token-of-this-test-0123456789";
@@ -531,6 +536,30 @@ async fn keys_hold_for_ten_seconds_when_it_cannot_be_read_whether_they_were_revo
         (call(&base, Method::GET, "/v1/whoami", &key, None).await.status == 200).then_some(())
     })
     .await;
+    tickr.stop().await;
+}
+
+/// A shell gives a program 1,024 open files, and clients may have twice as many connections. Here both are smaller.
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_use_up_the_files_of_a_shell_cost_no_attempt_of_a_callback() {
+    const FILES: usize = 160;
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
+    let sink = Sink::start(|_, _| (200, String::new())).await;
+    // Clients that send nothing would be cut off after ten seconds.
+    let env = [("TICKR_CALLBACK_ALLOW_PRIVATE", "true"), ("TICKR_HTTP_HEADER_TIMEOUT", "60s")];
+    let runner = Runner::start_with_files(&tickr, FILES, &env);
+    let address = runner.base().await.replace("http://", "");
+    let mut clients = Vec::new();
+    for _ in 0..FILES {
+        clients.push(TcpStream::connect(&address).await.unwrap());
+    }
+    eventually("the clients have the files of the shell", || async { (runner.open_files() >= FILES).then_some(()) })
+        .await;
+    let job = json!({"kind": "http", "payload": {"url": sink.url(), "body": {}}, "max_attempts": 1});
+    let id = tickr.enqueue(job).await;
+    tickr.until(id, State::Completed).await;
+    tickr.assert_each_ran_once(1).await;
+    drop((clients, runner));
     tickr.stop().await;
 }
 

@@ -5,8 +5,8 @@
 //! then. So the page never hangs, whatever the servers do, and it takes only a small share of their time, however often
 //! it is scraped.
 //!
-//! Each server is asked every few seconds whether it answers. The counts in MySQL rest for longer when they take long,
-//! and do not delay that question.
+//! Each server is asked every few seconds whether it answers, and MySQL also whether it commits, by the check of
+//! `/readyz`. The counts in MySQL rest for longer when they take long, and do not delay that question.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::future::Future;
@@ -21,6 +21,7 @@ use metrics::gauge;
 use tokio_util::task::TaskTracker;
 
 use crate::Api;
+use crate::system::readiness::Readiness;
 use tickr_event::Health;
 use tickr_index::{Index, Lane};
 use tickr_job::{Name, State as JobState};
@@ -57,6 +58,7 @@ pub struct Readings {
 struct ReadingsInner {
     store: Store,
     index: Index,
+    readiness: Readiness,
     /// The queues that this runner serves.
     queues: Vec<Name>,
     /// The outboxes of applications from which this runner copies.
@@ -82,7 +84,7 @@ struct Silent;
 /// The state of the newest readings.
 #[derive(Debug, Default)]
 struct Last {
-    /// The question whether MySQL answers, with the runners.
+    /// The question whether MySQL answers and commits, with the runners.
     mysql: Turn,
     /// The counts in MySQL.
     counts: Turn,
@@ -101,11 +103,19 @@ impl Readings {
     /// Make the readings for a runner that serves these queues and copies from these outboxes of applications. Each
     /// reading runs in a task of its own, which `tasks` joins and which ends by its time limits.
     #[must_use]
-    pub fn new(store: Store, index: Index, queues: Vec<Name>, outboxes: Vec<Name>, tasks: TaskTracker) -> Self {
+    pub fn new(
+        store: Store,
+        index: Index,
+        readiness: Readiness,
+        queues: Vec<Name>,
+        outboxes: Vec<Name>,
+        tasks: TaskTracker,
+    ) -> Self {
         Self {
             shared: Arc::new(ReadingsInner {
                 store,
                 index,
+                readiness,
                 queues,
                 outboxes,
                 tasks,
@@ -170,13 +180,19 @@ impl ReadingsInner {
     }
 
     /// Ask MySQL for the runners. This short query shows whether it answers: counting a large backlog may take longer.
+    /// A server that answers and commits nothing is out as well: no heartbeat is written, so every runner seems silent.
     async fn probe(&self) -> Option<RunnerCounts> {
         let runners = answer_within(LIMIT, self.store.runner_counts()).await;
-        gauge!("tickr_up", "server" => "mysql").set(f64::from(runners.is_some()));
+        let is_up = runners.is_some() && self.commits().await;
+        gauge!("tickr_up", "server" => "mysql").set(f64::from(is_up));
         if let Some(runners) = &runners {
             set_runners(runners);
         }
         runners
+    }
+
+    async fn commits(&self) -> bool {
+        tokio::time::timeout(LIMIT, self.readiness.check()).await.is_ok_and(|check| check.mysql)
     }
 
     /// Wait for an answer of MySQL. One that does not come in time is left out if MySQL answers a short query then.

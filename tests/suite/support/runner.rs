@@ -27,6 +27,18 @@ impl Runner {
         Self::spawn(command, tickr, env)
     }
 
+    /// Do the same as [`start`](Self::start), with this soft limit on the open files of the process.
+    pub(crate) fn start_with_files(tickr: &TestApp, files: usize, env: &[(&str, &str)]) -> Self {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("ulimit -Sn {files} && exec \"$0\" serve"), env!("CARGO_BIN_EXE_tickr")]);
+        Self::spawn(command, tickr, env)
+    }
+
+    /// Return the number of files that it has open.
+    pub(crate) fn open_files(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
+    }
+
     /// Do the same as [`start`](Self::start), with another program that is a runner without a subcommand.
     pub(crate) fn start_program(tickr: &TestApp, program: &Path, env: &[(&str, &str)]) -> Self {
         Self::spawn(Command::new(program), tickr, env)

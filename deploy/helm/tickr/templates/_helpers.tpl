@@ -110,7 +110,8 @@ spec:
             - secretRef: {name: {{ $values.secret }}}
           ports:
             - {name: http, containerPort: 7070}
-          # Probes need no API key. /livez answers also while the tables are migrated and while MySQL is out.
+          # Probes need no API key. /livez answers also while the tables are migrated, and when MySQL goes out later. A
+          # process that starts without MySQL waits 10 s for it, ends, and is started again.
           startupProbe:
             httpGet: {path: /livez, port: http}
             periodSeconds: 2
