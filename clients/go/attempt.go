@@ -42,8 +42,8 @@ type AttemptInfo struct {
 type reports interface {
 	progress(percent float64, note *string)
 	checkpoint(text json.RawMessage)
-	// saved returns a channel that is closed when the server has the newest checkpoint.
-	saved() <-chan struct{}
+	// saved returns a channel that gets nil when the server has the newest checkpoint, or the reason why it has not.
+	saved() <-chan error
 }
 
 // Attempt is what a handler gets beside the payload. It is safe for use by several goroutines.
@@ -83,11 +83,11 @@ func (a *Attempt) SaveCheckpoint(value any) error {
 }
 
 // CheckpointSaved waits until the server has the newest checkpoint. Call it before a step that must not be repeated. It
-// fails when the context ends before.
+// fails when the context ends before, when the server refuses the checkpoint, and when the attempt is lost.
 func (a *Attempt) CheckpointSaved(ctx context.Context) error {
 	select {
-	case <-a.reports.saved():
-		return nil
+	case err := <-a.reports.saved():
+		return err
 	case <-ctx.Done():
 		return ctx.Err()
 	}

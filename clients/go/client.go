@@ -139,16 +139,17 @@ func (c *Client) Enqueue(ctx context.Context, kind string, payload any, options 
 	if err != nil {
 		return nil, err
 	}
-	got, err := c.post(ctx, "/v1/jobs", options.IdempotencyKey, fields)
-	if err != nil {
-		return nil, err
-	}
 	var seen struct {
 		ID       string   `json:"id"`
 		State    State    `json:"state"`
 		Warnings []string `json:"warnings"`
 	}
-	if err := json.Unmarshal(got.body, &seen); err != nil {
+	reads := func(body []byte) bool {
+		seen.ID = ""
+		return json.Unmarshal(body, &seen) == nil && seen.ID != ""
+	}
+	got, err := c.post(ctx, "/v1/jobs", options.IdempotencyKey, fields, reads)
+	if err != nil {
 		return nil, err
 	}
 	return &Enqueued{ID: seen.ID, State: seen.State, Existing: got.status == 200, Warnings: seen.Warnings}, nil
@@ -168,15 +169,21 @@ func (c *Client) EnqueueMany(ctx context.Context, idempotencyKey string, jobs ..
 		}
 		all[place] = fields
 	}
-	got, err := c.post(ctx, "/v1/jobs/batch", idempotencyKey, map[string]any{"jobs": all})
-	if err != nil {
-		return nil, err
-	}
 	var receipts struct {
 		Jobs []Receipt `json:"jobs"`
 	}
-	err = json.Unmarshal(got.body, &receipts)
-	return receipts.Jobs, err
+	reads := func(body []byte) bool {
+		receipts.Jobs = nil
+		isRead := json.Unmarshal(body, &receipts) == nil && len(receipts.Jobs) == len(jobs)
+		for _, receipt := range receipts.Jobs {
+			isRead = isRead && receipt.ID != ""
+		}
+		return isRead
+	}
+	if _, err := c.post(ctx, "/v1/jobs/batch", idempotencyKey, map[string]any{"jobs": all}, reads); err != nil {
+		return nil, err
+	}
+	return receipts.Jobs, nil
 }
 
 // Get returns a job with its attempts. The code of the error is not_found when there is no such job.
@@ -264,7 +271,9 @@ func (c *Client) Continuing(traceparent string) *Client {
 	return &other
 }
 
-func (c *Client) post(ctx context.Context, path, key string, fields map[string]any) (*answer, error) {
+func (c *Client) post(
+	ctx context.Context, path, key string, fields map[string]any, reads func(body []byte) bool,
+) (*answer, error) {
 	body, err := encode(fields)
 	if err != nil {
 		return nil, err
@@ -272,6 +281,8 @@ func (c *Client) post(ctx context.Context, path, key string, fields map[string]a
 	if key == "" {
 		key = randomID()
 	}
-	request := call{method: "POST", path: path, body: body, idempotencyKey: key, traceparent: c.traceparent}
+	request := call{
+		method: "POST", path: path, body: body, idempotencyKey: key, traceparent: c.traceparent, reads: reads,
+	}
 	return c.transport.call(ctx, request, c.timeout, tryTime)
 }

@@ -104,6 +104,45 @@ func TestEveryOptionHasItsNameInTheAPI(t *testing.T) {
 	}
 }
 
+func TestADueTimeIsRoundedUpSoThatNoJobStartsEarly(t *testing.T) {
+	at := time.Date(2026, 12, 1, 10, 0, 0, 125e6+1, time.UTC)
+	job := Job{Kind: "x", Options: Options{ExecuteAt: at, ExpiresAt: at}}
+	fields, err := job.fields()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if fields["execute_at"] != "2026-12-01T10:00:00.126Z" || fields["expires_at"] != "2026-12-01T10:00:00.125Z" {
+		t.Error(fields)
+	}
+	job.Options.ExpiresAt = time.Time{}
+	row, err := NewOutboxRow("", "", job)
+	if err != nil || row.Args[4] != "2026-12-01 10:00:00.126" {
+		t.Error(row, err)
+	}
+}
+
+func TestASuccessWithoutAnIDIsNoAnswerToAnEnqueue(t *testing.T) {
+	server := newFake(t)
+	stray := &fate{status: 200, body: `{"ok":true}`}
+	server.fate = fates(stray, &fate{status: 200, body: "<html>"})
+	client := newClient(t, Config{URL: server.URL})
+	job, err := client.Enqueue(context.Background(), "x", 1, Options{})
+	if err != nil || job.ID == "" || len(server.of("jobs")) != 3 {
+		t.Error(job, err)
+	}
+	server.locked(func() { server.fate = fates(&fate{status: 201, body: `{"jobs":[{"id":"a"},{}]}`}) })
+	receipts, err := client.EnqueueMany(context.Background(), "", Job{Kind: "x"}, Job{Kind: "x"})
+	if err != nil || len(receipts) != 2 || receipts[1].ID != "b" || len(server.of("batch")) != 2 {
+		t.Error(receipts, err)
+	}
+	server.locked(func() { server.fate = func(fakeCall) *fate { return stray } })
+	var unavailable *UnavailableError
+	client = newClient(t, Config{URL: server.URL, Timeout: 300 * time.Millisecond})
+	if _, err := client.Enqueue(context.Background(), "x", 1, Options{}); !errors.As(err, &unavailable) {
+		t.Error(err)
+	}
+}
+
 func TestRetryAfterIsWaitedFor(t *testing.T) {
 	server := newFake(t)
 	wait := map[string]string{"retry-after": "1"}

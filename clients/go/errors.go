@@ -98,7 +98,8 @@ var (
 	ErrCancelled = errors.New("the server asked the attempt to stop")
 	// ErrDeadline says that the time limit of the attempt is over.
 	ErrDeadline = errors.New("the time limit of the attempt is over")
-	// ErrLost says that the worker does not hold the attempt any more. Another one may execute the job.
+	// ErrLost says that the worker does not hold the attempt any more, or that no heartbeat was answered before the end
+	// of its lease. Another worker may execute the job. What the handler returns is sent in the second case.
 	ErrLost = errors.New("the worker does not hold the attempt any more")
 	// ErrStopping says that the worker stops, and gives the job back.
 	ErrStopping = errors.New("the worker stops")

@@ -55,9 +55,10 @@ type fake struct {
 	cancel   map[string]bool
 	lost     map[string]bool
 	// Tokens of attempts whose rows another session locks.
-	rows   map[string]bool
-	drain  bool
-	beatMS int
+	rows    map[string]bool
+	drain   bool
+	beatMS  int
+	leaseMS int
 	// Further fields of an answer with jobs.
 	more   string
 	tokens int
@@ -67,7 +68,7 @@ func newFake(t *testing.T) *fake {
 	f := &fake{
 		answers: map[string]string{}, newest: map[string]string{}, workers: map[string]bool{},
 		verdicts: map[string]map[string]any{}, cancel: map[string]bool{}, lost: map[string]bool{}, beatMS: 100,
-		rows: map[string]bool{},
+		rows: map[string]bool{}, leaseMS: 10_000,
 	}
 	f.changed = sync.NewCond(&f.mu)
 	f.Server = httptest.NewServer(f)
@@ -219,7 +220,7 @@ func (f *fake) carryOut(r *http.Request, call fakeCall, parts []string) (int, st
 	case "workers":
 		id = fmt.Sprintf("fake-%d", len(f.calls))
 		f.workers[id] = true
-		return 201, fmt.Sprintf(`{"id":%q,"lease_ms":10000,"beat_ms":%d}`, id, f.beatMS)
+		return 201, fmt.Sprintf(`{"id":%q,"lease_ms":%d,"beat_ms":%d}`, id, f.leaseMS, f.beatMS)
 	case "fetch":
 		return f.fetch(r, call, id)
 	case "beat":

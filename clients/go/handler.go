@@ -13,7 +13,8 @@ import (
 // fails the attempt and not the worker.
 //
 // The context ends when the attempt has to stop: its job was cancelled, its time is over, the worker does not hold it
-// any more, or the worker stops. Return an error then, such as that of the context.
+// any more or gets no heartbeat answered before the end of the lease, or the worker stops. Return an error then, such
+// as that of the context.
 type Handler[Payload, Result any] func(ctx context.Context, payload Payload, attempt *Attempt) (Result, error)
 
 // erased is a handler without its types.
@@ -91,9 +92,9 @@ func (r recorded) progress(percent float64, note *string) {
 	r.outcome.Percent, r.outcome.Note = percent, *note
 }
 func (r recorded) checkpoint(text json.RawMessage) { r.outcome.Checkpoint = text }
-func (r recorded) saved() <-chan struct{} {
-	done := make(chan struct{})
-	close(done)
+func (r recorded) saved() <-chan error {
+	done := make(chan error, 1)
+	done <- nil
 	return done
 }
 

@@ -33,7 +33,7 @@ type Retry struct {
 }
 
 // Options are the options of a job. docs/API.md describes each; the zero value of a field leaves the default of the
-// kind. Durations are rounded up to milliseconds, so that a job never starts early.
+// kind. Durations and ExecuteAt are rounded up to milliseconds, so that a job never starts early.
 type Options struct {
 	// Queue is the queue. Default: that of the kind, or default.
 	Queue string
@@ -126,7 +126,7 @@ func (j Job) fields() (map[string]any, error) {
 		}
 	}
 	text("queue", o.Queue)
-	at("execute_at", o.ExecuteAt)
+	at("execute_at", roundedUp(o.ExecuteAt))
 	ms("delay_ms", o.Delay)
 	at("expires_at", o.ExpiresAt)
 	ms("expires_in_ms", o.ExpiresIn)
@@ -205,6 +205,14 @@ func milliseconds(d time.Duration) int64 {
 		return d.Milliseconds()
 	}
 	return int64((d + time.Millisecond - 1) / time.Millisecond)
+}
+
+// roundedUp returns the time in whole milliseconds.
+func roundedUp(at time.Time) time.Time {
+	if at.IsZero() {
+		return at
+	}
+	return at.Add(time.Millisecond - 1).Truncate(time.Millisecond)
 }
 
 // encode writes JSON without escapes for HTML, which would only make it longer.

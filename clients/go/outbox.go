@@ -90,7 +90,7 @@ func NewOutboxRow(table, id string, job Job) (*OutboxRow, error) {
 	}
 	if !job.Options.ExecuteAt.IsZero() {
 		// As text in UTC: a driver would write a time.Time in its own time zone.
-		executeAt = job.Options.ExecuteAt.UTC().Format("2006-01-02 15:04:05.000")
+		executeAt = roundedUp(job.Options.ExecuteAt).UTC().Format("2006-01-02 15:04:05.000")
 	}
 	for _, column := range []string{"kind", "payload", "queue", "execute_at"} {
 		delete(fields, column)

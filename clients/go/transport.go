@@ -47,7 +47,14 @@ type call struct {
 	body           []byte
 	idempotencyKey string
 	traceparent    string
+	// Reads the body of a success, and says whether it comes from tickr. Nil: nothing is read.
+	reads func(body []byte) bool
 }
+
+// isAnswer says whether a success comes from tickr. A proxy may answer with a page of its own.
+func (c call) isAnswer(got *answer) bool { return c.reads == nil || c.reads(got.body) }
+
+var errStray = errors.New("the answer does not come from tickr")
 
 // transport sends calls to the addresses of a cluster.
 type transport struct {
@@ -181,10 +188,12 @@ func (t *transport) call(ctx context.Context, c call, within, try time.Duration)
 			left = time.Millisecond
 		}
 		got, err := t.once(ctx, place, c, shorter(try, left))
-		if err == nil {
-			if got.isSuccess() {
+		if err == nil && got.isSuccess() {
+			if c.isAnswer(got) {
 				return got, nil
 			}
+			err = errStray
+		} else if err == nil {
 			problem = problemOf(got.status, got.body)
 			if !isPassing(got.status) && problem.Code != "idempotency_in_progress" {
 				return nil, problem

@@ -70,7 +70,7 @@ func verdictOf(result any, err error, cause error) verdictBody {
 		}
 		return verdict
 	}
-	if err == nil && (cause == nil || cause == ErrStopping) {
+	if err == nil && (cause == nil || cause == ErrStopping || cause == ErrLost) {
 		text, err := encode(result)
 		if err != nil {
 			return failed("the result cannot be written as JSON: " + err.Error())
@@ -82,6 +82,10 @@ func verdictOf(result any, err error, cause error) verdictBody {
 	}
 	if cause == ErrStopping {
 		return verdictBody{Verdict: "released", Error: "its worker stopped and gave it back"}
+	}
+	if cause == ErrLost {
+		// The server has not said so, or this verdict would not be sent. Another worker may have the job.
+		return verdictBody{Verdict: "released", Error: "no heartbeat was answered before the end of the lease"}
 	}
 	if cause != nil {
 		// docs/WORKERS.md: an attempt that was told to stop ends as failed. Its result came too late.

@@ -74,12 +74,15 @@ type Worker struct {
 	// The attempts whose verdicts are not answered, by token.
 	held map[string]*held
 	// The tokens that take a slot: those that are held, and lost ones whose handlers have not ended.
-	busy         map[string]*held
-	seen         map[string]bool
-	seenInOrder  []string
-	verdicts     []*held
-	id           string
-	beatEvery    time.Duration
+	busy        map[string]*held
+	seen        map[string]bool
+	seenInOrder []string
+	verdicts    []*held
+	id          string
+	beatEvery   time.Duration
+	lease       time.Duration
+	// The reading of clock when the newest heartbeat that was answered was sent.
+	renewed      time.Duration
 	lastBeat     time.Time
 	drained      bool
 	saves        []save
@@ -110,10 +113,16 @@ type held struct {
 	version           int
 	sent              int
 	checkpointVersion int
-	hasVerdict        bool
-	isCancelled       bool
-	isLost            bool
-	verdict           verdictBody
+	// The newest checkpoint that the server refused, and why.
+	refusedVersion int
+	refusal        error
+	// The reading of clock from which its lease holds, at the earliest.
+	renewed     time.Duration
+	isUnrenewed bool
+	hasVerdict  bool
+	isCancelled bool
+	isLost      bool
+	verdict     verdictBody
 	// The pause before the verdict is sent again while another session locks the row of its job.
 	lockedPause time.Duration
 }
@@ -121,7 +130,7 @@ type held struct {
 type save struct {
 	token   string
 	version int
-	done    chan struct{}
+	done    chan error
 }
 
 // bell is a place to wait for news. A ring before the wait counts.
@@ -276,6 +285,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	}
 	start(&fetching, w.fetchLoop, ctx)
 	start(&loops, w.beatLoop, gone)
+	start(&loops, w.leaseLoop, gone)
 	start(&loops, w.finishLoop, gone)
 	<-ctx.Done()
 	w.mu.Lock()
@@ -377,6 +387,8 @@ func (w *Worker) settle(one *held, verdict verdictBody) {
 		go func() {
 			<-done
 			w.mu.Lock()
+			// The server may have refused the checkpoint.
+			one.verdict.Log = one.attempt.logText()
 			w.verdicts = append(w.verdicts, one)
 			w.mu.Unlock()
 			w.verdictsBell.ring()

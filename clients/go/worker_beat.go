@@ -3,6 +3,7 @@ package tickr
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"time"
 )
 
@@ -22,18 +23,18 @@ func (h *held) checkpoint(text json.RawMessage) {
 	h.worker.beatBell.ring()
 }
 
-func (h *held) saved() <-chan struct{} {
+func (h *held) saved() <-chan error {
 	h.worker.mu.Lock()
 	defer h.worker.mu.Unlock()
 	return h.worker.saveLocked(h)
 }
 
-// saveLocked returns a channel that is closed when the server has the newest checkpoint of an attempt, or when the
-// worker does not hold it any more.
-func (w *Worker) saveLocked(one *held) <-chan struct{} {
-	done := make(chan struct{})
+// saveLocked returns a channel that gets nil when the server has the newest checkpoint of an attempt, or an error when
+// the server refuses it or the worker does not hold the attempt any more.
+func (w *Worker) saveLocked(one *held) <-chan error {
+	done := make(chan error, 1)
 	if w.held[one.token] == nil || one.checkpointVersion <= one.sent {
-		close(done)
+		done <- w.held[one.token].refused(one.checkpointVersion)
 		return done
 	}
 	w.saves = append(w.saves, save{token: one.token, version: one.checkpointVersion, done: done})
@@ -48,10 +49,22 @@ func (w *Worker) answerSaves() {
 		if holds := w.held[one.token]; holds != nil && holds.sent < one.version {
 			waiting = append(waiting, one)
 		} else {
-			close(one.done)
+			one.done <- holds.refused(one.version)
 		}
 	}
 	w.saves = waiting
+}
+
+// refused returns why the server does not have the checkpoint of this version, which it has seen.
+func (h *held) refused(version int) error {
+	switch {
+	case h == nil:
+		return ErrLost
+	case h.refusal != nil && h.refusedVersion >= version:
+		return h.refusal
+	default:
+		return nil
+	}
 }
 
 func (w *Worker) beatLoop(ctx context.Context) {
@@ -91,7 +104,9 @@ func (w *Worker) beatLoop(ctx context.Context) {
 type report struct {
 	token   string
 	version int
-	text    []byte
+	// The version of its checkpoint, or 0.
+	checkpointVersion int
+	text              []byte
 }
 
 // news returns what handlers have said and the server does not have yet.
@@ -110,11 +125,12 @@ func (w *Worker) news() []report {
 			Checkpoint json.RawMessage `json:"checkpoint,omitempty"`
 		}
 		said.Token, said.Percent, said.Note = token, one.percent, one.note
+		this := report{token: token, version: one.version}
 		if one.checkpointVersion > one.sent {
-			said.Checkpoint = one.checkpointText
+			said.Checkpoint, this.checkpointVersion = one.checkpointText, one.checkpointVersion
 		}
-		text, _ := encode(said)
-		news = append(news, report{token: token, version: one.version, text: text})
+		this.text, _ = encode(said)
+		news = append(news, this)
 	}
 	return news
 }
@@ -166,41 +182,104 @@ func (w *Worker) beat(ctx context.Context) bool {
 			count++
 		}
 		part := news[:count]
-		isSent, isRefused, unsaved := w.beatOf(ctx, holding(tokens, part))
-		if isRefused && count > 1 {
+		told := w.beatOf(ctx, tokens, part)
+		if told.problem != "" && count > 1 {
 			// A proxy may take less than the server, or one of the reports is wrong. Fewer go in one request.
 			most = count / 2
 			continue
 		}
 		news = news[count:]
-		if isRefused {
-			w.config.Logf("tickr: the server refuses a report of a handler: progress and checkpoint are left out")
-			isSent, _, _ = w.beatOf(ctx, bare)
-		}
-		if !isSent {
-			return false
-		}
-		w.mu.Lock()
-		// What could not be stored for a locked row goes with a later heartbeat again.
-		if len(unsaved) > 0 {
-			w.unsavedUntil = time.Now().Add(unsavedTime)
-		}
-		for _, sent := range part {
-			if one := w.held[sent.token]; one != nil && !unsaved[sent.token] && one.sent < sent.version {
-				one.sent = sent.version
+		if problem := told.problem; problem != "" {
+			told = w.beatOf(ctx, tokens, nil)
+			for _, sent := range part {
+				wrong := refusedReport{Token: sent.token, Field: "progress", Detail: problem}
+				if sent.checkpointVersion > 0 {
+					wrong.Field = "checkpoint"
+				}
+				told.refused = append(told.refused, wrong)
 			}
 		}
-		w.answerSaves()
-		w.mu.Unlock()
+		if !told.isSent {
+			return false
+		}
+		w.noteRefused(told.refused, part)
+		w.noteSent(part, told.unsaved)
 		if len(news) == 0 {
 			return true
 		}
 	}
 }
 
-func (w *Worker) beatOf(ctx context.Context, entries [][]byte) (isSent, isRefused bool, unsaved map[string]bool) {
+// noteSent notes which reports the server has. What it could not store for a locked row goes with a later heartbeat
+// again.
+func (w *Worker) noteSent(part []report, unsaved map[string]bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(unsaved) > 0 {
+		w.unsavedUntil = time.Now().Add(unsavedTime)
+	}
+	for _, sent := range part {
+		if one := w.held[sent.token]; one != nil && !unsaved[sent.token] && one.sent < sent.version {
+			one.sent = sent.version
+		}
+	}
+	w.answerSaves()
+}
+
+// A refusedReport is a report of a handler that the server left out of a heartbeat.
+type refusedReport struct {
+	Token  string `json:"token"`
+	Field  string `json:"field"`
+	Detail string `json:"detail"`
+}
+
+// noteRefused tells the operator and the logs of the attempts what the server refused of these reports.
+func (w *Worker) noteRefused(refused []refusedReport, part []report) {
+	for _, wrong := range refused {
+		w.mu.Lock()
+		one := w.held[wrong.Token]
+		for _, sent := range part {
+			if one != nil && wrong.Field == "checkpoint" && sent.token == wrong.Token && sent.checkpointVersion > 0 {
+				one.refusedVersion = sent.checkpointVersion
+				one.refusal = fmt.Errorf("the server refuses the checkpoint: %s", wrong.Detail)
+			}
+		}
+		w.mu.Unlock()
+		if one == nil {
+			continue
+		}
+		w.config.Logf("tickr: the server refuses a report of job %s: %s %s", one.attempt.ID, wrong.Field, wrong.Detail)
+		one.attempt.LogError("the server refuses a report: %s %s", wrong.Field, wrong.Detail)
+	}
+}
+
+// beaten is what came of a heartbeat.
+type beaten struct {
+	isSent bool
+	// Why the server refuses the request, if it does.
+	problem string
+	unsaved map[string]bool
+	refused []refusedReport
+}
+
+// beatAnswer is the answer to a heartbeat.
+type beatAnswer struct {
+	// Nil in JSON that is none of tickr.
+	Cancel  *[]string       `json:"cancel"`
+	Lost    *[]string       `json:"lost"`
+	Drain   bool            `json:"drain"`
+	Unsaved []string        `json:"unsaved"`
+	Refused []refusedReport `json:"refused"`
+}
+
+func (b *beatAnswer) read(body []byte) bool {
+	*b = beatAnswer{}
+	return json.Unmarshal(body, b) == nil && b.Cancel != nil && b.Lost != nil
+}
+
+func (w *Worker) beatOf(ctx context.Context, tokens []string, part []report) beaten {
 	body := []byte(`{"holding":[`)
-	for place, entry := range entries {
+	for place, entry := range holding(tokens, part) {
 		if place > 0 {
 			body = append(body, ',')
 		}
@@ -211,42 +290,43 @@ func (w *Worker) beatOf(ctx context.Context, entries [][]byte) (isSent, isRefuse
 	id, every := w.id, w.beatEvery
 	w.mu.Unlock()
 	within := shorter(longer(every, time.Second), 5*time.Second)
-	got := w.try(ctx, call{method: "POST", path: path(id, "/beat"), body: body}, within, "beat")
+	var told beatAnswer
+	sent := clock()
+	got := w.try(ctx, call{method: "POST", path: path(id, "/beat"), body: body, reads: told.read}, within, "beat")
 	if got == nil {
-		return false, false, nil
+		return beaten{}
 	}
 	switch got.status {
 	case 200:
 	case 404:
 		w.registerAgain(ctx, id)
-		return false, false, nil
+		return beaten{}
 	case 400, 413, 422:
-		return false, true, nil
+		return beaten{problem: problemOf(got.status, got.body).Error()}
 	default:
-		return false, false, nil
+		return beaten{}
 	}
-	var told struct {
-		Cancel  []string `json:"cancel"`
-		Lost    []string `json:"lost"`
-		Drain   bool     `json:"drain"`
-		Unsaved []string `json:"unsaved"`
-	}
-	if json.Unmarshal(got.body, &told) != nil {
-		return false, false, nil
-	}
-	unsaved = map[string]bool{}
+	unsaved := map[string]bool{}
 	for _, token := range told.Unsaved {
 		unsaved[token] = true
 	}
+	w.obey(told, tokens, sent)
+	return beaten{isSent: true, unsaved: unsaved, refused: told.Refused}
+}
+
+// obey does what the answer to a heartbeat asks for. The heartbeat had these tokens, and was sent at this reading of
+// clock.
+func (w *Worker) obey(told beatAnswer, tokens []string, sent time.Duration) {
 	var cancelled, lost []*held
 	w.mu.Lock()
-	for _, token := range told.Cancel {
+	w.renew(tokens, sent)
+	for _, token := range *told.Cancel {
 		if one := w.held[token]; one != nil && !one.isCancelled {
 			one.isCancelled = true
 			cancelled = append(cancelled, one)
 		}
 	}
-	for _, token := range told.Lost {
+	for _, token := range *told.Lost {
 		// An attempt that was finished meanwhile is not held any more either. The answer to its verdict decides.
 		if one := w.held[token]; one != nil && !one.hasVerdict {
 			one.isLost = true
@@ -263,5 +343,4 @@ func (w *Worker) beatOf(ctx context.Context, entries [][]byte) (isSent, isRefuse
 		one.attempt.stop(ErrLost)
 	}
 	w.drain(told.Drain)
-	return true, false, unsaved
 }

@@ -9,7 +9,8 @@ import (
 
 func path(id, below string) string { return "/v1/workers/" + url.PathEscape(id) + below }
 
-// try sends a call once. It returns nil when no whole answer came. After a failure the next call goes elsewhere.
+// try sends a call once. It returns nil when no whole answer of tickr came. After a failure the next call goes
+// elsewhere.
 func (w *Worker) try(ctx context.Context, c call, within time.Duration, what string) *answer {
 	place := w.transport.now()
 	got, err := w.transport.once(ctx, place, c, within)
@@ -18,6 +19,11 @@ func (w *Worker) try(ctx context.Context, c call, within time.Duration, what str
 			w.trouble(what, err)
 			w.transport.failed(place)
 		}
+		return nil
+	}
+	if got.isSuccess() && !c.isAnswer(got) {
+		w.trouble(what, errStray)
+		w.transport.failed(place)
 		return nil
 	}
 	if got.isSuccess() {

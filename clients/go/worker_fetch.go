@@ -72,8 +72,9 @@ func (w *Worker) registerAgain(ctx context.Context, formerID string) {
 
 func (w *Worker) registered(got *answer, how string) bool {
 	var told struct {
-		ID     string `json:"id"`
-		BeatMS int64  `json:"beat_ms"`
+		ID      string `json:"id"`
+		BeatMS  int64  `json:"beat_ms"`
+		LeaseMS int64  `json:"lease_ms"`
 	}
 	if json.Unmarshal(got.body, &told) != nil || told.ID == "" {
 		return false
@@ -81,6 +82,10 @@ func (w *Worker) registered(got *answer, how string) bool {
 	w.mu.Lock()
 	w.id = told.ID
 	w.beatEvery = time.Duration(told.BeatMS) * time.Millisecond
+	w.lease = time.Duration(told.LeaseMS) * time.Millisecond
+	if w.lease <= 0 {
+		w.lease = 3 * w.beatEvery
+	}
 	w.lastBeat = time.Now()
 	w.mu.Unlock()
 	w.config.Logf("tickr: the worker %s is %s", told.ID, how)
@@ -118,15 +123,19 @@ func (w *Worker) fetch(ctx context.Context, slots int) {
 	body, _ := encode(map[string]any{
 		"slots": slots, "wait_ms": w.config.Wait.Milliseconds(), "holding": w.tokens(), "fetch_id": NewID(),
 	})
+	var jobs fetched
+	tries := sending{first: clock()}
 	for failures := 0; ctx.Err() == nil; failures++ {
 		id := w.ID()
 		// The same body again, to any process, gets the same jobs and nothing new.
-		sent := time.Now()
-		got := w.try(ctx, call{method: "POST", path: path(id, "/fetch"), body: body}, w.config.Wait+tryTime, "fetch")
+		tries.last, tries.isRepeated = clock(), failures > 0
+		request := call{method: "POST", path: path(id, "/fetch"), body: body, reads: jobs.read}
+		got := w.try(ctx, request, w.config.Wait+tryTime, "fetch")
 		if ctx.Err() != nil {
 			return
 		}
-		if got != nil && got.status == 200 && w.deliver(got.body, time.Since(sent)) {
+		if got != nil && got.status == 200 {
+			w.deliver(jobs, tries)
 			return
 		}
 		if got != nil && got.status == 404 {
@@ -137,35 +146,56 @@ func (w *Worker) fetch(ctx context.Context, slots int) {
 	}
 }
 
-// deliver starts the jobs of an answer that are new. It returns false when the answer is not whole.
-func (w *Worker) deliver(body []byte, waited time.Duration) bool {
-	var fetched struct {
-		Jobs []struct {
-			AttemptInfo
-			Token      string          `json:"token"`
-			Payload    json.RawMessage `json:"payload"`
-			Checkpoint json.RawMessage `json:"checkpoint"`
-		} `json:"jobs"`
-		Drain  bool   `json:"drain"`
-		TookMS *int64 `json:"took_ms"`
+// fetched is the answer to a request for jobs.
+type fetched struct {
+	// Nil in JSON that is none of tickr.
+	Jobs   *[]fetchedJob `json:"jobs"`
+	Drain  bool          `json:"drain"`
+	TookMS *int64        `json:"took_ms"`
+}
+
+type fetchedJob struct {
+	AttemptInfo
+	Token      string          `json:"token"`
+	Payload    json.RawMessage `json:"payload"`
+	Checkpoint json.RawMessage `json:"checkpoint"`
+}
+
+func (f *fetched) read(body []byte) bool {
+	*f = fetched{}
+	return json.Unmarshal(body, f) == nil && f.Jobs != nil
+}
+
+// onWay returns for how long the answer to a request that was sent at this reading of clock was on its way, or nothing
+// if it does not say how long it was at the process.
+func (f *fetched) onWay(now, sent time.Duration) *time.Duration {
+	if f.TookMS == nil {
+		return nil
 	}
-	if json.Unmarshal(body, &fetched) != nil {
-		return false
-	}
+	way := longer(0, now-sent-time.Duration(*f.TookMS)*time.Millisecond)
+	return &way
+}
+
+// deliver starts the jobs of an answer that are new.
+func (w *Worker) deliver(answer fetched, tries sending) {
 	var fresh []*held
 	late := 0
+	jobs := *answer.Jobs
+	now := clock()
+	way := answer.onWay(now, tries.last)
 	w.mu.Lock()
 	// After a quarter of the lease on its way, the answer counts as lost. The next request lists none of its jobs.
-	if took := fetched.TookMS; took != nil && waited-time.Duration(*took)*time.Millisecond >= w.beatEvery*3/4 {
-		late = len(fetched.Jobs)
-		fetched.Jobs = nil
+	if way != nil && *way >= w.beatEvery*3/4 {
+		late = len(jobs)
+		jobs = nil
 	}
-	for _, job := range fetched.Jobs {
+	renewed := w.heldSince(now, way, tries)
+	for _, job := range jobs {
 		if w.seen[job.Token] {
 			continue
 		}
 		w.remember(job.Token)
-		one := &held{worker: w, token: job.Token, payload: job.Payload}
+		one := &held{worker: w, token: job.Token, payload: job.Payload, renewed: renewed}
 		one.attempt = &Attempt{
 			AttemptInfo: job.AttemptInfo, began: job.Checkpoint, reports: one, client: w.client.Continuing(job.Traceparent),
 		}
@@ -181,8 +211,7 @@ func (w *Worker) deliver(body []byte, waited time.Duration) bool {
 	for _, one := range fresh {
 		go w.execute(one)
 	}
-	w.drain(fetched.Drain)
-	return true
+	w.drain(answer.Drain)
 }
 
 // remember is called with the lock.

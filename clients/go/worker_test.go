@@ -303,6 +303,217 @@ func TestACancelALossAndTheTimeLimitEndTheContext(t *testing.T) {
 	})
 }
 
+func TestAHandlerStopsBeforeItsLeaseEndsWhenNoHeartbeatIsAnswered(t *testing.T) {
+	for name, refusal := range map[string]*fate{
+		"401": {status: 401, code: "unauthorized"}, "stray": {status: 200, body: "{}"}, "hangs up": {refused: true},
+	} {
+		refusal := refusal
+		t.Run(name, func(t *testing.T) { stopsBeforeItsLeaseEnds(t, refusal) })
+	}
+}
+
+func stopsBeforeItsLeaseEnds(t *testing.T, refusal *fate) {
+	const lease, slack = 2 * time.Second, 5 * time.Second
+	server := newFake(t)
+	server.leaseMS = int(lease.Milliseconds())
+	causes, open := make(chan error, 3), make(chan struct{})
+	start(t, server, nil, func(ctx context.Context, payload work, attempt *Attempt) (any, error) {
+		<-ctx.Done()
+		causes <- attempt.Cause()
+		switch payload.How {
+		case "gives up":
+			return nil, ctx.Err()
+		case "goes on":
+			<-open
+		}
+		return "done", nil
+	})
+	givesUp := server.add("test.work", how("gives up"), "")
+	completes := server.add("test.work", how("completes"), "")
+	goesOn := server.add("test.work", how("goes on"), "")
+	for _, token := range []string{givesUp, completes, goesOn} {
+		server.runs(t, token)
+	}
+	var last time.Time
+	server.locked(func() {
+		beats := server.ofLocked("beat")
+		last = beats[len(beats)-1].at
+		server.fate = func(call fakeCall) *fate {
+			if call.what == "beat" {
+				return refusal
+			}
+			return nil
+		}
+	})
+	if got := pick(server.verdict(t, givesUp), "verdict"); got != "released" {
+		t.Error(got)
+	}
+	if got := pick(server.verdict(t, completes), "verdict", "result"); got != "succeeded|done" {
+		t.Error(got)
+	}
+	for range [3]int{} {
+		if cause := <-causes; cause != ErrLost {
+			t.Error(cause)
+		}
+	}
+	stopped := time.Now()
+	if took := stopped.Sub(last); took > lease+slack {
+		t.Errorf("stopped %s after the last answered heartbeat", took)
+	}
+	server.until(t, "a heartbeat that lists the attempt whose handler goes on", func() bool {
+		beats := server.ofLocked("beat")
+		newest := beats[len(beats)-1]
+		return newest.at.After(stopped) && strings.Contains(newest.text, `"`+goesOn+`"`)
+	})
+	server.locked(func() { server.fate = nil })
+	close(open)
+	if got := pick(server.verdict(t, goesOn), "verdict", "result"); got != "succeeded|done" {
+		t.Error(got)
+	}
+}
+
+func TestAHandlerWhoseHeartbeatsAreAnsweredRunsForLongerThanTheLease(t *testing.T) {
+	server := newFake(t)
+	server.leaseMS = 3_000
+	open := make(chan struct{})
+	start(t, server, nil, func(ctx context.Context, _ work, _ *Attempt) (any, error) {
+		select {
+		case <-open:
+			return "done", nil
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	})
+	token := server.add("test.work", `{}`, "")
+	server.runs(t, token)
+	over := time.Now().Add(3_500 * time.Millisecond)
+	server.until(t, "a heartbeat after the first lease", func() bool {
+		beats := server.ofLocked("beat")
+		return beats[len(beats)-1].at.After(over)
+	})
+	close(open)
+	if got := pick(server.verdict(t, token), "verdict", "result", "error"); got != "succeeded|done|<nil>" {
+		t.Error(got)
+	}
+}
+
+func TestTheLeaseOfANewAttemptHoldsFromTheTimeOfItsClaim(t *testing.T) {
+	const lease = time.Minute
+	took := func(ms int64) *int64 { return &ms }
+	now := clock()
+	ago := func(d time.Duration) time.Duration { return now - d }
+	for name, one := range map[string]struct {
+		tries    sending
+		took     *int64
+		expected time.Duration
+	}{
+		"a heartbeat that did not list it renews nothing": {
+			sending{first: ago(time.Hour), last: ago(time.Hour)}, took(3_590_000), ago(10 * time.Second),
+		},
+		"a long request brings it with a new lease": {
+			sending{first: ago(time.Hour), last: ago(time.Hour)}, took(3_600_000), now,
+		},
+		"a repeated request may have claimed it a quarter of the lease before": {
+			sending{ago(time.Hour), ago(10 * time.Second), true}, took(0), ago(25 * time.Second),
+		},
+		"no request claims before it is sent": {
+			sending{ago(12 * time.Second), ago(10 * time.Second), true}, took(0), ago(12 * time.Second),
+		},
+		"an older process does not say when it answered": {
+			sending{first: ago(time.Hour), last: ago(time.Hour)}, nil, ago(5 * time.Second),
+		},
+	} {
+		worker, err := NewWorker(WorkerConfig{Logf: func(string, ...any) {}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		worker.lease, worker.beatEvery, worker.renewed = lease, lease/3, ago(5*time.Second)
+		worker.deliver(fetched{Jobs: &[]fetchedJob{{Token: "new"}}, TookMS: one.took}, one.tries)
+		worker.mu.Lock()
+		got := worker.held["new"].renewed
+		worker.mu.Unlock()
+		if wrong := got - one.expected; wrong < -4*time.Second || wrong > 4*time.Second {
+			t.Errorf("%s: %s off", name, wrong)
+		}
+	}
+}
+
+func TestASuccessThatDoesNotComeFromTickrIsNoAnswerToAFetchOrAHeartbeat(t *testing.T) {
+	server := newFake(t)
+	fetches, reports := 0, 0
+	server.fate = func(call fakeCall) *fate {
+		isReport := call.what == "beat" && strings.Contains(call.text, "checkpoint")
+		if call.what == "fetch" {
+			fetches++
+		}
+		if isReport {
+			reports++
+		}
+		if call.what == "fetch" && fetches <= 4 || isReport && reports <= 2 {
+			return &fate{status: 200, body: `{"ok":true}`}
+		}
+		return nil
+	}
+	start(t, server, nil, func(ctx context.Context, _ work, attempt *Attempt) (any, error) {
+		if err := attempt.SaveCheckpoint(9); err != nil {
+			return nil, err
+		}
+		return nil, attempt.CheckpointSaved(ctx)
+	})
+	if got := pick(server.verdict(t, server.add("test.work", `{}`, "")), "verdict"); got != "succeeded" {
+		t.Error(got)
+	}
+	server.locked(func() {
+		if reports < 3 {
+			t.Errorf("the checkpoint counts as saved after %d strays", reports)
+		}
+	})
+	asked := server.of("fetch")
+	if asked[0].text != asked[4].text {
+		t.Error("the request is not repeated")
+	}
+	if took := asked[4].at.Sub(asked[0].at); took < 500*time.Millisecond {
+		t.Errorf("four repetitions within %s", took)
+	}
+}
+
+func TestACheckpointThatTheServerRefusesIsNotSavedAndIsLogged(t *testing.T) {
+	for name, refusal := range map[string]func(token string) *fate{
+		"alone": func(token string) *fate {
+			refused := fmt.Sprintf(`{"token":%q,"field":"checkpoint","detail":"invalid_request: no"}`, token)
+			return &fate{status: 200, body: `{"cancel":[],"lost":[],"refused":[` + refused + `]}`}
+		},
+		"with its heartbeat": func(string) *fate { return &fate{status: 422, code: "invalid_request"} },
+	} {
+		refusal := refusal
+		t.Run(name, func(t *testing.T) {
+			server := newFake(t)
+			token := server.add("test.work", `{}`, "")
+			server.fate = func(call fakeCall) *fate {
+				if call.what == "beat" && strings.Contains(call.text, "checkpoint") {
+					return refusal(token)
+				}
+				return nil
+			}
+			start(t, server, nil, func(ctx context.Context, _ work, attempt *Attempt) (any, error) {
+				if err := attempt.SaveCheckpoint(9); err != nil {
+					return nil, err
+				}
+				return nil, attempt.CheckpointSaved(ctx)
+			})
+			verdict := server.verdict(t, token)
+			const why = "failed|the server refuses the checkpoint: invalid_request: no"
+			if got := pick(verdict, "verdict", "error"); got != why {
+				t.Error(got)
+			}
+			log := fmt.Sprint(verdict["log"])
+			if !strings.Contains(log, "refuses a report: checkpoint invalid_request: no") {
+				t.Error(log)
+			}
+		})
+	}
+}
+
 func TestProgressAndCheckpointReachTheServerBeforeTheVerdict(t *testing.T) {
 	server := newFake(t)
 	server.beatMS = 60_000

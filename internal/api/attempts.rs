@@ -39,7 +39,9 @@ pub(super) struct ReportBody {
     /// Short description of the progress, at most 120 characters.
     #[schema(max_length = 120)]
     note: Option<String>,
-    /// JSON with which the next attempt begins if this one fails, at most 64 KiB and 64 levels.
+    /// JSON with which the next attempt begins if this one fails, at most 64 KiB and 64 levels. A null that is sent
+    /// replaces an earlier checkpoint, too.
+    #[serde(default, deserialize_with = "tickr_handlers::sent_checkpoint")]
     #[schema(value_type = Option<serde_json::Value>)]
     checkpoint: Option<Box<RawValue>>,
 }
@@ -145,7 +147,9 @@ pub(super) struct FinishBody {
     /// Time until the job runs again, in milliseconds. Required with `snoozed`. With `failed` it replaces the backoff.
     #[schema(minimum = 1_000, maximum = 604_800_000)]
     delay_ms: Option<u64>,
-    /// JSON with which the next attempt begins, at most 64 KiB and 64 levels.
+    /// JSON with which the next attempt begins, at most 64 KiB and 64 levels. A null that is sent replaces an earlier
+    /// checkpoint, too.
+    #[serde(default, deserialize_with = "tickr_handlers::sent_checkpoint")]
     #[schema(value_type = Option<serde_json::Value>)]
     checkpoint: Option<Box<RawValue>>,
 }

@@ -204,7 +204,9 @@ pub(super) struct HeldBody {
     /// Short description of the progress, at most 120 characters.
     #[schema(value_type = Option<String>)]
     note: Option<Box<RawValue>>,
-    /// JSON with which the next attempt begins if this one does not succeed, at most 64 KiB and 64 levels deep.
+    /// JSON with which the next attempt begins if this one does not succeed, at most 64 KiB and 64 levels deep. A null
+    /// that is sent replaces an earlier checkpoint, too.
+    #[serde(default, deserialize_with = "tickr_handlers::sent_checkpoint")]
     #[schema(value_type = Option<serde_json::Value>)]
     checkpoint: Option<Box<RawValue>>,
 }
@@ -295,7 +297,9 @@ pub(super) struct EndBody {
     /// The newest lines that the attempt logged, at most 16 KiB.
     #[schema(max_length = 16_384)]
     log: Option<String>,
-    /// JSON with which the next attempt begins, at most 64 KiB and 64 levels deep.
+    /// JSON with which the next attempt begins, at most 64 KiB and 64 levels deep. A null that is sent replaces an earlier
+    /// checkpoint, too.
+    #[serde(default, deserialize_with = "tickr_handlers::sent_checkpoint")]
     #[schema(value_type = Option<serde_json::Value>)]
     checkpoint: Option<Box<RawValue>>,
 }

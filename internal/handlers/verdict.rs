@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 use tickr_job::limits;
@@ -41,6 +41,7 @@ pub struct SentVerdict {
     /// The newest lines that the attempt logged.
     pub log: Option<String>,
     /// JSON with which the next attempt begins.
+    #[serde(default, deserialize_with = "sent_checkpoint")]
     pub checkpoint: Option<Box<RawValue>>,
 }
 
@@ -152,6 +153,14 @@ pub fn is_too_deep(json: &RawValue) -> bool {
     limits::deeper_than(json.get().as_bytes(), limits::MAX_LEVELS)
 }
 
+/// Read a checkpoint, which may be left out. A null that was sent is one: it replaces that of an earlier report.
+///
+/// # Errors
+/// The text is no JSON.
+pub fn sent_checkpoint<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<RawValue>>, D::Error> {
+    Box::<RawValue>::deserialize(deserializer).map(Some)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -159,6 +168,13 @@ mod tests {
     fn checked(text: &str) -> Result<CheckedVerdict, Vec<&'static str>> {
         let sent: SentVerdict = serde_json::from_str(text).unwrap();
         sent.check().map_err(|problems| problems.into_iter().map(|(field, _)| field).collect())
+    }
+
+    #[test]
+    fn a_checkpoint_of_a_verdict_that_is_null_is_not_left_out() {
+        let of = |text: &str| checked(text).unwrap().checkpoint.map(|json| json.get().to_owned());
+        assert_eq!(of(r#"{"verdict":"released","checkpoint":null}"#).as_deref(), Some("null"));
+        assert_eq!(of(r#"{"verdict":"released"}"#), None);
     }
 
     #[test]

@@ -145,7 +145,9 @@ class Attempt:
     def __init__(self, job):
         self.job, self.token = job, job["token"]
         self.stop, self.lines, self.report, self.lock = threading.Event(), [], {}, threading.Lock()
-        self.cancelled = self.lost = self.finished = False
+        self.cancelled = self.lost = self.finished = self.expired = False
+        # Time from which its lease holds, at the earliest.
+        self.renewed = 0.0
 
     def sleep(self, seconds):
         if fault("ignores-cancel"):
@@ -234,6 +236,7 @@ class Worker:
         self.changed = threading.Condition(self.lock)
         self.attempts, self.verdicts, self.later = {}, {}, {}
         self.id, self.beat_s, self.beat_size = None, LEASE_MS / 3000, MAX_BODY
+        self.lease_s, self.renewed = LEASE_MS / 1000, 0.0
         self.stopping, self.ended = threading.Event(), threading.Event()
         self.poll = None
 
@@ -248,7 +251,7 @@ class Worker:
         while not self.ended.is_set():
             try:
                 answer = connection.call("POST", "/v1/workers", body)
-                self.beat_s = answer["beat_ms"] / 1000
+                self.beat_s, self.lease_s = answer["beat_ms"] / 1000, answer["lease_ms"] / 1000
                 self.id = answer["id"]
                 return
             except (OSError, http.client.HTTPException, ValueError, Refused) as error:
@@ -268,12 +271,13 @@ class Worker:
 
     def fetch(self):
         patience = None if fault("polls-for-ever") else WAIT_MS / 1000 + 10
-        self.poll, pauses, body, worker = Connection(patience), Pauses(5), None, None
+        self.poll, pauses, body, worker, tries = Connection(patience), Pauses(5), None, None, 0
         while not self.stopping.is_set():
             if body is None or worker != self.id:
-                worker, body, began = self.id, self.request(), time.monotonic()
+                worker, body, began, tries = self.id, self.request(), time.monotonic(), 0
                 if body is None:
                     continue
+            tries += 1
             try:
                 answer = self.poll.call("POST", f"/v1/workers/{worker}/fetch", body)
             except Refused as refused:
@@ -296,9 +300,13 @@ class Worker:
             # After a quarter of the lease on its way, the answer counts as lost. The next request lists none of its jobs.
             sent = began if fault("times-repetitions") else self.poll.sent
             took = 0 if fault("ignores-took") and "took_ms" in answer else answer.get("took_ms", float("inf")) / 1000
-            late = time.monotonic() - sent - took >= self.beat_s * 3 / 4
+            way = time.monotonic() - sent - took
+            late = way >= self.beat_s * 3 / 4
+            # A repeated answer may have jobs that were claimed a quarter of the lease before.
+            age = max(way, 0) + (self.lease_s / 4 if tries > 1 else 0)
+            since = time.monotonic() - age if "took_ms" in answer else self.renewed
             for job in answer["jobs"] if not late or fault("begins-late") else []:
-                self.start(job)
+                self.start(job, max(began, since))
             if answer["drain"] and not fault("ignores-drain"):
                 self.stopping.wait(self.beat_s)
 
@@ -317,11 +325,12 @@ class Worker:
     def free(self):
         return SLOTS - sum(not attempt.finished for attempt in self.attempts.values())
 
-    def start(self, job):
+    def start(self, job, since):
         with self.changed:
             if job["token"] in self.attempts and not fault("twice"):
                 return
             attempt = self.attempts[job["token"]] = Attempt(job)
+            attempt.renewed = since
         threading.Thread(target=self.execute, args=(attempt,), daemon=True).start()
 
     # Attempts.
@@ -346,7 +355,7 @@ class Worker:
             if end.delay_ms is not None:
                 verdict.update(delay_ms=end.delay_ms)
         except Stopped:
-            verdict.update(verdict="failed", error="the attempt was stopped")
+            verdict.update(verdict="released" if attempt.expired else "failed", error="the attempt was stopped")
         except Exception as error:
             verdict.update(verdict="failed", error=f"{type(error).__name__}: {error}")
         if attempt.cancelled and verdict["verdict"] != "failed" and not fault("success-after-cancel"):
@@ -462,6 +471,10 @@ class Worker:
                     break
                 except (OSError, http.client.HTTPException, ValueError):
                     break
+                with self.lock:
+                    self.renewed = connection.sent
+                    for attempt in held:
+                        attempt.renewed = max(attempt.renewed, connection.sent)
                 for attempt in held:
                     # Each beat has the newest reports, so what was not stored goes with the next one.
                     if fault("forgets-unsaved") and attempt.token in answer.get("unsaved", ()):
@@ -502,6 +515,17 @@ class Worker:
         if not (lost and fault("keeps-lost")):
             attempt.stop.set()
 
+    def watch(self):
+        """Stop attempts when no beat was answered for nine tenths of the lease. Another worker may start their jobs."""
+        while not self.ended.wait(0.1):
+            until = time.monotonic() - self.lease_s * 0.9
+            with self.lock:
+                over = [a for a in self.attempts.values() if a.renewed <= until and not (a.finished or a.stop.is_set())]
+            for attempt in over if not fault("outlives-lease") else []:
+                # It stays listed, so that a later beat tells what has become of it.
+                attempt.expired = True
+                attempt.stop.set()
+
     # The end.
 
     def stop(self, *_):
@@ -515,7 +539,7 @@ class Worker:
         signal.signal(signal.SIGTERM, self.stop)
         signal.signal(signal.SIGINT, self.stop)
         self.register()
-        threads = [threading.Thread(target=f, daemon=True) for f in (self.fetch, self.settle, self.beat)]
+        threads = [threading.Thread(target=f, daemon=True) for f in (self.fetch, self.settle, self.beat, self.watch)]
         for thread in threads:
             thread.start()
         # In short waits: Python runs a signal handler in this thread, and a signal that another thread received does not

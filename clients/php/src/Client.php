@@ -57,7 +57,7 @@ final class Client implements Enqueuer
         $response = $this->post('/v1/jobs', $job->toJson(), $idempotencyKey ?? Uuid::v4());
         $answer = $response->json();
         $existing = $response->status === 200;
-        return new Enqueued((string) $answer['id'], $existing, array_values($answer['warnings'] ?? []));
+        return new Enqueued(self::idOf($answer), $existing, array_values($answer['warnings'] ?? []));
     }
 
     public function enqueueMany(iterable $jobs, ?string $idempotencyKey = null): array
@@ -71,8 +71,12 @@ final class Client implements Enqueuer
         }
         $body = '{"jobs":[' . implode(',', $texts) . ']}';
         $answer = $this->post('/v1/jobs/batch', $body, $idempotencyKey ?? Uuid::v4())->json();
-        $enqueued = static fn (array $one) => new Enqueued((string) $one['id'], (bool) ($one['existing'] ?? false));
-        return array_map($enqueued, array_values($answer['jobs']));
+        $enqueued = static fn (mixed $one) => new Enqueued(self::idOf($one), (bool) ($one['existing'] ?? false));
+        $jobs = \is_array($answer['jobs'] ?? null) ? array_values($answer['jobs']) : [];
+        if (\count($jobs) !== \count($texts)) {
+            throw new ConnectionFailed('the answer to an enqueue does not name the jobs, so it is none of tickr');
+        }
+        return array_map($enqueued, $jobs);
     }
 
     /**
@@ -211,7 +215,8 @@ final class Client implements Enqueuer
     ): Response {
         $headers = $idempotencyKey === null ? [] : ['Idempotency-Key' => self::visible($idempotencyKey)];
         $request = new Request($method, $path, $json, $headers, $timeout ?? $this->callTimeout);
-        $deadline = Channel::now() + $this->retryFor;
+        // A try that waits for the end of a job must leave time for another address.
+        $deadline = Channel::now() + $this->retryFor + max(0.0, $request->timeout - $this->callTimeout);
         $pause = 0.1;
         for ($tried = 1; ; $tried++) {
             $wait = null;
@@ -272,6 +277,16 @@ final class Client implements Enqueuer
     private function post(string $path, ?string $json, ?string $key): Response
     {
         return $this->call('POST', $path, $json, $key);
+    }
+
+    /** The id of a job in an answer. A success without one comes from a proxy, and there may be no job. */
+    private static function idOf(mixed $answer): string
+    {
+        $id = \is_array($answer) ? $answer['id'] ?? null : null;
+        if (!\is_string($id) || $id === '') {
+            throw new ConnectionFailed('the answer to an enqueue has no id of a job, so it is none of tickr');
+        }
+        return $id;
     }
 
     private static function visible(string $key): string

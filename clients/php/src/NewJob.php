@@ -65,10 +65,21 @@ final class NewJob
         return Json::object($members + array_map(Json::encode(...), $this->options));
     }
 
-    /** A time as the API takes it: UTC with milliseconds. */
+    /** A time as the API takes it: UTC with milliseconds. It is rounded up, because no job may start early. */
     public static function time(\DateTimeInterface $time): string
     {
+        return self::utc($time)->format('Y-m-d\TH:i:s.v\Z');
+    }
+
+    /**
+     * The next whole millisecond in UTC.
+     *
+     * @internal
+     */
+    public static function utc(\DateTimeInterface $time): \DateTimeImmutable
+    {
         $utc = \DateTimeImmutable::createFromInterface($time)->setTimezone(new \DateTimeZone('UTC'));
-        return $utc->format('Y-m-d\TH:i:s.v\Z');
+        $over = (int) $utc->format('u') % 1000;
+        return $over === 0 ? $utc : $utc->modify('+' . (1000 - $over) . ' microseconds');
     }
 }

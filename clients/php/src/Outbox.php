@@ -32,7 +32,7 @@ final class Outbox
      * Write a job into the outbox, on the connection and in the transaction of the caller.
      *
      * @param string|object        $kind    the name of a kind, or a payload object with the attribute {@see Kind}
-     * @param array<string, mixed> $options see {@see NewJob}. `delay_ms` counts by the clock of this machine
+     * @param array<string, mixed> $options see {@see NewJob}. `delay_ms` counts from the INSERT, by the clock of MySQL
      * @param string|null          $id      UUIDv7 of the job. Give the same one when you repeat a transaction
      *                                      whose COMMIT was not answered
      *
@@ -49,15 +49,17 @@ final class Outbox
     ): string {
         $job = $kind instanceof NewJob ? $kind : new NewJob($kind, $payload, $options);
         $options = $job->options;
+        // The server would reject such rows after the COMMIT, and there would be no job.
+        if (isset($options['delay_ms'], $options['execute_at'])) {
+            throw new \InvalidArgumentException('give execute_at or delay_ms, not both');
+        }
         if (isset($options['delay_ms'])) {
-            $ms = (int) floor(microtime(true) * 1000) + (int) $options['delay_ms'];
-            $options['execute_at'] = gmdate('Y-m-d H:i:s', intdiv($ms, 1000)) . sprintf('.%03d', $ms % 1000);
+            $options['delay_ms'] = max(0, (int) $options['delay_ms']);
         } elseif (isset($options['execute_at'])) {
             $time = new \DateTimeImmutable($options['execute_at'], new \DateTimeZone('UTC'));
-            $options['execute_at'] = $time->setTimezone(new \DateTimeZone('UTC'))->format('Y-m-d H:i:s.v');
+            $options['execute_at'] = NewJob::utc($time)->format('Y-m-d H:i:s.v');
         }
         $id ??= Uuid::v7();
-        // The server would reject such a row after the COMMIT, and there would be no job.
         if (preg_match('/^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$/Di', $id) !== 1) {
             throw new \InvalidArgumentException('the id of a job is a UUIDv7');
         }
@@ -73,7 +75,7 @@ final class Outbox
             $options['queue'] ?? null,
             $options['execute_at'] ?? null,
         ];
-        unset($options['queue'], $options['execute_at'], $options['delay_ms']);
+        unset($options['queue'], $options['execute_at']);
         $columns[] = $options === [] ? null : Json::encode($options);
         // The id goes as hexadecimal text, because bytes may not fit the character set of the connection.
         $sql = "INSERT INTO $this->table (id, kind, payload, queue, execute_at, options)"

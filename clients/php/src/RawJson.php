@@ -15,7 +15,8 @@ final class RawJson
     /** @throws \InvalidArgumentException when the text is not JSON */
     public function __construct(public readonly string $text)
     {
-        json_decode($text, false);
+        // As an array: a key that begins with a null character cannot be a property of an object.
+        json_decode($text, true);
         if (json_last_error() !== JSON_ERROR_NONE) {
             throw new \InvalidArgumentException('this is not JSON: ' . json_last_error_msg());
         }

@@ -21,6 +21,7 @@ final class Worker
     private ?\Closure $onStart = null;
     private ?\Closure $leaves = null;
     private ?\Closure $stops = null;
+    private bool $looks = false;
     private ?\Closure $paused = null;
     private \Closure $log;
 
@@ -80,10 +81,13 @@ final class Worker
      * SIGTERM.
      *
      * @param callable(): bool $stops
+     * @param bool             $alsoIdle ask every five seconds as well, in a process of its own, so that an idle
+     *                                   worker stops, too
      */
-    public function stopWhen(callable $stops): self
+    public function stopWhen(callable $stops, bool $alsoIdle = false): self
     {
         $this->stops = $stops(...);
+        $this->looks = $alsoIdle;
         return $this;
     }
 
@@ -137,6 +141,9 @@ final class Worker
         if ($this->paused !== null) {
             $engine->pauseWhile($this->paused);
         }
+        if ($this->looks) {
+            $engine->stopAfter($this->look(...));
+        }
         $async = pcntl_async_signals(true);
         $stop = static fn () => $engine->stop();
         $former = [SIGTERM => pcntl_signal_get_handler(SIGTERM), SIGINT => pcntl_signal_get_handler(SIGINT)];
@@ -154,7 +161,41 @@ final class Worker
         }
     }
 
+    /** Start the process of a slot. */
     private function spawn(Engine $engine): ?Slot
+    {
+        return $this->fork($engine, function (Frames $frames, int $parent): void {
+            if ($this->onStart !== null) {
+                ($this->onStart)();
+            }
+            $handlers = $this->handlers;
+            $handler = static fn (Context $context): mixed => $handlers[$context->attempt->kind]($context);
+            $never = static fn (): bool => false;
+            [$leaves, $stops] = [$this->leaves ?? $never, $this->stops ?? $never];
+            (new Child($frames, $handler, $leaves, $stops, $this->settings->maxJobs, $parent))->run();
+        });
+    }
+
+    /** Start a process that looks once whether the worker must stop. */
+    private function look(Engine $engine): ?Slot
+    {
+        return $this->fork($engine, function (Frames $frames): void {
+            try {
+                if ($this->onStart !== null) {
+                    ($this->onStart)();
+                }
+                if ($this->stops !== null && ($this->stops)()) {
+                    $frames->send(['type' => 'stop']);
+                    $frames->flushAll();
+                }
+            } catch (\Throwable) {
+                // A cache that is out asks for no stop. The next process looks again.
+            }
+        });
+    }
+
+    /** @param \Closure(Frames, int): void $run the new process ends after it */
+    private function fork(Engine $engine, \Closure $run): ?Slot
     {
         [$ours, $theirs] = Frames::pair();
         $parent = (int) getmypid();
@@ -169,9 +210,11 @@ final class Worker
             $theirs->close();
             return new Slot($ours, $pid, true);
         }
-        // Ctrl-C reaches the whole group, but only the parent decides when a job ends.
-        pcntl_signal(SIGINT, SIG_IGN);
-        pcntl_signal(SIGTERM, SIG_IGN);
+        // Only the parent decides when a job ends. A signal to its group, such as that of Ctrl-C, does not come here.
+        posix_setpgid(0, 0);
+        // A signal that is ignored stays ignored in the programs that a handler starts. One that is handled does not.
+        pcntl_signal(SIGINT, static fn () => null);
+        pcntl_signal(SIGTERM, static fn () => null);
         pcntl_signal(SIGCHLD, SIG_DFL);
         foreach ($engine->slots() as $slot) {
             $slot->frames->close();
@@ -179,14 +222,7 @@ final class Worker
         $ours->close();
         try {
             mt_srand();
-            if ($this->onStart !== null) {
-                ($this->onStart)();
-            }
-            $handlers = $this->handlers;
-            $handler = static fn (Context $context): mixed => $handlers[$context->attempt->kind]($context);
-            $never = static fn (): bool => false;
-            [$leaves, $stops] = [$this->leaves ?? $never, $this->stops ?? $never];
-            (new Child($theirs, $handler, $leaves, $stops, $this->settings->maxJobs, $parent))->run();
+            $run($theirs, $parent);
         } catch (\Throwable $error) {
             ($this->log)('a process could not start: ' . $error::class . ': ' . $error->getMessage());
         }

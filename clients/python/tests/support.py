@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import ssl
 import threading
 import time
@@ -31,6 +32,7 @@ class Call:
     """A request that the server got."""
 
     def __init__(self, op: str, path: str, headers: Any, body: Any):
+        self.at = time.monotonic()
         self.op = op
         self.path = path
         self.headers = {name.lower(): value for name, value in headers.items()}
@@ -59,6 +61,9 @@ class FakeServer:
         self.known: set[str] = set()
         self.refuse: Callable[[dict], int] = lambda verdict: 0
         self.locked: set[str] = set()
+        self.refused: list[dict] = []
+        self.enqueue_key: str | None = None
+        self.lease_ms: int | None = None
         self.refuse_beat: Callable[[list[dict]], int] = lambda holding: 0
         self.retry_after = "0"
         self.beat_ms = 100
@@ -178,7 +183,8 @@ class FakeServer:
             if op == "register":
                 self.workers.append(f"w-{len(self.workers) + 1}")
                 self.known.add(self.workers[-1])
-                return 201, {"id": self.workers[-1], "lease_ms": body["lease_ms"], "beat_ms": self.beat_ms}
+                lease_ms = self.lease_ms or body["lease_ms"]
+                return 201, {"id": self.workers[-1], "lease_ms": lease_ms, "beat_ms": self.beat_ms}
             if op in ("fetch", "beat") and worker not in self.known:
                 return 404, {"title": "Not found", "status": 404, "code": "not_found", "detail": "register again"}
             if op == "fetch":
@@ -193,6 +199,8 @@ class FakeServer:
                 answer = {"cancel": cancel, "lost": lost, "drain": self.drain}
                 reported = [held["token"] for held in body["holding"] if len(held) > 1]
                 unsaved = [token for token in reported if token in self.locked]
+                if self.refused and reported:
+                    answer["refused"], self.refused = self.refused, []
                 return 200, {**answer, "unsaved": unsaved} if unsaved else answer
             if op == "finish":
                 return self.finish(body["verdicts"])
@@ -200,6 +208,8 @@ class FakeServer:
                 self.known.discard(worker)
                 return 204, None
             if op.startswith("POST /v1/jobs"):
+                if self.enqueue_key not in (None, (headers.get("authorization") or "")[7:]):
+                    return 403, {"title": "Forbidden", "status": 403, "code": "forbidden", "detail": "another scope"}
                 key = headers.get("idempotency-key")
                 if key not in self.enqueued:
                     jobs = body.get("jobs", [body])
@@ -243,3 +253,39 @@ class FakeServer:
             results.append({"token": verdict["token"], "result": "settled", "state": "completed"})
         self.changed.notify_all()
         return 200, {"results": results}
+
+
+class SlowServer:
+    """A server whose answers arrive one byte at a time, `pause` seconds apart, behind `at_once` bytes of them."""
+
+    def __init__(self, at_once: int, pause: float, tls: ssl.SSLContext | None = None) -> None:
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http{'s' if tls else ''}://127.0.0.1:{self.socket.getsockname()[1]}"
+        self.at_once, self.pause, self.tls = at_once, pause, tls
+        self.closed = threading.Event()
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self) -> None:
+        while not self.closed.is_set():
+            try:
+                end, _ = self.socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self.answer, args=(end,), daemon=True).start()
+
+    def answer(self, end: socket.socket) -> None:
+        text = b"HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n" + b" " * 500
+        try:
+            with self.tls.wrap_socket(end, server_side=True) if self.tls else end as peer:
+                peer.recv(65_536)
+                peer.sendall(text[: self.at_once])
+                for byte in text[self.at_once :]:
+                    if self.closed.wait(self.pause):
+                        return
+                    peer.sendall(bytes([byte]))
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        self.closed.set()
+        self.socket.close()

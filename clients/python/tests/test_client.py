@@ -18,8 +18,8 @@ from decimal import Decimal
 from unittest import mock
 
 import tickr
-from tests.support import FakeServer
-from tickr import _http, _json
+from tests.support import FakeServer, SlowServer
+from tickr import _http, _json, testing
 from tickr.options import NAMES, checked
 
 TOKEN = "secret-of-the-test-1234"
@@ -153,6 +153,35 @@ class Failures(ClientCase):
             self.client.enqueue("email")
         self.assertLess(time.monotonic() - began, 1.0)
 
+    def test_an_answer_that_trickles_ends_at_the_timeout(self) -> None:
+        for part, at_once in (("header", 0), ("body", 60)):
+            slow = SlowServer(at_once, 0.2)
+            self.addCleanup(slow.close)
+            with self.subTest(part):
+                began = time.monotonic()
+                with self.assertRaises(tickr.ConnectionFailed):
+                    _http.Transport(slow.url).call("GET", "/", timeout=1.0)
+                self.assertLess(time.monotonic() - began, 5)
+
+    def test_an_address_is_not_called_before_its_retry_after_when_the_other_is_down(self) -> None:
+        dead = FakeServer()
+        dead.close()
+        self.server.retry_after = "2"
+        self.server.faults["POST /v1/jobs"].append(503)
+        self.other([self.server.url, dead.url], timeout=10.0).enqueue("email")
+        first, second = self.posts()
+        self.assertGreaterEqual(second.at - first.at, 1.9)
+
+    def test_the_other_address_is_tried_while_one_waits_for_its_retry_after(self) -> None:
+        pause = _http.Pause(2)
+        self.assertEqual(pause.place(0), 0)
+        self.assertLess(pause.next(60.0), 0.1)
+        for _ in range(3):
+            self.assertEqual(pause.place(0), 1)
+            self.assertLess(pause.next(), 5.1)
+        self.assertEqual(pause.place(1), 1)
+        self.assertGreater(pause.next(30.0), 29.0)
+
     def test_a_nudge_is_tried_once_and_holds_up_no_request(self) -> None:
         self.server.faults["POST /v1/outbox/nudge"].extend([3.0, 503])
         client = self.other()
@@ -177,7 +206,7 @@ class Failures(ClientCase):
     def test_a_kept_connection_that_the_server_closed_is_replaced(self) -> None:
         self.client.enqueue("email")
         kept = self.client._transport._addresses[0]._idle[0]
-        kept.sock.shutdown(2)
+        kept.sock.raw.shutdown(2)
         self.client.enqueue("email")
         self.assertEqual(len(self.posts()), 2)
 
@@ -247,7 +276,7 @@ class Async(ClientCase):
 
 @unittest.skipUnless(shutil.which("openssl"), "openssl is not installed: no certificate to test with")
 class Tls(unittest.TestCase):
-    def test_a_certificate_is_checked(self) -> None:
+    def test_a_certificate_is_checked_and_an_answer_that_trickles_ends_at_the_timeout(self) -> None:
         logging.getLogger("tickr").setLevel(logging.CRITICAL + 1)
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -262,6 +291,12 @@ class Tls(unittest.TestCase):
             client.enqueue("email")
         with tickr.Client(server.url, timeout=0.3) as stranger, self.assertRaises(tickr.ConnectionFailed) as caught:
             stranger.enqueue("email")
+        slow = SlowServer(60, 0.2, context)
+        self.addCleanup(slow.close)
+        began = time.monotonic()
+        with self.assertRaises(tickr.ConnectionFailed):
+            _http.Transport(slow.url, tls=ssl.create_default_context(cafile=certificate)).call("GET", "/", timeout=1.0)
+        self.assertLess(time.monotonic() - began, 5)
         self.assertIn("certificate", str(caught.exception))
         self.assertEqual(len(server.of("POST /v1/jobs")), 1)
 
@@ -277,6 +312,29 @@ class Values(unittest.TestCase):
     def test_a_text_that_looks_like_a_mark_stays_a_text(self) -> None:
         value = {"a": Decimal("1.50"), "b": "decimal-0000:1.50", "c": '"decimal-'}
         self.assertEqual(_json.decode(_json.encode(value), exact=True), value)
+
+    def test_a_job_starts_at_no_earlier_millisecond_and_expires_at_no_later_one(self) -> None:
+        moment = datetime(2026, 11, 27, 23, 59, 59, 999_001, tzinfo=timezone.utc)
+        made = checked({"execute_at": moment, "expires_at": moment})
+        self.assertEqual(made, {"execute_at": "2026-11-28T00:00:00.000Z", "expires_at": "2026-11-27T23:59:59.999Z"})
+        exact = moment.replace(microsecond=7_000)
+        self.assertEqual(checked({"execute_at": exact}), {"execute_at": "2026-11-27T23:59:59.007Z"})
+
+    def test_a_checkpoint_of_more_than_64_levels_is_refused_and_none_is_one(self) -> None:
+        context = testing.FakeContext()
+
+        def nested(levels: int) -> list:
+            value: list = []
+            for _ in range(levels - 1):
+                value = [value]
+            return value
+
+        context.save_checkpoint([nested(63), {"[": '{"\\[' * 100}])
+        with self.assertRaises(tickr.PayloadError):
+            context.save_checkpoint(nested(65))
+        self.assertEqual(_json.levels(b'{"a":[{}],"b":[]}'), 3)
+        context.save_checkpoint(None)
+        self.assertEqual(context._reports()[-1], b"null")
 
     def test_the_names_of_the_options_are_checked(self) -> None:
         self.assertEqual(len(NAMES), 23)

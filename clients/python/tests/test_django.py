@@ -84,6 +84,16 @@ class Enqueue(SimpleTestCase):
         self.assertTrue({"default", "other.mails"} < queues, queues)
         self.assertEqual(len(queues), 3)
 
+    def test_the_worker_has_a_key_of_its_own_and_its_tasks_enqueue_with_the_other(self) -> None:
+        with mock.patch("tickr.django.management.commands.tickr_worker.Worker") as worker:
+            with options(url=self.server.url, token="key-to-enqueue", worker_token="key-to-work"):
+                call_command("tickr_worker", stdout=io.StringIO())
+                expected = _tasks.task_backends["default"].client
+            self.assertEqual(worker.call_args.kwargs["token"], "key-to-work")
+            self.assertIs(worker.call_args.kwargs["client"], expected)
+            call_command("tickr_worker", stdout=io.StringIO())
+            self.assertIsNone(worker.call_args.kwargs["token"])
+
     def test_a_task_is_a_job(self) -> None:
         heard = []
 

@@ -248,12 +248,19 @@ class Outbox(unittest.TestCase):
         sql, values = cursor.rows[0]
         self.assertIn("INSERT INTO tickr_outbox (id, kind, payload, queue, execute_at, options)", sql)
         self.assertEqual(values[0], UUID(id).hex)
-        self.assertEqual(values[1:5], ("email", '{"to":"é"}', "mail", "2026-11-27 01:04:05.678"))
+        self.assertEqual(values[1:5], ("email", '{"to":"é"}', "mail", "2026-11-27 01:04:05.679"))
         self.assertEqual(json.loads(values[5]), {"tags": ["a"]})
         outbox.enqueue(cursor, "email", id=id, table="shop.tickr_outbox", traceparent="00-a-b-01")
         sql, values = cursor.rows[1]
         self.assertIn("INTO shop.tickr_outbox", sql)
         self.assertEqual(values[1:], ("email", "{}", None, None, '{"trace":{"traceparent":"00-a-b-01"}}'))
+
+    def test_a_row_starts_at_no_earlier_millisecond_also_with_a_time_as_text(self) -> None:
+        cursor = Cursor()
+        outbox.enqueue(cursor, "email", execute_at="2026-11-27T03:04:05.678001+02:00")
+        outbox.enqueue(cursor, "email", execute_at="2026-11-27T01:04:05.678Z")
+        times = [values[4] for _, values in cursor.rows]
+        self.assertEqual(times, ["2026-11-27 01:04:05.679", "2026-11-27 01:04:05.678"])
 
     def test_wrong_rows_are_refused(self) -> None:
         cursor = Cursor()

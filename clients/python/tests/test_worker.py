@@ -22,7 +22,7 @@ from unittest import mock
 
 import tickr
 from tests.support import DEADLINE, FakeServer, eventually
-from tickr import _engine
+from tickr import _engine, _http
 
 
 class WorkerCase(unittest.TestCase):
@@ -578,6 +578,20 @@ class Beats(WorkerCase):
         eventually("a bare beat", lambda: len(self.server.of("beat")) >= 2)
         self.assertEqual(self.server.of("beat")[1].body, {"holding": [{"token": token}]})
 
+    def test_a_checkpoint_that_the_server_refuses_is_told_in_both_logs(self) -> None:
+        @self.app.kind("step")
+        def step(_: Any, context: tickr.Context) -> None:
+            context.save_checkpoint({"row": 9})
+            raise tickr.Failed("later")
+
+        token = self.server.add("step")
+        self.server.refused = [{"token": token, "field": "checkpoint", "detail": "must be smaller"}]
+        with self.assertLogs("tickr.worker", "ERROR") as logged:
+            self.start()
+            seen = self.server.verdict(token)
+        self.assertIn("the server refuses a report: checkpoint must be smaller", seen["log"])
+        self.assertIn("checkpoint must be smaller", "\n".join(logged.output))
+
     def test_every_checkpoint_arrives_behind_a_proxy_that_takes_only_small_beats(self) -> None:
         together = threading.Barrier(3)
 
@@ -637,6 +651,198 @@ class Beats(WorkerCase):
         self.assertNotIn(token, self.server.verdicts)
         self.server.drain = False
         self.server.verdict(token)
+
+
+class Leases(WorkerCase):
+    """Attempts whose leases end because no beat is answered."""
+
+    def waiting(self, ends_behind_a_beat: bool = False) -> list:
+        """Make a kind whose handler waits until it is stopped. Return the times at which one was lost."""
+        lost: list = []
+
+        @self.app.kind("wait")
+        def wait(payload: Any, context: tickr.Context) -> None:
+            self.started.release()
+            try:
+                if payload == "reports":
+                    self.go.wait(DEADLINE)
+                    context.progress(50)
+                context.sleep(60)
+            except tickr.Lost:
+                lost.append(time.monotonic())
+                if ends_behind_a_beat:
+                    eventually("a beat behind the loss", lambda: self.beats_behind(lost[0]))
+                raise
+
+        return lost
+
+    def beats_behind(self, moment: float) -> list:
+        return [call for call in self.server.of("beat") if call.at > moment]
+
+    def beaten(self, token: str) -> None:
+        """Wait until a beat that lists this attempt was answered."""
+
+        def listed() -> int:
+            return sum(token in str(call.body) for call in self.server.of("beat"))
+
+        before = listed()
+        eventually("two beats with it", lambda: listed() > before + 1)
+
+    def check_loss(self, break_beats: Any) -> None:
+        lost = self.waiting(ends_behind_a_beat=True)
+        self.server.lease_ms, self.server.beat_ms = 2_000, 200
+        token = self.server.add("wait")
+        self.start(wait_ms=50)
+        self.wait_started()
+        self.beaten(token)
+        break_beats()
+        broken = time.monotonic()
+        eventually("the loss", lambda: lost)
+        # The time of a lease, and some for a slow machine.
+        self.assertLess(lost[0] - broken, 2.0 + 3.0)
+        self.assertEqual(self.server.verdict(token), {"token": token, "verdict": "released"})
+        self.assertIn(token, str(self.beats_behind(lost[0])[0].body))
+
+    def test_a_handler_is_stopped_before_its_lease_ends_when_beats_are_refused(self) -> None:
+        self.check_loss(lambda: setattr(self.server, "refuse_beat", lambda holding: 401))
+
+    def test_a_handler_is_stopped_before_its_lease_ends_when_beats_get_no_answer(self) -> None:
+        self.check_loss(lambda: self.server.faults["beat"].extend(["before"] * 1_000))
+
+    def clock(self) -> list:
+        """Let the clock of the worker be ahead by the first number of the list."""
+        ahead = [0.0]
+
+        def clock() -> float:
+            return time.monotonic() + ahead[0]
+
+        for module in (_engine, _http):
+            patch = mock.patch.object(module, "clock", clock)
+            patch.start()
+            self.addCleanup(patch.stop)
+        return ahead
+
+    def test_a_handler_whose_beats_are_answered_sees_no_loss(self) -> None:
+        ahead, lost = self.clock(), self.waiting()
+        token = self.server.add("wait")
+        with mock.patch.object(_engine, "LOOK_TIME", 0.05):
+            engine = self.start()._engine
+            self.wait_started()
+            with mock.patch.object(engine, "_stop_expired", wraps=engine._stop_expired) as look:
+                for _ in range(4):
+                    ahead[0] += 30.0  # half of the lease
+                    self.beaten(token)
+                    looks = look.call_count
+                    eventually("two looks at the lease", lambda looks=looks: look.call_count > looks + 1)
+        self.assertEqual(lost, [])
+        self.assertNotIn(token, self.server.verdicts)
+
+    def test_a_handler_that_ends_its_work_behind_its_lease_sends_its_own_verdict(self) -> None:
+        @self.app.kind("deaf")
+        def deaf(_: Any, context: tickr.Context) -> str:
+            self.started.release()
+            eventually("the loss", lambda: context.lost)
+            return "done"
+
+        ahead = self.clock()
+        token = self.server.add("deaf")
+        self.start()
+        self.wait_started()
+        self.beaten(token)
+        self.server.refuse_beat = lambda holding: 401
+        ahead[0] += 60.0
+        self.assertEqual(self.server.verdict(token)["result"], "done")
+
+    def test_a_coroutine_is_cancelled_before_its_lease_ends_and_given_back(self) -> None:
+        @self.app.kind("nap")
+        async def nap(_: Any) -> None:
+            self.started.release()
+            await asyncio.sleep(60)
+
+        ahead = self.clock()
+        token = self.server.add("nap")
+        self.start()
+        self.wait_started()
+        self.beaten(token)
+        self.server.refuse_beat = lambda holding: 401
+        ahead[0] += 60.0
+        self.assertEqual(self.server.verdict(token)["verdict"], "released")
+
+    def test_a_job_that_a_long_request_brings_is_not_stopped_at_once(self) -> None:
+        ahead, lost = self.clock(), self.waiting()
+        self.start()
+        eventually("a request", lambda: self.server.of("fetch"))
+        beats = len(self.server.of("beat"))
+        ahead[0] += 100.0
+        eventually("two more beats", lambda: len(self.server.of("beat")) > beats + 2)
+        self.server.refuse_beat = lambda holding: 401
+        self.server.add("wait")
+        self.wait_started()
+        refused = len(self.server.of("beat"))
+        eventually("two refused beats", lambda: len(self.server.of("beat")) > refused + 1)
+        self.assertEqual(lost, [])
+
+    def test_a_beat_that_does_not_list_an_attempt_renews_no_lease_of_it(self) -> None:
+        ahead, lost = self.clock(), self.waiting()
+        # No beat but that of the report, and no answer counts as late.
+        self.server.beat_ms, self.server.took_ms = 1_000_000, 0
+        other = self.server.add("wait", "reports")
+        with mock.patch.object(_engine, "LOOK_TIME", 0.05):
+            engine = self.start()._engine
+            self.wait_started()
+            eventually("the next request", lambda: len(self.server.of("fetch")) == 2)
+            ahead[0] = 30.0
+            reported = _engine.clock()
+            self.go.set()
+            eventually("the answer to a beat", lambda: engine._renewed >= reported)
+            # Its answer was on its way for as long as the request waited.
+            token = self.server.add("wait")
+            self.wait_started()
+            ahead[0] = 60.0
+            self.assertEqual(self.server.verdict(token)["verdict"], "released")
+        self.assertEqual(len(lost), 1)
+        self.assertNotIn(other, self.server.verdicts)
+
+    def test_an_attempt_of_a_repeated_request_is_stopped_a_quarter_of_its_lease_earlier(self) -> None:
+        ahead, lost = self.clock(), self.waiting()
+        self.server.beat_ms, self.server.took_ms = 1_000_000, 0
+        self.server.faults["fetch"].append("after")
+        serve = self.server.serve
+
+        def later(op: str, *call: Any) -> Any:
+            answer = serve(op, *call)
+            if op == "fetch" and not ahead[0]:
+                ahead[0] = 30.0
+            return answer
+
+        self.server.serve = later  # type: ignore[method-assign]
+        token = self.server.add("wait")
+        with mock.patch.object(_engine, "LOOK_TIME", 0.05):
+            self.start()
+            self.wait_started()
+            ahead[0] = 77.0
+            self.assertEqual(self.server.verdict(token)["verdict"], "released")
+        self.assertEqual(len(lost), 1)
+
+
+class Keys(WorkerCase):
+    def test_a_handler_enqueues_with_the_client_of_the_program_and_its_other_key(self) -> None:
+        @self.app.kind("parent")
+        def parent(_: Any, context: tickr.Context) -> str:
+            return context.enqueue("child").id
+
+        self.server.enqueue_key = "key-to-enqueue"
+        client = tickr.Client(self.server.url, "key-to-enqueue")
+        self.addCleanup(client.close)
+        token = self.server.add("parent")
+        with mock.patch.object(client, "close") as close:
+            worker = self.start(token="key-to-work", client=client)
+            seen = self.server.verdict(token)
+            worker.stop()
+            worker.thread.join(DEADLINE)  # type: ignore[attr-defined]
+            close.assert_not_called()
+        self.assertEqual(seen["result"], next(iter(self.server.enqueued.values()))["id"])
+        self.assertEqual(self.server.of("fetch")[0].headers["authorization"], "Bearer key-to-work")
 
 
 class Slots(WorkerCase):
@@ -731,10 +937,10 @@ class Leave(WorkerCase):
         engine = worker._engine
         with engine._changed:
             engine._stopping = True
-        engine._accept({**self.job(), "token": "on-its-way"})
+        engine._accept({**self.job(), "token": "on-its-way"}, _http.clock())
         with engine._changed:
             engine._leaving = True
-        engine._accept({**self.job(), "token": "late"})
+        engine._accept({**self.job(), "token": "late"}, _http.clock())
         self.assertEqual(self.server.verdict("late")["verdict"], "released")
         self.go.set()
         self.assertEqual(self.server.verdict("on-its-way")["verdict"], "succeeded")

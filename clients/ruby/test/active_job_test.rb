@@ -55,6 +55,109 @@ if defined?(ActiveJob)
     end
   end
 
+  class LaterJob < PlainJob
+    retry_on ArgumentError, wait: ->(_) { 0.1 }, attempts: 3
+
+    def perform(_) = raise(ArgumentError, "no luck")
+  end
+
+  # Against a server in this process that answers as a script says.
+  class ActiveJobAnswersTest < Minitest::Test
+    def teardown
+      @worker&.stop
+      @thread&.join(5)
+      @server&.close
+      Tickr::ActiveJob.client = nil
+      ENV.delete("TICKR_WORK_TOKEN")
+    end
+
+    # A server that hands out an attempt of `job` for each of `enqueued`, which answers the enqueues of that attempt.
+    def serve(job, *enqueued)
+      attempt = {id: "j1", kind: "active_job", queue: "q", payload: job.serialize, max_attempts: 5, timeout_ms: 300_000}
+      number = 0
+      @server = TestServer.new do |method, path, body, _|
+        next [204, ""] if method == "DELETE"
+
+        case path.split("/").last
+        when "workers" then [201, {id: "w-1", lease_ms: 60_000, beat_ms: 20_000}]
+        when "fetch"
+          next :hang if number == enqueued.size
+
+          number += 1
+          [200, {jobs: [attempt.merge(attempt: number, token: "t#{number}")], drain: false}]
+        when "finish" then [200, {results: body["verdicts"].map { |one| {token: one["token"], result: "settled"} }}]
+        when "jobs" then enqueued[number - 1]
+        else [200, {cancel: [], lost: [], drain: false}]
+        end
+      end
+    end
+
+    def verdict_of(job)
+      Tickr::ActiveJob.client = Tickr::Client.new(url: @server.url, token: "of-enqueue", retry_for: 0.2)
+      job.class.queue_adapter = ActiveJob::QueueAdapters::TickrAdapter.new
+      @worker = Tickr::ActiveJob.worker(slots: 1, logger: Logger.new(nil))
+      @thread = Thread.new { @worker.run(signals: false) }
+      @server.await("/finish") { |all| all.any? }[0][:body]["verdicts"][0]
+    end
+
+    def test_a_retry_that_cannot_be_enqueued_at_present_fails_and_is_no_dead_letter
+      busy = {code: "busy", detail: "x"}
+      [[503, busy], [429, busy], [408, ""], :drop].each do |answer|
+        job = LaterJob.new("x")
+        serve(job, answer)
+        assert_equal "failed", verdict_of(job)["verdict"], answer
+        @worker.stop
+        @thread.join(5)
+        @server.close
+      end
+    end
+
+    def test_an_attempt_that_runs_again_makes_the_same_retry_and_no_second_one
+      job = LaterJob.new("x")
+      serve(job, :drop, [201, {id: "j2"}])
+      verdict_of(job)
+      told = -> { @server.requests("/finish").flat_map { |one| one[:body]["verdicts"] } }
+      eventually("both verdicts") { told.call.size > 1 }
+      assert_equal({"t1" => "failed", "t2" => "succeeded"}, told.call.to_h { |one| one.values_at("token", "verdict") })
+      client = Tickr::ActiveJob.client
+      ActiveJob::QueueAdapters::TickrAdapter.new(client: client).enqueue(LaterJob.new("y"))
+      keys = @server.requests("/jobs").map { |one| one[:body].values_at("unique_key", "unique_for_ms") }
+      assert_equal [nil, nil], keys.pop
+      assert_equal [["retry:j1", 86_400_000]], keys.uniq
+      assert_operator keys.size, :>, 1
+    end
+
+    def test_a_retry_that_the_server_refuses_is_a_dead_letter
+      job = LaterJob.new("x")
+      serve(job, [422, {code: "invalid_request", detail: "x"}])
+      assert_equal "rejected", verdict_of(job)["verdict"]
+    end
+
+    def test_the_worker_and_the_jobs_that_enqueue_have_api_keys_of_their_own
+      ENV["TICKR_WORK_TOKEN"] = "of-work"
+      job = LaterJob.new("x")
+      serve(job, [201, {id: "j2"}])
+      assert_equal "succeeded", verdict_of(job)["verdict"]
+      keys = @server.requests.group_by { |one| one[:path] }.transform_values do |all|
+        all.map { |one| one[:headers]["authorization"] }.uniq
+      end
+      assert_equal ["Bearer of-enqueue"], keys.delete("/v1/jobs")
+      assert_equal [["Bearer of-work"]], keys.values.uniq
+    end
+
+    def test_many_large_jobs_go_in_requests_that_the_server_takes
+      @server = TestServer.new { |_, _, body, _| [201, {jobs: body["jobs"].map { {id: SecureRandom.uuid} }}] }
+      client = Tickr::Client.new(url: @server.url)
+      words = [*["x" * 90_000] * 3, "y" * 250_000, *["z"] * 120]
+      jobs = words.map { |word| PlainJob.new(word) }
+      assert_equal 124, ActiveJob::QueueAdapters::TickrAdapter.new(client: client).enqueue_all(jobs)
+      assert_equal 124, jobs.map(&:provider_job_id).uniq.size
+      assert_equal [2, 1, 1, 100, 20], @server.requests.map { |one| one[:body]["jobs"].size }
+      assert(@server.requests.all? { |one| one[:text].bytesize < 256 * 1024 })
+      assert_equal 0, ActiveJob::QueueAdapters::TickrAdapter.new(client: client).enqueue_all([])
+    end
+  end
+
   class ActiveJobTest < Minitest::Test
     def setup
       skip "TICKR_URL is not set, so there is no server to test with" unless ENV["TICKR_URL"]

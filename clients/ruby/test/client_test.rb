@@ -80,6 +80,43 @@ class ClientTest < Minitest::Test
     assert_raises(Tickr::ConnectionFailed) { client.job("x") }
   end
 
+  def test_a_wait_whose_first_try_fails_late_is_repeated
+    calls = 0
+    serve do
+      next [200, {id: "j1", state: "completed"}] if (calls += 1) > 1
+
+      sleep 1
+      :drop
+    end
+    client = Tickr::Client.new(url: @server.url, retry_for: 0.5, call_timeout: 0.2)
+    assert_predicate client.wait("j1", timeout: 10), :completed?
+    assert_equal 2, calls
+  end
+
+  def test_a_success_without_an_id_is_no_answer_to_an_enqueue
+    strays = [{ok: true}, {id: ""}, {id: 7}, "<html>", {jobs: [{id: "a"}]}, {jobs: [{id: "a"}, {}]}]
+    rest = strays.dup
+    both = {jobs: [{id: "a"}, {id: "b"}]}
+    serve { |_, path, _, _| [201, rest.shift || (path.end_with?("batch") ? both : {id: "j1"})] }
+    client = Tickr::Client.new(url: @server.url)
+    jobs = Array.new(2) { Tickr::NewJob.new("echo") }
+    rest.replace(strays.last(2))
+    assert_equal %w[a b], client.enqueue_many(jobs).map(&:id)
+    rest.replace(strays.first(4))
+    assert_equal "j1", client.enqueue("echo").id
+    assert_equal 3 + 5, @server.requests.size
+    assert_equal 2, @server.requests.map { |one| one[:headers]["idempotency-key"] }.uniq.size
+    rest.replace(strays * 100)
+    hasty = Tickr::Client.new(url: @server.url, retry_for: 0.2)
+    assert_raises(Tickr::ConnectionFailed) { hasty.enqueue("echo") }
+  end
+
+  def test_an_answer_that_is_no_text_is_a_problem_all_the_same
+    serve { [403, "no \xff".b] }
+    problem = assert_raises(Tickr::Problem) { Tickr::Client.new(url: @server.url).enqueue("echo") }
+    assert_equal ["http_403", "no \u{fffd}"], [problem.code, problem.detail]
+  end
+
   def test_an_address_that_hangs_leaves_time_for_the_next_one
     hangs = TestServer.new { :hang }
     serve { [201, {id: "j1"}] }

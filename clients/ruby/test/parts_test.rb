@@ -40,6 +40,20 @@ class PartsTest < Minitest::Test
     assert_includes said.first, id.delete("-")
   end
 
+  def test_a_due_time_is_rounded_up_so_that_no_job_starts_early
+    time = Time.utc(2026, 12, 1, 10, 0, Rational(1_250_001, 1_000_000))
+    options = Tickr::NewJob.new("echo", {}, execute_at: time, expires_at: time).options
+    assert_equal %w[2026-12-01T10:00:01.251Z 2026-12-01T10:00:01.250Z], options.values_at(:execute_at, :expires_at)
+    said = []
+    connection = Object.new
+    connection.define_singleton_method(:quote) { |text| "'#{text}'" }
+    connection.define_singleton_method(:query) { |sql| said << sql }
+    Tickr::Outbox.new(connection).enqueue("mail", {}, execute_at: time)
+    Tickr::Outbox.new(connection).enqueue("mail", {}, execute_at: "2026-12-01T10:00:01.2510001Z")
+    assert_includes said[0], "'2026-12-01 10:00:01.251'"
+    assert_includes said[1], "'2026-12-01 10:00:01.252'"
+  end
+
   def test_ids_sort_in_the_order_in_which_they_were_made
     ids = Array.new(6000) { Tickr::Uuid.v7 }
     assert_equal ids.sort, ids

@@ -2,16 +2,18 @@
 
 $LOAD_PATH.unshift(File.expand_path("../lib", __dir__))
 require "minitest/autorun"
+require "minitest/mock"
 require "socket"
 require "stringio"
 require "tempfile"
 require "tickr"
 require "tickr/testing"
 
-# Ask again until the answer is true, at most so many seconds.
+# Ask again until the answer is true, at most so many seconds. A test may set the clock of the library.
 def eventually(what, seconds = 10)
-  deadline = Tickr::Http.now + seconds
-  while Tickr::Http.now < deadline
+  now = -> { Process.clock_gettime(Process::CLOCK_MONOTONIC) }
+  deadline = now.call + seconds
+  while now.call < deadline
     answer = yield
     return answer if answer
 

@@ -13,7 +13,7 @@ class WorkerTest < Minitest::Test
   end
 
   # Each script gets the number of the call and the body.
-  def serve(beat_ms: 20_000, **scripts)
+  def serve(beat_ms: 20_000, lease_ms: 60_000, **scripts)
     counts = Hash.new(0)
     lock = Mutex.new
     @server = TestServer.new do |method, path, body, _|
@@ -24,7 +24,7 @@ class WorkerTest < Minitest::Test
       next scripts[call].call(number, body) if scripts[call]
 
       case call
-      when :workers then [201, {id: "w-#{number}", lease_ms: 60_000, beat_ms: beat_ms}]
+      when :workers then [201, {id: "w-#{number}", lease_ms: lease_ms, beat_ms: beat_ms}]
       when :beat then [200, {cancel: [], lost: [], drain: false}]
       when :finish then settled(body)
       else :hang
@@ -442,6 +442,143 @@ class WorkerTest < Minitest::Test
     other&.close
   end
 
+  def test_handlers_stop_before_their_lease_ends_when_beats_are_refused
+    stops_without_beats([401, {code: "unauthorized", detail: "x"}])
+  end
+
+  def test_handlers_stop_before_their_lease_ends_when_a_proxy_answers_the_beats
+    stops_without_beats([200, {ok: true}])
+  end
+
+  def test_handlers_stop_before_their_lease_ends_when_the_connections_of_beats_end
+    stops_without_beats(:drop)
+  end
+
+  def stops_without_beats(refusal)
+    refuses = nil
+    serve(beat_ms: 100, lease_ms: 2_000, fetch: ->(n, _) { n == 1 ? jobs("t1", "t2", "t3") : :hang },
+      beat: ->(_, _) { refuses ? refusal : [200, {cancel: [], lost: [], drain: false}] })
+    open = Thread::Queue.new
+    work(slots: 4) do |_, context|
+      context.sleep(60) if context.attempt.id == "job-t1"
+      eventually("the stop") { context.cancelled? }
+      open.pop if context.attempt.id == "job-t3"
+      "done"
+    end
+    @server.await("/beat") { |all| all.any? { |one| one[:body]["holding"].size == 3 } }
+    refuses = Tickr::Http.now
+    eventually("two verdicts") { verdicts.map { |one| one["token"] }.uniq.size == 2 }
+    assert_operator Tickr::Http.now - refuses, :<, 2 + 5
+    told = verdicts.to_h { |one| [one["token"], one.values_at("verdict", "result", "error")] }
+    released = ["released", nil, "no beat was answered before the end of the lease"]
+    assert_equal({"t1" => released, "t2" => ["succeeded", "done", nil]}, told)
+    seen = @server.requests("/beat").size
+    beats = @server.await("/beat") { |all| all.size > seen + 1 }
+    assert_includes beats.last[:text], '"t3"'
+    refuses = nil
+    open << true
+    eventually("the last verdict") { verdicts.any? { |one| one.values_at("token", "result") == %w[t3 done] } }
+  ensure
+    open << true
+  end
+
+  def test_a_handler_whose_beats_are_answered_runs_for_longer_than_the_lease
+    serve(beat_ms: 200, lease_ms: 3_000, fetch: ->(n, _) { n == 1 ? jobs("t1") : :hang })
+    open = Thread::Queue.new
+    work do |_, context|
+      open.pop
+      context.check!
+      "done"
+    end
+    @server.await("/beat") { |all| all.any? { |one| one[:text].include?("t1") } }
+    over = Tickr::Http.now + 3.5
+    eventually("the end of the first lease") { Tickr::Http.now > over }
+    seen = @server.requests("/beat").size
+    @server.await("/beat") { |all| all.size > seen }
+    open << true
+    @server.await("/finish") { |all| all.any? }
+    assert_equal [{"token" => "t1", "verdict" => "succeeded", "result" => "done"}], verdicts
+  end
+
+  # Execute the block with a clock of the library that is ahead by `@ahead` seconds.
+  def with_clock(&block)
+    @ahead = 0.0
+    Tickr::Http.stub(:now, -> { Process.clock_gettime(Process::CLOCK_MONOTONIC) + @ahead }) do
+      block.call
+    ensure
+      @worker.stop
+      @thread.join(5)
+    end
+  end
+
+  def test_a_beat_that_does_not_list_an_attempt_renews_no_lease_of_it
+    arrive, report, begun = Array.new(3) { Thread::Queue.new }
+    serve(beat_ms: 1_000_000, fetch: lambda { |n, _|
+      arrive.pop if n == 2
+      n > 2 ? :hang : [200, {jobs: [job("t#{n}")], drain: false, took_ms: 0}]
+    })
+    with_clock do
+      work(slots: 2, grace: 0) do |_, context|
+        begun << context.attempt.id
+        context.progress(report.pop) if context.attempt.id == "job-t1"
+        context.sleep(100)
+      end
+      @server.await("/fetch") { |all| all.size == 2 }
+      @ahead = 30.0
+      reported = Tickr::Http.now
+      report << 50
+      eventually("the answer to a beat") { @worker.instance_variable_get(:@renewed) >= reported }
+      # Its answer was on its way for as long as the request waited.
+      arrive << true
+      eventually("both handlers") { begun.size == 2 }
+      @ahead = 60.0
+      eventually("the stop") { verdicts.any? }
+      assert_equal [%w[t2 released]], verdicts.map { |one| one.values_at("token", "verdict") }.uniq
+    end
+  end
+
+  def test_an_attempt_of_a_repeated_request_is_stopped_a_quarter_of_its_lease_earlier
+    # The connection sends a request again when a kept one ends, and otherwise the worker.
+    [[2], [2, 3]].each do |drops|
+      begun = Thread::Queue.new
+      serve(beat_ms: 1_000_000, fetch: lambda { |n, _|
+        @ahead = 30.0 if n == 2
+        next IDLE if n == 1
+        next :drop if drops.include?(n)
+
+        n > drops.last + 1 ? :hang : [200, {jobs: [job("t1")], drain: false, took_ms: 0}]
+      })
+      with_clock do
+        work(grace: 0) do |_, context|
+          begun << true
+          context.sleep(100)
+        end
+        eventually("the handler") { !begun.empty? }
+        @ahead = 77.0
+        eventually("the stop") { verdicts.any? }
+        assert_equal ["released"], verdicts.map { |one| one["verdict"] }.uniq
+      end
+      @server.close
+    end
+  end
+
+  def test_a_report_that_the_server_refuses_is_logged_and_not_sent_again
+    detail = "must be nested at most 64 levels deep"
+    serve(beat_ms: 60_000, fetch: ->(n, _) { n == 1 ? jobs("t1") : :hang }, beat: lambda { |_, body|
+      refused = body["holding"].select { |one| one["checkpoint"] }
+      refused.map! { |one| {token: one["token"], field: "checkpoint", detail: detail} }
+      [200, {cancel: [], lost: [], drain: false, refused: refused}]
+    })
+    work do |_, context|
+      context.checkpoint({row: 3})
+      raise "broken"
+    end
+    @server.await("/finish") { |all| all.any? }
+    assert_equal ["the server refuses a report: checkpoint #{detail}"], verdicts.map { |one| one["log"] }
+    assert_includes @log.string, "the server refuses a report of job job-t1: checkpoint #{detail}"
+    assert_equal 1, @server.requests("/beat").count { |one| one[:text].include?("checkpoint") }
+  end
+
   def test_a_drained_worker_asks_again_after_a_beat
     serve(beat_ms: 500, fetch: ->(_, _) { [200, {jobs: [], drain: true}] },
       beat: ->(_, _) { [200, {cancel: [], lost: [], drain: true}] })
@@ -468,7 +605,7 @@ class WorkerTest < Minitest::Test
     @worker.stop
     stopped = Tickr::Http.now
     assert_equal 0, @thread.value
-    assert_operator Tickr::Http.now - stopped, :<, 3
+    assert_operator Tickr::Http.now - stopped, :<, 8
     refute_predicate blocked, :alive?, "a released job may run elsewhere"
     assert_equal({"t1" => "succeeded", "t2" => "released", "t3" => "released"},
       verdicts.to_h { |one| one.values_at("token", "verdict") })

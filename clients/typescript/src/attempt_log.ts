@@ -1,6 +1,7 @@
 import { bytesOf, wellFormed } from './json.js';
 
-const MAX_BYTES = 16 * 1_024;
+/** Most bytes of the log of an attempt. */
+export const MAX_LOG_BYTES = 16 * 1_024;
 const MAX_LINE_BYTES = 4 * 1_024;
 /** Room for the line that says how many lines were dropped. */
 const NOTE_BYTES = 64;
@@ -32,7 +33,7 @@ export class AttemptLog {
   #push(line: string): void {
     this.#lines.push(line);
     this.#bytes += bytesOf(line) + 1;
-    while (this.#bytes > MAX_BYTES - NOTE_BYTES) {
+    while (this.#bytes > MAX_LOG_BYTES - NOTE_BYTES) {
       this.#bytes -= bytesOf(this.#lines.shift() as string) + 1;
       this.#dropped += 1;
     }

@@ -3,9 +3,11 @@ import { format } from 'node:util';
 import { AttemptLog, type LogLevel } from './attempt_log.js';
 import type { Enqueuer } from './client.js';
 import { StoppedError, type StopCause } from './errors.js';
-import { bytesOf, stringify, wellFormed } from './json.js';
+import { bytesOf, levelsOf, stringify, wellFormed } from './json.js';
+import { after, waitable } from './timers.js';
 
 const MAX_CHECKPOINT_BYTES = 64 * 1_024;
+const MAX_CHECKPOINT_LEVELS = 64;
 const MAX_NOTE_CHARACTERS = 120;
 const CONTROL = /[\u0000-\u001f\u007f-\u009f]/g;
 
@@ -33,7 +35,7 @@ export interface Reports {
   progress(percent: number | undefined, note: string | undefined): void;
   /** `json` is the text of the checkpoint. */
   checkpoint(json: string): void;
-  /** Resolves when the server has the newest checkpoint. */
+  /** Resolves when the server has the newest checkpoint, and rejects when the server refuses it. */
   saved(): Promise<void>;
   /** Takes the lines of the log instead of the context. */
   log?(level: LogLevel, text: string): void;
@@ -44,7 +46,7 @@ export class Context {
   /** The attempt. */
   readonly job: AttemptJob;
   /**
-   * Fires when the attempt has to stop: its job was cancelled, its time is over, the worker does not hold it any
+   * Fires when the attempt has to stop: its job was cancelled, its time is over, the worker may not hold it any
    * more, or the worker stops. `reason` is a {@link StoppedError}. Give it to `fetch`, timers and drivers.
    */
   readonly signal: AbortSignal;
@@ -71,10 +73,10 @@ export class Context {
   }
 
   /**
-   * Save a JSON value with which the next attempt begins, at most 64 KiB. It replaces the last one. The worker sends
-   * the newest one within a second, and at the latest before the verdict.
+   * Save a JSON value with which the next attempt begins, at most 64 KiB and 64 levels. It replaces the last one. The
+   * worker sends the newest one within a second, and at the latest before the verdict.
    *
-   * @throws RangeError when it is larger.
+   * @throws RangeError when it is larger or deeper.
    */
   saveCheckpoint(value: unknown): void {
     const json = stringify(value);
@@ -82,18 +84,22 @@ export class Context {
     if (bytes > MAX_CHECKPOINT_BYTES) {
       throw new RangeError(`the checkpoint has ${bytes} bytes, and at most ${MAX_CHECKPOINT_BYTES} are possible`);
     }
+    const levels = levelsOf(json);
+    if (levels > MAX_CHECKPOINT_LEVELS) {
+      throw new RangeError(`the checkpoint has ${levels} levels, and at most ${MAX_CHECKPOINT_LEVELS} are possible`);
+    }
     this.#reports.checkpoint(json);
   }
 
   /**
    * Wait until the server has the newest checkpoint. Call it before a step that must not be repeated.
    *
-   * @throws StoppedError when the attempt has to stop meanwhile.
+   * @throws StoppedError when the attempt has to stop meanwhile. Error when the server refuses the checkpoint.
    */
   async checkpointSaved(): Promise<void> {
     this.signal.throwIfAborted();
-    await this.#unlessStopped((resolve) => {
-      void this.#reports.saved().then(resolve);
+    await this.#unlessStopped((resolve, reject) => {
+      this.#reports.saved().then(resolve, reject);
     });
   }
 
@@ -112,19 +118,20 @@ export class Context {
   }
 
   /**
-   * Wait for this many milliseconds.
+   * Wait for this many milliseconds. `Infinity` waits until the attempt has to stop.
    *
-   * @throws StoppedError as soon as the attempt has to stop.
+   * @throws StoppedError as soon as the attempt has to stop. RangeError when the number is negative or NaN.
    */
   async sleep(ms: number): Promise<void> {
     this.signal.throwIfAborted();
-    let timer: NodeJS.Timeout | undefined;
+    waitable('the time of a sleep', ms);
+    let end: (() => void) | undefined;
     try {
       await this.#unlessStopped((resolve) => {
-        timer = setTimeout(resolve, ms);
+        end = after(ms, resolve);
       });
     } finally {
-      clearTimeout(timer);
+      end?.();
     }
   }
 
@@ -148,14 +155,18 @@ export class Context {
     return this.#log.text();
   }
 
-  #unlessStopped(start: (resolve: () => void) => void): Promise<void> {
+  #unlessStopped(start: (resolve: () => void, reject: (error: Error) => void) => void): Promise<void> {
     return new Promise((resolve, reject) => {
       const stop = () => reject(this.signal.reason as Error);
       this.signal.addEventListener('abort', stop, { once: true });
-      start(() => {
+      const end = (how: () => void) => {
         this.signal.removeEventListener('abort', stop);
-        resolve();
-      });
+        how();
+      };
+      start(
+        () => end(resolve),
+        (error) => end(() => reject(error)),
+      );
     });
   }
 }

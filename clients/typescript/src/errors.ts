@@ -70,7 +70,7 @@ export type StopCause = 'cancelled' | 'deadline' | 'lost' | 'stopping';
 const CAUSES: Record<StopCause, string> = {
   cancelled: 'the server asked the attempt to stop',
   deadline: 'the time limit of the attempt is over',
-  lost: 'the worker does not hold the attempt any more',
+  lost: 'the worker may not hold the attempt any more',
   stopping: 'the worker stops',
 };
 
@@ -80,8 +80,9 @@ const CAUSES: Record<StopCause, string> = {
  */
 export class StoppedError extends Error {
   /**
-   * `cancelled`: the job was cancelled. `deadline`: its time is over. `lost`: another worker may have it. `stopping`:
-   * this worker stops, and gives the job back.
+   * `cancelled`: the job was cancelled. `deadline`: its time is over. `lost`: another worker may have it, because the
+   * server said so or because no heartbeat was answered until shortly before the end of the lease. `stopping`: this
+   * worker stops, and gives the job back.
    */
   readonly why: StopCause;
 

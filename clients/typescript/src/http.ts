@@ -3,6 +3,7 @@ import https from 'node:https';
 
 import { ApiError, UnavailableError } from './errors.js';
 import { parse } from './json.js';
+import { after } from './timers.js';
 
 const DEFAULT_URL = 'http://127.0.0.1:7070';
 const FIRST_PAUSE_MS = 100;
@@ -218,11 +219,11 @@ export function pause(ms: number, signal?: AbortSignal): Promise<void> {
   return new Promise((resolve) => {
     if (signal?.aborted) return resolve();
     const end = () => {
-      clearTimeout(timer);
+      endWait();
       signal?.removeEventListener('abort', end);
       resolve();
     };
-    const timer = setTimeout(end, ms);
+    const endWait = after(ms, end);
     signal?.addEventListener('abort', end, { once: true });
   });
 }

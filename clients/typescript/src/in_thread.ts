@@ -3,7 +3,7 @@ import { Worker as Thread } from 'node:worker_threads';
 import type { LogLevel } from './attempt_log.js';
 import type { EnqueueOptions } from './client.js';
 import type { AttemptJob, Context } from './context.js';
-import { ApiError, type StopCause } from './errors.js';
+import { ApiError, type StopCause, UnavailableError } from './errors.js';
 import { parse, stringify } from './json.js';
 import type { NewJob } from './api.js';
 import type { Handler } from './run.js';
@@ -33,7 +33,8 @@ export type FromJobThread =
 export type ToJobThread =
   | { type: 'stop'; why: StopCause }
   | { type: 'answer'; request: number; json: string }
-  | { type: 'problem'; request: number; status: number; json: string; message: string };
+  /** `status` is 0 when no server answered, and undefined when the error is none of a call. */
+  | { type: 'problem'; request: number; status: number | undefined; json: string; message: string };
 
 /**
  * Return a handler that runs in a thread of its own, for work that computes for long or blocks. `module` is a module
@@ -103,7 +104,7 @@ async function serve(
     } else result = await context.client.enqueueMany(parse(message.json) as NewJob[], message.options);
     answer({ type: 'answer', request, json: stringify(result) });
   } catch (error) {
-    const status = error instanceof ApiError ? error.status : 0;
+    const status = error instanceof ApiError ? error.status : error instanceof UnavailableError ? 0 : undefined;
     const { message: text } = error as Error;
     answer({ type: 'problem', request, status, json: stringify({ ...(error as object) }), message: text });
   }

@@ -70,6 +70,7 @@ port.on('message', (message: ToJobThread) => {
   const asked = waiting.get(message.request);
   waiting.delete(message.request);
   if (message.type === 'answer') asked?.resolve(message.json);
+  else if (message.status === undefined) asked?.reject(new Error(message.message));
   else if (message.status > 0)
     asked?.reject(new ApiError(message.status, parse(message.json) as Record<string, unknown>));
   else asked?.reject(new UnavailableError(message.message));

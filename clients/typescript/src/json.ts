@@ -218,8 +218,30 @@ function canonical(text: string): { digits: string; exponent: number } {
   const [mantissa = '', power = '0'] = text.replace(/^-/, '').toLowerCase().split('e', 2);
   const [whole = '', fraction = ''] = mantissa.split('.', 2);
   const digits = (whole + fraction).replace(/^0+/, '');
-  const trimmed = digits.replace(/0+$/, '');
+  const trimmed = withoutZerosAtTheEnd(digits);
   return { digits: trimmed, exponent: Number(power) - fraction.length + digits.length - trimmed.length };
+}
+
+/** Cut zeros off the end. `replace(/0+$/, '')` would begin anew at each zero, and take a minute for a long number. */
+function withoutZerosAtTheEnd(digits: string): string {
+  let end = digits.length;
+  while (end > 0 && digits.charCodeAt(end - 1) === 0x30) end -= 1;
+  return digits.slice(0, end);
+}
+
+/** Return how many arrays and objects of a JSON text lie within each other. */
+export function levelsOf(json: string): number {
+  let [depth, deepest] = [0, 0];
+  let isInString = false;
+  for (let at = 0; at < json.length; at += 1) {
+    const unit = json.charCodeAt(at);
+    if (unit === 0x22) isInString = !isInString;
+    else if (isInString) at += unit === 0x5c ? 1 : 0;
+    else if (unit === 0x5b || unit === 0x7b) depth += 1;
+    else if (unit === 0x5d || unit === 0x7d) depth -= 1;
+    deepest = Math.max(deepest, depth);
+  }
+  return deepest;
 }
 
 /** Return the number of bytes of the text in UTF-8. */

@@ -44,7 +44,9 @@ function merged(defaults: JobOptions, options: JobOptions): JobOptions {
     if (options[one] !== undefined) delete kept[other];
     if (options[other] !== undefined) delete kept[one];
   }
-  return { ...kept, ...options };
+  // A program that has no value for an option may name it all the same, and wants the default then.
+  const given = Object.entries(options).filter(([, value]) => value !== undefined);
+  return { ...kept, ...Object.fromEntries(given) };
 }
 
 /** Return the job that a call names by a kind or by its name. */

@@ -1,9 +1,11 @@
 // The protocol of docs/WORKERS.md. It runs in a thread of its own, so that no handler can stop the heartbeats.
 
+import { AttemptLog, MAX_LOG_BYTES } from './attempt_log.js';
 import { type Answer, type Call, isPassing, pause, pauseAfter, problemOf, Transport } from './http.js';
-import { stringify } from './json.js';
+import { bytesOf, stringify } from './json.js';
 import type { FromLink, LinkSettings, ToLink } from './messages.js';
 import { uuidv7 } from './outbox.js';
+import { leaseClock } from './timers.js';
 import type { VerdictBody } from './verdicts.js';
 
 const MAX_JOBS = 500;
@@ -25,6 +27,8 @@ const DECLARED_WITHIN_MS = 5_000;
 /** The worker counts as blocked when its event loop has not run for this long. */
 const BLOCKED_MS = 1_500;
 const LOOK_MS = 250;
+/** Part of a lease after which an attempt is stopped if no heartbeat renewed it: another worker may start its job. */
+const LEASE_PART = 0.9;
 /** Tokens whose attempts have ended, kept so that a late copy of an answer starts none of them again. */
 const REMEMBERED = 20_000;
 
@@ -37,14 +41,24 @@ interface Held {
   version: number;
   sent: number;
   checkpointVersion: number;
+  /** The last checkpoint that the server refused, and why. */
+  refused: { version: number; why: string } | undefined;
   hasVerdict: boolean;
   cancelled: boolean;
+  /** From when its lease holds, by the clock of leases: when the last answered heartbeat that listed it was sent. */
+  renewedAt: number;
+  /** Its handler was stopped, because no heartbeat renewed the lease in time. */
+  expired: boolean;
+  /** Lines for its log that came after its verdict. */
+  lateLog: AttemptLog;
 }
 
 /** What the handler of an attempt has said since the last heartbeat. */
 interface Report {
   token: string;
   version: number;
+  /** Version of the checkpoint in it. */
+  checkpointVersion: number | undefined;
   json: string;
 }
 
@@ -97,9 +111,12 @@ export class Link {
   readonly #settledBell = new Bell();
   readonly #stopFetching = new AbortController();
   readonly #gone = new AbortController();
-  #saves: { token: string; version: number; done: () => void }[] = [];
+  #saves: { token: string; version: number; done: (refused: string | undefined) => void }[] = [];
   #id = '';
   #beatMs = 20_000;
+  #leaseMs = 60_000;
+  /** When the last answered heartbeat or registration was sent, by the clock of leases. */
+  #renewedAt = leaseClock();
   #lastBeat = 0;
   /** Until when a report waits that the server could not store. */
   #unsavedUntil = 0;
@@ -144,7 +161,9 @@ export class Link {
         return;
       }
       case 'save':
-        void this.#checkpointSent(message.token).then(() => this.#tell({ type: 'saved', request: message.request }));
+        void this.#checkpointSent(message.token).then((refused) =>
+          this.#tell({ type: 'saved', request: message.request, refused }),
+        );
         return;
       case 'verdict':
         void this.#accept(message.token, message.verdict, message.log);
@@ -169,10 +188,12 @@ export class Link {
   async #registerFirst(): Promise<boolean> {
     let end: number | undefined;
     for (let failures = 0; ; failures += 1) {
-      const answer = await this.#try(this.#registration(), 10_000, 'register', this.#stopFetching.signal);
-      if (this.#stopFetching.signal.aborted) return false;
+      const sent = leaseClock();
+      const stop = this.#stopFetching.signal;
+      const answer = await this.#try(this.#registration(), 10_000, 'register', stop, readRegistered);
+      if (stop.aborted) return false;
       if (answer?.status === 201) {
-        this.#registered(answer, false);
+        this.#registered(answer, sent, false);
         return true;
       }
       const status = answer?.status ?? 0;
@@ -186,7 +207,7 @@ export class Link {
         this.#tell({ type: 'refused', status, problem: { code, title, detail, errors } });
         return false;
       }
-      await this.#pause('register', failures, answer, this.#stopFetching.signal);
+      await this.#pause('register', failures, answer, stop);
     }
   }
 
@@ -201,9 +222,10 @@ export class Link {
 
   async #untilRegistered(): Promise<void> {
     for (let failures = 0; !this.#gone.signal.aborted; failures += 1) {
-      const answer = await this.#try(this.#registration(), 10_000, 'register', this.#gone.signal);
+      const sent = leaseClock();
+      const answer = await this.#try(this.#registration(), 10_000, 'register', this.#gone.signal, readRegistered);
       if (answer?.status === 201) {
-        this.#registered(answer, true);
+        this.#registered(answer, sent, true);
         return;
       }
       await this.#pause('register', failures, answer, this.#gone.signal);
@@ -216,10 +238,14 @@ export class Link {
     return { method: 'POST', path: '/v1/workers', body };
   }
 
-  #registered(answer: Answer, again: boolean): void {
-    const { id, beat_ms } = JSON.parse(answer.text) as { id: string; beat_ms: number };
+  #registered(answer: Answer, sent: number, again: boolean): void {
+    const told = readRegistered(answer.text);
+    if (told === undefined) return;
+    const { id, beat_ms, lease_ms } = told;
     this.#id = id;
     this.#beatMs = beat_ms;
+    this.#leaseMs = lease_ms ?? this.#leaseMs;
+    this.#renewedAt = sent;
     this.#lastBeat = performance.now();
     this.#tell({ type: 'registered', id, again });
     // The server does not know yet what a worker that registers again holds.
@@ -251,20 +277,26 @@ export class Link {
     const { waitMs } = this.#settings;
     const fetchId = uuidv7();
     const body = JSON.stringify({ slots, wait_ms: waitMs, holding: [...this.#held.keys()], fetch_id: fetchId });
+    const first = leaseClock();
     for (let failures = 0; !signal.aborted; failures += 1) {
       const id = this.#id;
       // The same body again, to any process, gets the same jobs and nothing new.
       const call = { method: 'POST', path: this.#path(id, '/fetch'), body };
-      const sent = performance.now();
+      const sent = leaseClock();
       const answer = await this.#try(call, waitMs + 10_000, 'fetch', signal);
       if (signal.aborted) return;
       if (answer?.status === 200) {
         const fetched = readFetched(answer.text);
         if (fetched !== undefined) {
-          // After a quarter of the lease on its way, the answer counts as lost. The next request lists none of its jobs.
-          const way = performance.now() - sent - fetched.tookMs;
+          // After a quarter of the lease on its way, the answer counts as lost. The next request lists none of its
+          // jobs.
+          const now = leaseClock();
+          const way = now - sent - fetched.tookMs;
           const count = fetched.tokens.length;
-          if (way < this.#beatMs * 0.75) this.#deliver(answer.text, fetched.tokens);
+          // A repeated answer may have jobs that were claimed a quarter of the lease before.
+          const ageMs = Math.max(way, 0) + (failures > 0 ? this.#leaseMs / 4 : 0);
+          const since = Math.max(Number.isFinite(way) ? now - ageMs : this.#renewedAt, first);
+          if (way < this.#beatMs * 0.75) this.#deliver(answer.text, fetched.tokens, since);
           else if (count > 0) this.#note('warn', `an answer with ${count} jobs came late and counts as lost`);
           this.#drain(fetched.drain);
           return;
@@ -278,7 +310,8 @@ export class Link {
     }
   }
 
-  #deliver(answer: string, tokens: string[]): void {
+  /** Hand the new jobs of an answer to the worker. Their leases hold from `since`. */
+  #deliver(answer: string, tokens: string[], since: number): void {
     const fresh: string[] = [];
     for (const token of tokens) {
       if (this.#seen.has(token)) continue;
@@ -292,8 +325,12 @@ export class Link {
         version: 0,
         sent: 0,
         checkpointVersion: 0,
+        refused: undefined,
         hasVerdict: false,
         cancelled: false,
+        renewedAt: since,
+        expired: false,
+        lateLog: new AttemptLog(),
       });
     }
     if (fresh.length > 0) this.#tell({ type: 'jobs', answer, tokens: fresh });
@@ -319,6 +356,23 @@ export class Link {
   /** Give jobs that are on their way back to the server when the worker is blocked, so that others can execute them. */
   #look(): void {
     if (this.#isBlocked()) this.#fetching?.abort(new Error('the event loop of the worker is blocked'));
+    this.#expire();
+  }
+
+  /**
+   * Stop the attempts whose leases no heartbeat renewed in time: another worker may start their jobs. They stay in
+   * `holding`, so that the next heartbeat that is answered learns whether the server took them away.
+   */
+  #expire(): void {
+    const now = leaseClock();
+    let count = 0;
+    for (const [token, held] of this.#held) {
+      if (held.hasVerdict || held.expired || now - held.renewedAt < this.#leaseMs * LEASE_PART) continue;
+      held.expired = true;
+      count += 1;
+      this.#tell({ type: 'expired', token });
+    }
+    if (count > 0) this.#note('error', `no heartbeat was answered for nearly a lease: ${count} handlers are stopped`);
   }
 
   #isBlocked(): boolean {
@@ -365,8 +419,10 @@ export class Link {
       const fields = [`"token":${JSON.stringify(token)}`];
       if (held.percent !== undefined) fields.push(`"percent":${held.percent}`);
       if (held.note !== undefined) fields.push(`"note":${JSON.stringify(held.note)}`);
-      if (held.checkpointVersion > held.sent) fields.push(`"checkpoint":${held.checkpoint}`);
-      news.push({ token, version: held.version, json: `{${fields.join(',')}}` });
+      const hasCheckpoint = held.checkpointVersion > held.sent;
+      if (hasCheckpoint) fields.push(`"checkpoint":${held.checkpoint}`);
+      const checkpointVersion = hasCheckpoint ? held.checkpointVersion : undefined;
+      news.push({ token, version: held.version, checkpointVersion, json: `{${fields.join(',')}}` });
     }
     return news;
   }
@@ -385,18 +441,22 @@ export class Link {
       const bare = tokens.map((token) => JSON.stringify({ token }));
       const part = takeWithin(news, most, BODY_BYTES - Buffer.byteLength(bare.join(',')));
       const said = new Map(part.map(({ token, json }) => [token, json]));
-      const answer = await this.#beatOf(tokens.map((token, place) => said.get(token) ?? (bare[place] as string)));
+      const answer = await this.#beatOf(
+        tokens,
+        tokens.map((token, place) => said.get(token) ?? (bare[place] as string)),
+      );
       if (answer === undefined) return false;
-      if (answer === 'refused' && part.length > 1) {
+      if (typeof answer === 'string' && part.length > 1) {
         // A proxy may take less than the server, or one of the reports is wrong. Fewer go in one request.
         most = Math.floor(part.length / 2);
         news.unshift(...part);
         continue;
       }
-      if (answer === 'refused') {
-        this.#note('error', 'the server refuses a report of a handler: progress and checkpoint are left out');
-        if (typeof (await this.#beatOf(bare)) !== 'object') return false;
-      }
+      if (typeof answer === 'string') {
+        if (typeof (await this.#beatOf(tokens, bare)) !== 'object') return false;
+        const why = `${answer}; progress and checkpoint are left out`;
+        for (const report of part) this.#unreported(report, 'report', why);
+      } else this.#leftOut(part, answer.refused ?? []);
       // What could not be stored for a locked row goes with a later heartbeat again.
       const unsaved = new Set<string>(typeof answer === 'object' ? answer.unsaved : undefined);
       if (unsaved.size > 0) this.#unsavedUntil = performance.now() + UNSAVED_MS;
@@ -409,8 +469,43 @@ export class Link {
     return true;
   }
 
-  async #beatOf(holding: string[]): Promise<Beaten | 'refused' | undefined> {
+  /** The server has answered a heartbeat with these tokens that was sent at this time. */
+  #renewed(tokens: string[], sent: number): void {
+    this.#renewedAt = sent;
+    for (const token of tokens) {
+      const held = this.#held.get(token);
+      if (held !== undefined) held.renewedAt = sent;
+    }
+  }
+
+  /** Tell the handlers of the reports which the server left out. */
+  #leftOut(reports: Report[], refused: RefusedReport[]): void {
+    for (const { token, field, detail } of refused) {
+      const report = reports.find((one) => one.token === token);
+      if (report !== undefined) this.#unreported(report, field, detail);
+    }
+  }
+
+  /** Write to the log of the attempt that the server refused its report. A checkpoint in it counts as not saved. */
+  #unreported(report: Report, field: string, detail: string): void {
+    const held = this.#held.get(report.token);
+    const why = `the server refuses the ${field} of a handler: ${detail}`;
+    this.#tell({ type: 'unreported', token: report.token, text: why });
+    if (held === undefined) return;
+    if (held.hasVerdict) held.lateLog.add('error', why);
+    const hasCheckpoint = field === 'checkpoint' || field === 'report';
+    if (hasCheckpoint && report.checkpointVersion !== undefined) {
+      held.refused = { version: report.checkpointVersion, why };
+    }
+  }
+
+  /**
+   * Send one heartbeat that lists these tokens; `holding` is their JSON. Returns a text that says why when the server
+   * refuses what the heartbeat says.
+   */
+  async #beatOf(tokens: string[], holding: string[]): Promise<Beaten | string | undefined> {
     const id = this.#id;
+    const sent = leaseClock();
     const body = `{"holding":[${holding.join(',')}]}`;
     const tryMs = Math.min(Math.max(this.#beatMs, 1_000), 5_000);
     const answer = await this.#try(
@@ -418,27 +513,24 @@ export class Link {
       tryMs,
       'beat',
       this.#gone.signal,
+      readBeaten,
     );
     if (answer === undefined) return undefined;
     if (answer.status === 404) {
       await this.#registerAgain(id);
       return undefined;
     }
-    if (answer.status === 400 || answer.status === 413 || answer.status === 422) return 'refused';
-    if (answer.status !== 200) return undefined;
-    let told: Beaten;
-    try {
-      told = JSON.parse(answer.text) as typeof told;
-    } catch {
-      return undefined;
-    }
-    for (const token of told.cancel ?? []) {
+    if (answer.status === 400 || answer.status === 413 || answer.status === 422) return problemOf(answer).message;
+    const told = answer.status === 200 ? readBeaten(answer.text) : undefined;
+    if (told === undefined) return undefined;
+    this.#renewed(tokens, sent);
+    for (const token of told.cancel) {
       const held = this.#held.get(token);
       if (held === undefined || held.cancelled) continue;
       held.cancelled = true;
       this.#tell({ type: 'cancel', token });
     }
-    for (const token of told.lost ?? []) {
+    for (const token of told.lost) {
       // An attempt that was finished meanwhile is not held any more either. The answer to its verdict decides.
       if (this.#held.get(token)?.hasVerdict !== false) continue;
       this.#held.delete(token);
@@ -449,10 +541,14 @@ export class Link {
     return told;
   }
 
-  /** Wait until the server has the newest checkpoint of an attempt, or until the worker does not hold it any more. */
-  #checkpointSent(token: string): Promise<void> {
+  /**
+   * Wait until the server has the newest checkpoint of an attempt, or until the worker does not hold it any more.
+   * Returns why the server refuses this checkpoint, if it does.
+   */
+  #checkpointSent(token: string): Promise<string | undefined> {
     const held = this.#held.get(token);
-    if (held === undefined || held.checkpointVersion <= held.sent) return Promise.resolve();
+    if (held === undefined) return Promise.resolve(undefined);
+    if (held.checkpointVersion <= held.sent) return Promise.resolve(refusalOf(held, held.checkpointVersion));
     return new Promise((done) => {
       this.#saves.push({ token, version: held.checkpointVersion, done });
       this.#beatBell.ring();
@@ -463,7 +559,7 @@ export class Link {
     this.#saves = this.#saves.filter(({ token, version, done }) => {
       const held = this.#held.get(token);
       if (held !== undefined && held.sent < version) return true;
-      done();
+      done(refusalOf(held, version));
       return false;
     });
   }
@@ -476,7 +572,8 @@ export class Link {
       held.hasVerdict = true;
       // A completed job has no checkpoint. Any other one begins its next attempt with it.
       if (verdict.verdict !== 'succeeded') await this.#checkpointSent(token);
-      this.#verdicts.push({ token, verdict, log, json: verdictJson(token, verdict, log) });
+      const whole = joined(log, held.lateLog.text());
+      this.#verdicts.push({ token, verdict, log: whole, json: verdictJson(token, verdict, whole) });
       this.#verdictsBell.ring();
     } else {
       this.#busy.delete(token);
@@ -601,12 +698,25 @@ export class Link {
     return `/v1/workers/${encodeURIComponent(id)}${below}`;
   }
 
-  /** Send a call once. Returns nothing when no whole answer came. After a failure the next call goes elsewhere. */
-  async #try(call: Call, timeoutMs: number, what: string, signal?: AbortSignal): Promise<Answer | undefined> {
+  /**
+   * Send a call once. Returns nothing when no whole answer came, or a success that `read` does not know. After a
+   * failure the next call goes elsewhere.
+   */
+  async #try(
+    call: Call,
+    timeoutMs: number,
+    what: string,
+    signal?: AbortSignal,
+    read?: (text: string) => unknown,
+  ): Promise<Answer | undefined> {
     const place = this.#transport.current;
     try {
       const answer = await this.#transport.once(place, call, timeoutMs, signal);
       if (answer.status >= 200 && answer.status < 300) {
+        // A proxy may answer with a success of its own.
+        if (read !== undefined && read(answer.text) === undefined) {
+          throw new Error('the answer is not the JSON of tickr');
+        }
         if (this.#troubles.delete(what)) this.#note('info', `${what}: the server answers again`);
       } else {
         if (answer.status !== 404) this.#trouble(what, problemOf(answer).message);
@@ -669,12 +779,48 @@ function readFetched(text: string): { tokens: string[]; drain: boolean; tookMs: 
   }
 }
 
+/** The answer to a registration. */
+interface Registered {
+  id: string;
+  beat_ms: number;
+  lease_ms?: number;
+}
+
+function readRegistered(text: string): Registered | undefined {
+  const read = readObject<Registered>(text);
+  return typeof read.id === 'string' && read.id !== '' && typeof read.beat_ms === 'number'
+    ? (read as Registered)
+    : undefined;
+}
+
 /** The answer to a heartbeat. */
 interface Beaten {
-  cancel?: string[];
-  lost?: string[];
+  cancel: string[];
+  lost: string[];
   drain?: boolean;
+  refused?: RefusedReport[];
   unsaved?: string[];
+}
+
+function readBeaten(text: string): Beaten | undefined {
+  const read = readObject<Beaten>(text);
+  return Array.isArray(read.cancel) && Array.isArray(read.lost) ? (read as Beaten) : undefined;
+}
+
+/** Read a JSON object. Any other text counts as one without fields. */
+function readObject<T>(text: string): Partial<T> {
+  try {
+    return (JSON.parse(text) ?? {}) as Partial<T>;
+  } catch {
+    return {};
+  }
+}
+
+/** A report that the server left out. `field` is `percent`, `note` or `checkpoint`. */
+interface RefusedReport {
+  token: string;
+  field: string;
+  detail: string;
 }
 
 /** The answer to one verdict. */
@@ -693,6 +839,19 @@ function readResults(text: string, verdicts: Pending[]) {
   } catch {
     return undefined;
   }
+}
+
+/** Return why the server refused this checkpoint of an attempt, or the one that replaced it before it was sent. */
+function refusalOf(held: Held | undefined, version: number): string | undefined {
+  const refused = held?.refused;
+  return refused !== undefined && refused.version >= version ? refused.why : undefined;
+}
+
+/** Add late lines to the log of an attempt, if the server takes so many bytes. */
+function joined(log: string | undefined, late: string | undefined): string | undefined {
+  if (late === undefined) return log;
+  const whole = (log ?? '') + late;
+  return bytesOf(whole) <= MAX_LOG_BYTES ? whole : log;
 }
 
 function verdictJson(token: string, body: VerdictBody, log: string | undefined): string {

@@ -38,7 +38,12 @@ export type FromLink =
   | { type: 'jobs'; answer: string; tokens: string[] }
   | { type: 'cancel'; token: string }
   | { type: 'lost'; token: string }
-  | { type: 'saved'; request: number }
+  /** No heartbeat renewed the lease of the attempt in time. The worker holds it until the server says otherwise. */
+  | { type: 'expired'; token: string }
+  /** With `refused`: the server does not take the checkpoint, and why. */
+  | { type: 'saved'; request: number; refused: string | undefined }
+  /** The server does not take a report of the handler. `text` is for its log and for the operator. */
+  | { type: 'unreported'; token: string; text: string }
   | { type: 'settled'; token: string; result: string; state: string | undefined }
   | { type: 'note'; level: 'info' | 'warn' | 'error'; text: string }
   /** The worker cannot register: see `problem`. */

@@ -84,6 +84,8 @@ function dateTime(text: string): string {
   if (time.getTime() - Date.now() > MAX_DAYS_AHEAD * 86_400_000) {
     throw new TypeError(`execute_at is more than ${MAX_DAYS_AHEAD} days ahead`);
   }
+  // The column has milliseconds, and a `Date` cuts off what is below them. No job starts before its time.
+  if (/\.\d{3}\d*[1-9]/.test(text)) time.setTime(time.getTime() + 1);
   return time.toISOString().slice(0, 23).replace('T', ' ');
 }
 

@@ -121,6 +121,8 @@ export function verdictOfError(thrown: unknown, stopped: StoppedError | undefine
   if (thrown instanceof Verdict) return thrown.body();
   if (stopped !== undefined) {
     if (stopped.why === 'stopping') return new Released('its worker stopped and gave it back').body();
+    // The server takes no verdict of an attempt that another worker has. Otherwise the outage uses no attempt.
+    if (stopped.why === 'lost') return new Released('its worker could not renew its lease and gave it back').body();
     return { verdict: 'failed', error: errorText(stopped.message) };
   }
   return { verdict: 'failed', error: errorText(messageOf(thrown)) };

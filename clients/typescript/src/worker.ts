@@ -10,6 +10,7 @@ import { parse } from './json.js';
 import type { Kind } from './kind.js';
 import type { FromLink, LinkSettings, ToLink } from './messages.js';
 import { execute, type Handler } from './run.js';
+import { after, waitable } from './timers.js';
 import { Released, type VerdictBody, verdictOfError } from './verdicts.js';
 
 const PULSE_MS = 200;
@@ -33,11 +34,14 @@ export interface WorkerOptions extends ConnectOptions {
   queues?: string[];
   /** Number of handlers that run at once, 1 to 1,000. Default: 10. */
   slots?: number;
-  /** Time without a heartbeat after which the jobs are taken away, in milliseconds. Default: 60,000. */
+  /**
+   * Time without a heartbeat after which the jobs are taken away, in milliseconds, 10,000 to 3,600,000. Default:
+   * 60,000. When nine tenths of it have passed since the last answered heartbeat, the worker stops its handlers.
+   */
   leaseMs?: number;
   /** Longest wait of one request for jobs, in milliseconds, at most 60,000. Default: 30,000. */
   waitMs?: number;
-  /** Time after SIGTERM in which running handlers may finish, in milliseconds. Default: 30,000. */
+  /** Time after SIGTERM in which running handlers may finish, in milliseconds; `Infinity` too. Default: 30,000. */
   graceMs?: number;
   /** Version of the program, for operators. */
   version?: string;
@@ -76,7 +80,7 @@ export class Worker {
   readonly #options: WorkerOptions;
   readonly #handlers = new Map<string, Handler<never>>();
   readonly #attempts = new Map<string, Attempt>();
-  readonly #saved = new Map<number, () => void>();
+  readonly #saved = new Map<number, (refused: string | undefined) => void>();
   readonly #logger: Logger;
   #client: Client | undefined;
   #thread: Thread | undefined;
@@ -86,7 +90,12 @@ export class Worker {
   #left: (() => void) | undefined;
   #id: string | undefined;
 
+  /** @throws RangeError when a number is not possible: the server would refuse it again and again. */
   constructor(options: WorkerOptions = {}) {
+    within('slots', options.slots, 1, 1_000);
+    within('leaseMs', options.leaseMs, 10_000, 3_600_000);
+    within('waitMs', options.waitMs, 0, 60_000);
+    if (options.graceMs !== undefined) waitable('graceMs', options.graceMs);
     this.#options = options;
     this.#logger = options.logger ?? console;
   }
@@ -159,10 +168,13 @@ export class Worker {
   /**
    * Fetch no more, give running handlers the grace to finish, give back the rest, and leave. Resolves when the
    * handlers have ended or were given up; {@link Worker.run} resolves a moment later.
+   *
+   * @throws RangeError when `graceMs` is negative or NaN.
    */
-  stop(graceMs = this.#options.graceMs ?? 30_000): Promise<void> {
+  async stop(graceMs = this.#options.graceMs ?? 30_000): Promise<void> {
+    waitable('graceMs', graceMs);
     this.#stopping ??= this.#stop(graceMs);
-    return this.#stopping;
+    await this.#stopping;
   }
 
   async #stop(graceMs: number): Promise<void> {
@@ -179,12 +191,12 @@ export class Worker {
 
   async #isIdleWithin(ms: number): Promise<boolean> {
     if (this.#attempts.size === 0) return true;
-    let timer: NodeJS.Timeout | undefined;
+    let endWait: (() => void) | undefined;
     await new Promise<void>((resolve) => {
       this.#idle = resolve;
-      timer = setTimeout(resolve, ms);
+      endWait = after(ms, resolve);
     });
-    clearTimeout(timer);
+    endWait?.();
     this.#idle = undefined;
     return this.#attempts.size === 0;
   }
@@ -245,10 +257,20 @@ export class Worker {
         attempt.context.stop('lost');
         return;
       }
+      case 'expired':
+        // Its verdict is sent all the same: the server decides whether it comes too late.
+        this.#attempts.get(message.token)?.context.stop('lost');
+        return;
       case 'saved':
-        this.#saved.get(message.request)?.();
+        this.#saved.get(message.request)?.(message.refused);
         this.#saved.delete(message.request);
         return;
+      case 'unreported': {
+        const attempt = this.#attempts.get(message.token);
+        attempt?.context.logAt('error', '%s', message.text);
+        this.#logger.error(`tickr: ${attempt === undefined ? '' : `job ${attempt.context.job.id}: `}${message.text}`);
+        return;
+      }
       case 'settled':
         if (message.result !== 'settled') {
           this.#logger.warn(`tickr: a verdict came too late or was not taken: ${message.result}`);
@@ -314,11 +336,17 @@ export class Worker {
       progress: (percent, note) => this.#post({ type: 'report', token, percent, note }),
       checkpoint: (checkpoint) => this.#post({ type: 'report', token, checkpoint }),
       saved: () =>
-        new Promise((resolve) => {
+        new Promise((resolve, reject) => {
           const request = this.#requests++;
-          this.#saved.set(request, resolve);
+          this.#saved.set(request, (refused) => (refused === undefined ? resolve() : reject(new Error(refused))));
           this.#post({ type: 'save', token, request });
         }),
     };
   }
+}
+
+function within(name: string, value: number | undefined, least: number, most: number): void {
+  if (value === undefined || (Number.isInteger(value) && value >= least && value <= most)) return;
+  const [from, to] = [least, most].map((bound) => bound.toLocaleString('en'));
+  throw new RangeError(`${name} must be a whole number from ${from} to ${to}`);
 }

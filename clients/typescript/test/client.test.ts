@@ -58,6 +58,13 @@ test('the idempotency key of the caller is used, and is no field of the job', as
   assert.deepEqual(server.calls[1]?.body, { jobs });
 });
 
+test('an option that is undefined keeps the default of the kind', async () => {
+  const [queue, delay_ms] = [undefined, undefined];
+  await client.enqueue(email, { to: 'a' }, { queue, delay_ms, priority: 1 });
+  const expected = { kind: 'email', payload: { to: 'a' }, queue: 'mail', delay_ms: 5, priority: 1 };
+  assert.deepEqual(server.calls[0]?.body, expected);
+});
+
 test('429 and 503 are repeated after Retry-After', async () => {
   const fates = [{ ...problem(429, 'overloaded'), headers: { 'retry-after': '1' } }, problem(503, 'stopping')];
   server.fate = () => fates.shift();

@@ -41,6 +41,8 @@ export class FakeTickr {
   lost = new Set<string>();
   /** Tokens of attempts whose rows another session locks. */
   locked = new Set<string>();
+  /** The server takes no checkpoint, for this reason. */
+  refusesCheckpoints: string | undefined;
   drain = false;
   leaseMs = 10_000;
   beatMs = 100;
@@ -174,7 +176,11 @@ export class FakeTickr {
         const unsaved = tokens.filter(
           (token) => this.locked.has(token) && reported.some((held: { token: string }) => held.token === token),
         );
-        return { status: 200, body: unsaved.length > 0 ? { ...answer, unsaved } : answer };
+        const refused = call.body.holding
+          .filter((held: object) => this.refusesCheckpoints !== undefined && 'checkpoint' in held)
+          .map(({ token }: { token: string }) => ({ token, field: 'checkpoint', detail: this.refusesCheckpoints }));
+        const words = { ...(unsaved.length > 0 && { unsaved }), ...(refused.length > 0 && { refused }) };
+        return { status: 200, body: { ...answer, ...words } };
       }
       case 'finish': {
         const results = call.body.verdicts.map((verdict: { token: string }) => {

@@ -29,6 +29,15 @@ test('a number that a double holds exactly stays a number, however long it is wr
   }
 });
 
+test('a number of very many digits is read at once', () => {
+  const began = performance.now();
+  const text = `1.${'0'.repeat(250_000)}1`;
+  const { x } = parse(`{"x":${text}}`) as { x: unknown };
+  assert.ok(x instanceof ExactNumber && x.text === text);
+  // Cutting the zeros off by an expression took a minute.
+  assert.ok(performance.now() - began < 5_000, `${performance.now() - began} ms`);
+});
+
 test('an exact number counts as the nearest number, and JSON.stringify writes that', () => {
   const long = new ExactNumber('0.12345678901234567890');
   assert.equal(Number(long), 0.12345678901234568);

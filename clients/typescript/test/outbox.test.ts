@@ -36,6 +36,13 @@ test('a row has the columns of the outbox, and every other option in one of them
   ]);
 });
 
+test('a due time between two milliseconds becomes the later one', () => {
+  const due = (execute_at: string) => outboxRow('email', {}, { execute_at }).values[4];
+  assert.equal(due('2026-12-01T08:00:00.1250001Z'), '2026-12-01 08:00:00.126');
+  assert.equal(due('2026-12-01T09:00:00.999900+01:00'), '2026-12-01 08:00:01.000');
+  assert.equal(due('2026-12-01T08:00:00.125000Z'), '2026-12-01 08:00:00.125');
+});
+
 test('wrong rows are refused before the statement', async () => {
   assert.throws(() => outboxRow('email', {}, { id: '019ab2c3-d4e5-4f60-a1b2-c3d4e5f60718' }), /no UUIDv7/);
   assert.throws(() => outboxRow('email', {}, { table: 'x; DROP TABLE y' }), /no name of a table/);

@@ -28,6 +28,36 @@ test('a handler runs without a server', async () => {
   assert.deepEqual([failed.verdict, failed.error], ['failed', 'cat.gif is no PNG']);
 });
 
+test('a checkpoint of more than 64 levels is an error of the handler', async () => {
+  const nested = (levels: number) => JSON.parse(`${'['.repeat(levels)}"\\"]{{["${']'.repeat(levels)}`);
+  const save = (levels: number) => runHandler((_, context) => context.saveCheckpoint(nested(levels)), null);
+  const deepest = await save(64);
+  assert.deepEqual([deepest.verdict, deepest.checkpoint], ['succeeded', nested(64)]);
+  const { verdict, error } = await save(65);
+  const why = 'the checkpoint has 65 levels, and at most 64 are possible';
+  assert.deepEqual([verdict, error], ['failed', `RangeError: ${why}`]);
+});
+
+test('a sleep of any length waits, and an impossible one is an error', async () => {
+  const stop = new AbortController();
+  const run = runHandler(
+    async (_: null, context) => {
+      for (const ms of [NaN, -1]) await assert.rejects(context.sleep(ms), RangeError);
+      let ended = 0;
+      const sleeps = [2 ** 31, 1e12, Infinity].map((ms) => context.sleep(ms).finally(() => (ended += 1)));
+      // A timer that cannot wait for so long fires after a millisecond.
+      await context.sleep(200);
+      assert.equal(ended, 0);
+      stop.abort();
+      await Promise.all(sleeps);
+    },
+    null,
+    { cancel: stop.signal },
+  );
+  const { log, verdict, error } = await run;
+  assert.deepEqual([verdict, error, log], ['failed', 'the server asked the attempt to stop', '']);
+});
+
 test('a handler sees its cancel and its checkpoint', async () => {
   const stop = new AbortController();
   const run = runHandler(

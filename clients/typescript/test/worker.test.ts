@@ -331,6 +331,92 @@ test('a lost attempt is stopped, gets no verdict, and frees its slot', async () 
   assert.ok(server.of('fetch').every(({ body }) => body.slots === 1));
 });
 
+for (const [how, fate] of [
+  ['401', problem(401, 'unauthorized')],
+  ['no answer', 'refused'],
+  ['the JSON of a proxy', { status: 200, body: {} }],
+] as const) {
+  test(`while heartbeats get ${how}, handlers are stopped before their leases end`, async () => {
+    server.leaseMs = 4_000;
+    const stops: { at: number; why: unknown }[] = [];
+    let giveUp = () => {};
+    const told = new Promise<void>((resolve) => (giveUp = resolve));
+    start(
+      make()
+        .handle<{ completes: boolean }>(KIND, async ({ completes }, { signal }) => {
+          await new Promise<void>((resolve) => signal.addEventListener('abort', () => resolve()));
+          stops.push({ at: performance.now(), why: signal.reason.why });
+          if (completes) return 'done';
+          await told;
+          throw signal.reason;
+        })
+        .handle('test.other', inThread(new URL('./thread_handler.js', import.meta.url))),
+    );
+    const givesUp = server.add({ kind: KIND, payload: { completes: false } });
+    const completes = server.add({ kind: KIND, payload: { completes: true } });
+    const inside = server.add({ kind: 'test.other', payload: { how: 'sleep' } });
+    const lists = (token: string) => server.of('beat').some(({ text }) => text.includes(token));
+    await server.until(() => [givesUp, completes, inside].every(lists), 'all attempts run');
+    server.fate = ({ what }) => (what === 'beat' ? fate : undefined);
+    // The server answered every heartbeat until here.
+    const last = server.of('beat').at(-1)?.at ?? 0;
+    await server.until(() => stops.length === 2, 'both handlers are stopped');
+    for (const { at, why } of stops) {
+      assert.equal(why, 'lost');
+      assert.ok(at - last > 2_000 && at - last < 7_000, `${at - last} ms after the last answered heartbeat`);
+    }
+    const stopped = stops[1]?.at ?? 0;
+    const later = () => server.of('beat').find(({ at, text }) => at > stopped && text.includes(givesUp));
+    await server.until(() => later() !== undefined, 'a later heartbeat lists the attempt');
+    giveUp();
+    assert.equal((await server.verdictOf(completes)).result, 'done');
+    assert.equal((await server.verdictOf(inside)).verdict, 'released');
+    assert.equal((await server.verdictOf(givesUp)).verdict, 'released');
+    assert.ok(notes.some((note) => note.includes('no heartbeat was answered')), notes.join('\n'));
+  });
+}
+
+test('a success that is not the JSON of tickr is no answer to a registration or a heartbeat', async () => {
+  const strays: Record<string, string[]> = {
+    workers: ['{}', 'null', 'no JSON'],
+    beat: ['{}', 'null', '[]', '5', 'no JSON', '{"cancel":[]}'],
+  };
+  server.fate = ({ what }) => {
+    const body = strays[what]?.shift();
+    return body === undefined ? undefined : { status: what === 'workers' ? 201 : 200, body };
+  };
+  start(
+    make().handle(KIND, async (_, context) => {
+      context.saveCheckpoint({ row: 9 });
+      await context.checkpointSaved();
+    }),
+  );
+  const { verdict } = await server.verdictOf(server.add({ kind: KIND }));
+  assert.equal(verdict, 'succeeded');
+  assert.equal(server.of('workers').length, 4);
+  // The checkpoint counts as saved once tickr has answered.
+  assert.ok(server.of('beat').length > 6, `${server.of('beat').length} heartbeats`);
+});
+
+test('while heartbeats are answered, a handler runs for longer than a lease', async () => {
+  server.leaseMs = 4_000;
+  let open = () => {};
+  const gate = new Promise<void>((resolve) => (open = resolve));
+  start(
+    make().handle(KIND, async (_, { signal }) => {
+      await gate;
+      return signal.aborted;
+    }),
+  );
+  const token = server.add({ kind: KIND });
+  const beats = () => server.of('beat').filter(({ text }) => text.includes(token));
+  // A clock that heartbeats do not set back would stop the handler after nine tenths of the lease.
+  const seen = () => (beats().at(-1)?.at ?? 0) - (beats()[0]?.at ?? 0);
+  await server.until(() => seen() > 5_000, 'heartbeats for longer than a lease', 12_000);
+  open();
+  assert.equal((await server.verdictOf(token)).result, false);
+});
+
 test('progress and checkpoint reach the server, the checkpoint before a verdict that is no success', async () => {
   start(
     make().handle<{ step: string }>(KIND, async ({ step }, context) => {
@@ -450,6 +536,49 @@ test('a checkpoint that is too large is an error of the handler', async () => {
   assert.equal(error, 'RangeError: the checkpoint has 70002 bytes, and at most 65536 are possible');
 });
 
+test('a checkpoint that the server refuses counts as not saved, and the log says why', async () => {
+  const why = 'the server refuses the checkpoint of a handler: must be smaller';
+  server.refusesCheckpoints = 'must be smaller';
+  start(
+    make()
+      .handle<{ waits: boolean }>(KIND, async ({ waits }, context) => {
+        context.log('begins');
+        context.saveCheckpoint([7]);
+        if (!waits) throw new Error('later');
+        const first = await context.checkpointSaved().catch((error: Error) => error.message);
+        const again = await context.checkpointSaved().catch((error: Error) => error.message);
+        server.refusesCheckpoints = undefined;
+        context.saveCheckpoint([8]);
+        await context.checkpointSaved();
+        return [first, again];
+      })
+      .handle('test.other', inThread(new URL('./thread_handler.js', import.meta.url))),
+  );
+  const inside = await server.verdictOf(server.add({ kind: 'test.other', payload: { how: 'reports', big: 1 } }));
+  assert.deepEqual([inside.verdict, inside.error], ['failed', `Error: ${why}`]);
+  const failed = await server.verdictOf(server.add({ kind: KIND, payload: { waits: false } }));
+  const waited = await server.verdictOf(server.add({ kind: KIND, payload: { waits: true } }));
+  assert.equal(failed.error, 'Error: later');
+  assert.deepEqual(waited.result, [why, why]);
+  for (const { log } of [inside, failed, waited]) assert.ok(log.includes(`ERROR ${why}\n`), log);
+  assert.equal(notes.filter((note) => note.endsWith(why)).length, 3, notes.join('\n'));
+});
+
+test('a checkpoint of a heartbeat that gets 413 counts as not saved', async () => {
+  server.fate = ({ what, text }) =>
+    what === 'beat' && text.includes('"checkpoint"') ? problem(413, 'body_too_large') : undefined;
+  start(
+    make().handle(KIND, async (_, context) => {
+      context.saveCheckpoint([7]);
+      await context.checkpointSaved();
+    }),
+  );
+  const { verdict, error, log } = await server.verdictOf(server.add({ kind: KIND }));
+  assert.equal(verdict, 'failed');
+  assert.match(error, /^Error: the server refuses the report of a handler: body_too_large: no; /);
+  assert.match(log, /ERROR the server refuses the report of a handler: body_too_large/);
+});
+
 test('the log keeps the newest lines', async () => {
   start(
     make().handle(KIND, (_, context) => {
@@ -562,6 +691,28 @@ test('a stop lets handlers finish, gives back the rest, and leaves', async () =>
   assert.equal(server.of('leave').length, 1);
 });
 
+test('a stop with a grace of years stops no handler', async () => {
+  let open = () => {};
+  const gate = new Promise<void>((resolve) => (open = resolve));
+  const worker = start(
+    make({ graceMs: 2 ** 40 }).handle(KIND, async (_, { signal }) => {
+      await gate;
+      return signal.aborted;
+    }),
+  );
+  const token = server.add({ kind: KIND });
+  await server.until(() => server.of('beat').some(({ text }) => text.includes(token)), 'the attempt runs');
+  await assert.rejects(worker.stop(NaN), RangeError);
+  const stopped = worker.stop();
+  // A timer that cannot wait for so long fires after a millisecond.
+  const beats = server.of('beat').length;
+  await server.until(() => server.of('beat').length > beats + 3, 'some heartbeats');
+  assert.ok(!server.verdicts.has(token));
+  open();
+  assert.equal((await server.verdictOf(token)).result, false);
+  await stopped;
+});
+
 test('a worker that may not register says why, and one without a server tries again', async () => {
   server.fate = () => problem(401, 'unauthorized', 'no key');
   await assert.rejects(
@@ -574,6 +725,26 @@ test('a worker that may not register says why, and one without a server tries ag
   server.fate = ({ what }) => (what === 'workers' && refused++ < 2 ? 'refused' : undefined);
   start(make().handle(KIND, () => undefined));
   await server.verdictOf(server.add({ kind: KIND }));
+});
+
+test('a number that no worker can have is an error at once', () => {
+  const wrong: WorkerOptions[] = [
+    { slots: 0 },
+    { slots: 1_001 },
+    { slots: 1.5 },
+    { slots: NaN },
+    { slots: '4' as unknown as number },
+    { leaseMs: 9_999 },
+    { leaseMs: 3_600_001 },
+    { waitMs: -1 },
+    { waitMs: 60_001 },
+    { graceMs: -1 },
+    { graceMs: NaN },
+  ];
+  for (const options of wrong) assert.throws(() => make(options), RangeError, JSON.stringify(options));
+  assert.throws(() => make({ waitMs: 90_000 }), { message: 'waitMs must be a whole number from 0 to 60,000' });
+  make({ slots: 1_000, leaseMs: 3_600_000, waitMs: 0, graceMs: Infinity });
+  make({ slots: undefined, leaseMs: undefined, waitMs: undefined, graceMs: undefined });
 });
 
 test('a wrong set-up of a worker is an error at once', async () => {

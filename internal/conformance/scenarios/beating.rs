@@ -365,6 +365,28 @@ pub(super) fn lost(stage: &mut Stage) -> Running<'_> {
     })
 }
 
+/// Every beat is refused from some moment on. A handler that can be stopped gives its job back before another worker
+/// may start it. One that blocks is ended by force, or its success is sent all the same.
+pub(super) fn lease_ends(stage: &mut Stage) -> Running<'_> {
+    Box::pin(async move {
+        let sleeping = stage.job("sleep", serde_json::json!({ "ms": 60_000 }));
+        let blocked = stage.job("block", serde_json::json!({ "ms": 11_000 }));
+        let tokens = [stage.delivered(sleeping).await?, stage.delivered(blocked).await?];
+        let listed = |state: &State| tokens.iter().all(|token| !state.attempts[token].beats.is_empty()).then_some(());
+        stage.wait(PATIENCE, "a beat that lists both attempts", listed).await?;
+        stage.fault(Fault::new(Call::Beat, usize::MAX, Action::Status(401, None)));
+        let lease = Duration::from_millis(LEASE_MS);
+        let verdict = |state: &State| state.attempts[&tokens[0]].verdict.clone();
+        let expected = "a verdict of the attempt before its lease ends, because no beat is answered";
+        expect_verdict(&stage.wait(lease + SLACK, expected, verdict).await?, "released")?;
+        let verdict = stage.settled(blocked).await?;
+        match verdict.get("verdict").and_then(Json::as_text) {
+            Some("succeeded" | "released") => Ok(()),
+            _ => broken(verdict.brief(), "the verdict released, or succeeded from a handler that went on to its end"),
+        }
+    })
+}
+
 /// The handler of a lost attempt cannot be stopped.
 pub(super) fn lost_blocked(stage: &mut Stage) -> Running<'_> {
     Box::pin(async move {

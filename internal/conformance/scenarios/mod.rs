@@ -78,6 +78,8 @@ const UNSAVED: &str = "The worker sends it again with the next beat, unless it h
 const TWO_ATTEMPTS: &str = "A worker may list two attempts of one job";
 const CANCEL: &str = "`cancel`: stop the attempt and finish it as `failed`.";
 const LOST: &str = "`lost`: stop the attempt.";
+const LEASE_ENDS: &str = "When nine tenths of `lease_ms` have passed since, the worker stops every attempt that has \
+                          not ended, as if it were `lost`.";
 const LOST_BLOCKED: &str = "It is listed no more, also while its handler goes on.";
 const CHECKPOINT: &str = "`checkpoint` is JSON of at most 64 KiB and 64 levels, with which the next attempt begins.";
 const PROGRESS: &str = "`percent` (0 to 100) and `note` (120 characters, no control characters) are shown with the job";
@@ -189,6 +191,7 @@ pub(crate) const ALL: &[Scenario] = &[
     Scenario::new("deadline", CANCEL, beating::deadline),
     Scenario::new("lost", LOST, beating::lost).with(|| Setup { slots: 1, ..Setup::default() }),
     Scenario::new("lost-blocked", LOST_BLOCKED, beating::lost_blocked),
+    Scenario::new("lease-ends", LEASE_ENDS, beating::lease_ends),
     Scenario::new("two-attempts", TWO_ATTEMPTS, beating::two_attempts),
     Scenario::new("finish-lost", FINISH_AGAIN, finishing::lost),
     Scenario::new("finish-no-answer", FINISH_AGAIN, finishing::no_answer),

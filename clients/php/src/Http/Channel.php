@@ -32,6 +32,8 @@ final class Channel
     private float $connectDeadline = 0.0;
     /** When the newest request was sent, the last time. */
     private float $sent = 0.0;
+    /** How often it was sent. */
+    private int $sends = 0;
 
     /** @param \Closure(): ?string $token returns the token, so that no dump of this object shows it */
     public function __construct(private readonly Addresses $addresses, private readonly \Closure $token)
@@ -49,6 +51,7 @@ final class Channel
         $this->leaveToParent();
         $this->request = $request;
         $this->deadline = self::now() + $request->timeout;
+        $this->sends = 0;
         if ($this->socket !== null && ($this->place !== $this->addresses->current() || self::isAtEnd($this->socket))) {
             $this->close();
         }
@@ -159,6 +162,12 @@ final class Channel
         return $this->sent;
     }
 
+    /** How often the newest request was sent: twice when its connection was replaced. */
+    public function sends(): int
+    {
+        return $this->sends;
+    }
+
     /** Seconds on a clock that never goes back. */
     public static function now(): float
     {
@@ -238,16 +247,18 @@ final class Channel
         foreach ($request->headers as $name => $value) {
             $lines[] = "$name: $value";
         }
-        if ($request->body !== null) {
+        $this->sent = self::now();
+        $this->sends++;
+        $body = $request->text();
+        if ($body !== null) {
             $lines[] = 'Content-Type: application/json';
         }
-        if ($request->body !== null || $request->method !== 'GET') {
-            $lines[] = 'Content-Length: ' . \strlen($request->body ?? '');
+        if ($body !== null || $request->method !== 'GET') {
+            $lines[] = 'Content-Length: ' . \strlen($body ?? '');
         }
-        $this->out = implode("\r\n", $lines) . "\r\n\r\n" . ($request->body ?? '');
+        $this->out = implode("\r\n", $lines) . "\r\n\r\n" . ($body ?? '');
         $this->in = '';
         $this->state = 'sending';
-        $this->sent = self::now();
     }
 
     private function step(): ?Response

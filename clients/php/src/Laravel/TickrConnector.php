@@ -23,8 +23,9 @@ class TickrConnector implements ConnectorInterface
             // The connection is looked up for each job, because Laravel may open it anew.
             $outbox = fn (): \PDO => $this->container->make('db')->connection($config['outbox'])->getPdo();
         }
+        $token = $config['token'] ?? null;
         return new TickrQueue(
-            new Client($config['url'] ?? null, $config['token'] ?? null),
+            new Client($config['url'] ?? null, $token),
             (string) ($config['kind'] ?? 'laravel'),
             (string) ($config['queue'] ?? 'laravel'),
             (float) ($config['block_for'] ?? 2),
@@ -32,6 +33,8 @@ class TickrConnector implements ConnectorInterface
             (bool) ($config['after_commit'] ?? false),
             $outbox,
             (string) ($config['outbox_table'] ?? 'tickr_outbox'),
+            // An API key has one scope: that of a worker enqueues nothing.
+            new Client($config['url'] ?? null, ($config['work_token'] ?? null) ?: $token),
         );
     }
 }

@@ -7,6 +7,7 @@ namespace Tickr\Laravel;
 use Illuminate\Container\Container;
 use Illuminate\Contracts\Queue\Job as JobContract;
 use Illuminate\Queue\Jobs\Job;
+use Illuminate\Queue\MaxAttemptsExceededException;
 use Tickr\Attempt;
 
 /** An attempt of tickr as Laravel sees it. */
@@ -60,14 +61,26 @@ class TickrJob extends Job implements JobContract
         }
     }
 
-    /** The job runs again after so many seconds, in a further attempt. */
+    /**
+     * The job runs again after so many seconds, in a further attempt. When tickr gives it none, it fails for good here:
+     * tickr would end it without its `failed` method.
+     *
+     * @param \DateTimeInterface|\DateInterval|int $delay
+     */
     public function release($delay = 0): void
     {
-        parent::release($delay);
+        if (!$this->settled && $this->attempt->attempt >= $this->attempt->maxAttempts) {
+            $this->fail($this->exception ?? new MaxAttemptsExceededException(
+                $this->resolveName() . " was released in its last attempt, number {$this->attempt->attempt}",
+            ));
+            return;
+        }
+        $seconds = max(0, $this->secondsUntil($delay));
+        parent::release($seconds);
         $this->settle([
             'verdict' => 'failed',
-            'error' => $this->exception === null ? "the job was released for $delay s" : self::text($this->exception),
-            'delay_ms' => max(0, $this->secondsUntil($delay)) * 1000,
+            'error' => $this->exception === null ? "the job was released for $seconds s" : self::text($this->exception),
+            'delay_ms' => $seconds * 1000,
         ]);
     }
 

@@ -30,7 +30,10 @@ class TickrQueue extends Queue implements QueueContract
     private array $agents = [];
     private int $agentsOf = 0;
 
-    /** @param (\Closure(): \PDO)|null $outbox the connection whose transactions enqueue; null to enqueue over HTTP */
+    /**
+     * @param (\Closure(): \PDO)|null $outbox     the connection whose transactions enqueue; null to enqueue over HTTP
+     * @param Client|null             $workClient the client of the workers; null for the one that enqueues
+     */
     public function __construct(
         private readonly Client $client,
         private readonly string $kind,
@@ -40,6 +43,7 @@ class TickrQueue extends Queue implements QueueContract
         bool $afterCommit,
         private readonly ?\Closure $outbox = null,
         private readonly string $outboxTable = 'tickr_outbox',
+        private readonly ?Client $workClient = null,
     ) {
         $this->dispatchAfterCommit = $afterCommit;
     }
@@ -128,7 +132,7 @@ class TickrQueue extends Queue implements QueueContract
         if ($agent === null || !$agent->isAlive()) {
             $waitMs = (int) ($this->blockFor * 1000);
             $agent = $this->agents[$queue] = Agent::start(
-                $this->client,
+                $this->workClient(),
                 new Settings('laravel', [$queue], 1, $this->leaseSeconds * 1000, waitMs: $waitMs),
                 [$this->kind],
                 // An agent says only what goes wrong, such as a server that it cannot reach. `pop` returns no job then.
@@ -139,7 +143,12 @@ class TickrQueue extends Queue implements QueueContract
         if ($job === null) {
             return null;
         }
-        $attempt = Child::attempt($job);
+        try {
+            $attempt = Child::attempt($job);
+        } catch (\Throwable $error) {
+            $agent->finish(['verdict' => 'failed', 'error' => 'the job cannot be read: ' . $error->getMessage()]);
+            return null;
+        }
         return new TickrJob($this->container, $attempt, $this->connectionName, $attempt->queue, $agent->finish(...));
     }
 
@@ -151,6 +160,12 @@ class TickrQueue extends Queue implements QueueContract
     public function client(): Client
     {
         return $this->client;
+    }
+
+    /** The client of the workers. */
+    public function workClient(): Client
+    {
+        return $this->workClient ?? $this->client;
     }
 
     public function kind(): string

@@ -19,6 +19,7 @@ class TickrServiceProvider extends ServiceProvider
             'driver' => 'tickr',
             'url' => env('TICKR_URL', 'http://127.0.0.1:7070'),
             'token' => env('TICKR_TOKEN'),
+            'work_token' => env('TICKR_WORK_TOKEN'),
             'queue' => env('TICKR_QUEUE', 'laravel'),
             'kind' => 'laravel',
         ], $config->get('queue.connections.tickr', [])));

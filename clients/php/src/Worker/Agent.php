@@ -22,6 +22,8 @@ final class Agent
     private const REAP_SECONDS = 1.0;
 
     private bool $asked = false;
+    /** True from a job to the word of how it ended. */
+    private bool $executes = false;
     /** The number of the newest question for a job. Answers to earlier ones were given back. */
     private int $ask = 0;
 
@@ -82,6 +84,10 @@ final class Agent
      */
     public function next(float $seconds): ?array
     {
+        if ($this->executes) {
+            // Otherwise the agent would hold that job, and give no other one.
+            $this->finish(['verdict' => 'failed', 'error' => 'the program did not say how the job ended']);
+        }
         $end = Channel::now() + $seconds;
         if (!$this->asked) {
             $this->frames->send(['type' => 'want', 'ask' => ++$this->ask]);
@@ -98,6 +104,7 @@ final class Agent
                     if ($message['type'] === 'none') {
                         return null;
                     }
+                    $this->executes = true;
                     $this->frames->send(['type' => 'began']);
                     $this->frames->flushAll();
                     return $message;
@@ -138,6 +145,7 @@ final class Agent
      */
     public function finish(array $end): void
     {
+        $this->executes = false;
         $this->frames->send(['type' => 'end'] + $end);
         $this->frames->flushAll();
         $until = Channel::now() + self::SETTLE_SECONDS;

@@ -42,6 +42,10 @@ final class Engine
     private const FLUSH_SECONDS = 10.0;
     /** Seconds after which a refused first registration is an error: a kind may have been declared just now. */
     private const REFUSED_SECONDS = 3.0;
+    /** Part of a lease without an answered beat after which handlers stop: another worker may start their jobs. */
+    private const LEASE_PART = 0.9;
+    /** Seconds between two looks whether the program must stop. */
+    private const LOOK_SECONDS = 5.0;
     /** Answers that refuse what a call says. Any other answer says nothing about it, and may come from a proxy. */
     private const REFUSALS = [400, 413, 422];
     /** Longest pause between two calls that a server answered with 404. */
@@ -61,18 +65,23 @@ final class Engine
     /** The id in the path of the finish that is under way. */
     private string $finishedAs = '';
     private float $beatSeconds = 20.0;
+    private float $leaseSeconds;
     private float $registerAt = 0.0;
     /** Until when a refused first registration is repeated, from its first refusal on. */
     private ?float $registerUntil = null;
     private float $nextFetch = 0.0;
     private float $nextBeat = 0.0;
     private float $lastBeat = 0.0;
+    /** When the newest answered beat was sent. */
+    private float $answeredBeat = 0.0;
     /** @var array<string|int, Held> the verdicts that are being sent, by their tokens */
     private array $finishing = [];
     /** Most verdicts of the next call: one after a call was refused. */
     private int $finishMost = self::MAX_VERDICTS;
     private float $nextFinish = 0.0;
     private float $finishPause = 0.1;
+    /** @var array<string, Held> the attempts that the beat under way lists */
+    private array $beating = [];
     /** @var array<string, array{Held, ?array{percent: float, note: ?string}, ?string}> reports that a beat carries */
     private array $reporting = [];
     /** Whether reports wait for the beat behind the one that is under way. */
@@ -97,6 +106,10 @@ final class Engine
     private float $spawnPause = self::SPAWN_PAUSE;
     /** @var (\Closure(): bool)|null says whether the worker must fetch nothing for now */
     private ?\Closure $paused = null;
+    /** @var (\Closure(self): ?Slot)|null starts a process that looks whether the program must stop */
+    private ?\Closure $look = null;
+    private ?Slot $looker = null;
+    private float $lookAt = 0.0;
 
     /**
      * @param list<string>                    $kinds
@@ -110,6 +123,7 @@ final class Engine
         private readonly ?\Closure $spawn,
         private readonly \Closure $log,
     ) {
+        $this->leaseSeconds = $settings->leaseMs / 1000;
         $repeating = static fn (string $what, string $member, \Closure $isFinal, bool $obeys = true) =>
             new Repeating($what, $member, $isFinal, $obeys, $client->channel(), $client->addresses(), $log);
         // A registration that is refused is a mistake of the program, or of its configuration.
@@ -141,6 +155,17 @@ final class Engine
         $this->paused = $paused;
     }
 
+    /**
+     * Look every few seconds whether the program must stop. A process of its own does so, because the look may block.
+     *
+     * @param \Closure(self): ?Slot $look starts this process, which says `stop` if so, and ends
+     */
+    public function stopAfter(\Closure $look): void
+    {
+        $this->look = $look;
+        $this->lookAt = Channel::now() + self::LOOK_SECONDS;
+    }
+
     /** Stop: the first call lets jobs finish, the second one ends at once. */
     public function stop(): void
     {
@@ -170,6 +195,7 @@ final class Engine
             $this->stepFinish();
             $this->stepFetch();
             $this->watch();
+            $this->startLook();
             if ($this->isOver()) {
                 break;
             }
@@ -267,16 +293,17 @@ final class Engine
         }
         $held = $slot->held;
         if ($held !== null) {
+            $isReleased = \in_array($held->cancelled, [Cancelled::STOPPING, Cancelled::LOST], true);
             $why = match ($held->cancelled) {
                 null => 'the process of the handler ended before the handler did'
                     . ($slot->owns ? ": $slot->end" : ''),
-                Cancelled::STOPPING => '',
+                Cancelled::STOPPING, Cancelled::LOST => '',
                 Cancelled::DEADLINE => 'the time of the attempt is over, and its process was killed',
                 default => 'the job was cancelled, and its process was killed',
             };
             // A program that ended before it took the job has not begun it.
             $unbegun = !$slot->owns && !$held->began;
-            $verdict = $held->cancelled === Cancelled::STOPPING || $unbegun ? 'released' : 'failed';
+            $verdict = $isReleased || $unbegun ? 'released' : 'failed';
             $this->end($held, ['verdict' => $verdict, 'error' => $unbegun ? '' : $why]);
         }
         if ($slot->owns && !$slot->started) {
@@ -333,7 +360,7 @@ final class Engine
             return;
         }
         $verdict = (string) $end['verdict'];
-        if ($held->cancelled !== null && $held->cancelled !== Cancelled::STOPPING) {
+        if (\in_array($held->cancelled, [Cancelled::CANCELLED, Cancelled::DEADLINE], true)) {
             // The job was cancelled or its time is over, whatever the handler says afterwards.
             $end = ['error' => $end['error'] ?? (new Cancelled($held->cancelled))->getMessage()];
             $verdict = 'failed';
@@ -411,6 +438,10 @@ final class Engine
 
     private function cancel(Held $held, string $reason): void
     {
+        if ($held->cancelled === Cancelled::LOST && $reason === Cancelled::CANCELLED) {
+            // A beat was answered again. The handler was told to stop, and now the job is known to be cancelled.
+            $held->cancelled = $reason;
+        }
         if ($held->verdict !== null || ($held->cancelled !== null && $reason !== Cancelled::STOPPING)) {
             return;
         }
@@ -428,17 +459,47 @@ final class Engine
         }
     }
 
-    /** Look at deadlines, at handlers that do not stop, and at the end of the grace. */
+    /** When the attempt must stop unless a beat is answered. */
+    private function leaseEnd(Held $held): float
+    {
+        return $held->renewed + $this->leaseSeconds * self::LEASE_PART;
+    }
+
+    /**
+     * Stop the attempts whose leases may be over, because another worker may start their jobs.
+     *
+     * They stay listed, so that a later beat tells the truth. A verdict that comes all the same is sent.
+     */
+    private function watchLeases(float $now): void
+    {
+        $stopped = 0;
+        foreach ($this->held as $held) {
+            if ($held->verdict === null && $held->cancelled === null && $now >= $this->leaseEnd($held)) {
+                $this->cancel($held, Cancelled::LOST);
+                $stopped++;
+            }
+        }
+        if ($stopped > 0) {
+            ($this->log)("no beat was answered for most of the lease, so $stopped attempts are told to stop");
+        }
+    }
+
+    /** Look at deadlines, at leases, at handlers that do not stop, and at the end of the grace. */
     private function watch(): void
     {
         $now = Channel::now();
+        $this->watchLeases($now);
         foreach ($this->held as $held) {
             if ($held->verdict === null && $held->cancelled === null && $now >= $held->deadline) {
                 $this->cancel($held, Cancelled::DEADLINE);
             }
-            if ($now >= $held->killAt && $held->slot !== null && $held->slot->owns) {
-                $held->killAt = INF;
-                $slot = $held->slot;
+            if ($now < $held->killAt) {
+                continue;
+            }
+            // Also for a program that the engine may not kill. `wait` does not wait for a moment that is over.
+            $held->killAt = INF;
+            $slot = $held->slot;
+            if ($slot !== null && $slot->owns) {
                 $slot->kill();
                 // What it wrote before counts.
                 foreach ($slot->frames->receive() as $message) {
@@ -468,6 +529,22 @@ final class Engine
                 $slot->leaving = true;
                 $slot->frames->send(['type' => 'exit']);
             }
+        }
+    }
+
+    private function startLook(): void
+    {
+        $now = Channel::now();
+        if ($this->look === null || $this->stopAt !== null || $now < $this->lookAt) {
+            return;
+        }
+        // One that still looks has waited too long, for example for a cache that is out.
+        $this->looker?->kill();
+        $this->lookAt = $now + self::LOOK_SECONDS;
+        $this->looker = ($this->look)($this);
+        if ($this->looker !== null) {
+            $this->looker->started = $this->looker->leaving = true;
+            $this->slots[] = $this->looker;
         }
     }
 
@@ -529,6 +606,7 @@ final class Engine
         }
         $this->worker = $this->formerWorker = $answer['id'];
         $this->beatSeconds = max(0.1, ((int) ($answer['beat_ms'] ?? 20_000)) / 1000);
+        $this->leaseSeconds = ((int) ($answer['lease_ms'] ?? $this->settings->leaseMs)) / 1000;
         $this->nextBeat = $now + ($this->held === [] ? $this->beatSeconds : 0.0);
         $this->nextFetch = 0.0;
         ($this->log)("registered as $this->worker");
@@ -543,7 +621,7 @@ final class Engine
             $this->registerAt = 0.0;
             $this->fetch->abort();
             $this->beat->abort();
-            $this->reporting = [];
+            $this->beating = $this->reporting = [];
         }
     }
 
@@ -594,14 +672,15 @@ final class Engine
         }
         $took = isset($answer['took_ms']) ? (float) $answer['took_ms'] / 1000 : INF;
         if ($this->fetch->waited() - $took >= $this->beatSeconds * 0.75) {
-            // After a quarter of the lease on its way, the answer counts as lost. The next request lists none of its jobs.
+            // After a quarter of the lease on its way, an answer counts as lost. The next request lists none of it.
             if ($members !== []) {
                 ($this->log)('an answer with ' . \count($members) . ' jobs came late and counts as lost');
             }
             $members = [];
         }
+        $since = $this->leaseStart($took);
         foreach ($members as $job) {
-            $this->take($job);
+            $this->take($job, $since);
         }
         if (($answer['drain'] ?? '') === 'true') {
             $this->nextFetch = $now + $this->beatSeconds;
@@ -616,8 +695,26 @@ final class Engine
         }
     }
 
-    /** @param array<string, string> $job the members of a job, as JSON texts */
-    private function take(array $job): void
+    /**
+     * From when the leases of the jobs hold that the fetch has brought. It may have waited for longer than a lease.
+     *
+     * @param float $took the seconds for which it was at the server, or INF when the answer does not say so
+     */
+    private function leaseStart(float $took): float
+    {
+        if ($took === INF) {
+            return max($this->fetch->startedAt(), $this->answeredBeat);
+        }
+        // A repeated answer may have jobs that were claimed a quarter of the lease before.
+        $earlier = $this->fetch->wasRepeated() ? $this->leaseSeconds / 4 : 0.0;
+        return max($this->fetch->startedAt(), Channel::now() - max(0.0, $this->fetch->waited() - $took) - $earlier);
+    }
+
+    /**
+     * @param array<string, string> $job   the members of a job, as JSON texts
+     * @param float                 $since from when its lease holds
+     */
+    private function take(array $job, float $since): void
     {
         $token = (string) json_decode($job['token'] ?? '""');
         if ($token === '' || isset($this->seen[$token])) {
@@ -627,7 +724,7 @@ final class Engine
         if (\count($this->seen) > self::SEEN_TOKENS) {
             $this->seen = \array_slice($this->seen, self::SEEN_TOKENS / 2, null, true);
         }
-        $held = new Held($token, $job, Channel::now());
+        $held = new Held($token, $job, Channel::now(), $since);
         $this->held[$token] = $held;
         $this->ready[] = $held;
     }
@@ -641,7 +738,9 @@ final class Engine
         if ($this->beat->isIdle() && $now >= $this->beatDue()) {
             // At least two of them fit between the end of a beat and that of the lease.
             $timeout = max(1.0, min($this->beatSeconds / 2, 10.0));
-            $this->beat->start(new Request('POST', $this->path('beat'), $this->nextReports($now), [], $timeout));
+            // A job that came since the last try is listed, or it would be given back while it runs.
+            $body = fn (): string => $this->nextReports(Channel::now());
+            $this->beat->start(new Request('POST', $this->path('beat'), $body, [], $timeout));
             $this->lastBeat = $now;
             $this->nextBeat = $now + $this->beatSeconds;
         }
@@ -649,8 +748,8 @@ final class Engine
         if ($response === null) {
             return;
         }
-        $reported = $this->reporting;
-        $this->reporting = [];
+        [$beaten, $reported] = [$this->beating, $this->reporting];
+        $this->beating = $this->reporting = [];
         if ($response->status === 404) {
             $this->registerAgain($this->worker);
             return;
@@ -667,6 +766,12 @@ final class Engine
             $this->nextBeat = $now;
         } else {
             $this->reportMost = PHP_INT_MAX;
+        }
+        if ($response->isSuccess()) {
+            $this->answeredBeat = $this->beat->sentAt();
+            foreach ($beaten as $held) {
+                $held->renewed = max($held->renewed, $this->answeredBeat);
+            }
         }
         $answer = json_decode($response->body, true);
         // What the server could not store for a locked row goes with a later beat again.
@@ -725,7 +830,7 @@ final class Engine
     {
         $this->reporting = [];
         $this->moreReports = false;
-        $listed = $this->listed();
+        $listed = $this->beating = $this->listed();
         $entries = array_map(static fn (Held $held) => $held->entry(), $listed);
         $bytes = array_sum(array_map(\strlen(...), $entries));
         $due = array_filter($listed, static fn (Held $one) => $one->hasReport() && $now >= $one->unsavedUntil);
@@ -943,7 +1048,7 @@ final class Engine
         $now < $this->nextFinish && $due = min($due, $this->nextFinish);
         foreach ($this->held as $held) {
             $runs = $held->verdict === null && $held->cancelled === null;
-            $due = min($due, $held->killAt, $runs ? $held->deadline : INF);
+            $due = min($due, $held->killAt, $runs ? min($held->deadline, $this->leaseEnd($held)) : INF);
             $now < $held->notBefore && $due = min($due, $held->notBefore);
         }
         if ($this->stopAt !== null && !$this->graceOver) {

@@ -17,7 +17,9 @@ final class Held
     /** True once the process that did not start with the engine has taken it. */
     public bool $began = false;
     public float $deadline;
-    /** Why the handler was told to stop. */
+    /** From when its lease holds: from the fetch that brought it, or from when the newest answered beat was sent. */
+    public float $renewed;
+    /** Why the handler was told to stop. `lost` without `$lost` says that no beat was answered for long. */
     public ?string $cancelled = null;
     public float $killAt = INF;
     /** It keeps its slot until its handler ends, but the worker does not hold it any more, and lists it no more. */
@@ -36,10 +38,12 @@ final class Held
     public float $unsavedUntil = 0.0;
 
     /**
-     * @param array<string, string> $job the members of the job, as JSON texts
+     * @param array<string, string> $job   the members of the job, as JSON texts
+     * @param float                 $since from when its lease holds
      */
-    public function __construct(public readonly string $token, public readonly array $job, float $now)
+    public function __construct(public readonly string $token, public readonly array $job, float $now, float $since)
     {
+        $this->renewed = $since;
         $this->deadline = $now + ((int) json_decode($job['timeout_ms'] ?? '300000')) / 1000;
     }
 

@@ -13,7 +13,7 @@ use Tickr\Json;
 use Tickr\Problem;
 
 /**
- * A call that is repeated, with the same body, until a server answers it.
+ * A call that is repeated until a server answers it. A body that is a text stays the same.
  *
  * @internal
  */
@@ -24,6 +24,7 @@ final class Repeating
     private ?Request $request = null;
     /** The request that was answered last. */
     private ?Request $answered = null;
+    private float $started = 0.0;
     private float $next = 0.0;
     private float $pause = 0.1;
     private int $failures = 0;
@@ -54,6 +55,7 @@ final class Repeating
     public function start(Request $request): void
     {
         $this->request = $request;
+        $this->started = Channel::now();
         $this->next = 0.0;
         $this->pause = 0.1;
         $this->failures = 0;
@@ -103,10 +105,28 @@ final class Repeating
         return null;
     }
 
+    /** The moment at which the request was sent that was answered last, on the clock of the channel. */
+    public function sentAt(): float
+    {
+        return $this->channel->sentAt();
+    }
+
+    /** The moment at which the call began, before its first request was sent, on the clock of the channel. */
+    public function startedAt(): float
+    {
+        return $this->started;
+    }
+
+    /** True when the answer may be one to an earlier request of the call. */
+    public function wasRepeated(): bool
+    {
+        return $this->failures > 0 || $this->channel->sends() > 1;
+    }
+
     /** The seconds since the request was sent that was answered last. */
     public function waited(): float
     {
-        return Channel::now() - $this->channel->sentAt();
+        return Channel::now() - $this->sentAt();
     }
 
     /** Send the request that was answered last again, because its answer makes no sense. */

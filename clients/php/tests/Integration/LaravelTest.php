@@ -290,17 +290,13 @@ final class LaravelTest extends TestCase
         $two = $this->work('tickr:work --slots=1');
         $this->awaitDiary(['ended long attempt 1'], 20);
         self::assertSame(1, substr_count($this->diary(), 'began long'));
+        // Neither of them has a job now.
         self::artisan('queue:restart');
-        App\Plain::dispatch('p1');
-        App\Plain::dispatch('p2');
-        App\Plain::dispatch('p3');
-        Wait::until(static function () use ($one, $two): bool {
-            if (proc_get_status($two)['running']) {
-                App\Plain::dispatch('wake');
-                usleep(200_000);
-            }
-            return !proc_get_status($one)['running'] && !proc_get_status($two)['running'];
-        }, 'the ends of the workers', 15);
+        Wait::until(
+            static fn () => !proc_get_status($one)['running'] && !proc_get_status($two)['running'],
+            'the ends of the workers',
+            15,
+        );
     }
 
     /** @return resource */

@@ -11,8 +11,9 @@ use Tickr\Worker\Child;
  * A server in a process of its own that answers as a script says, also badly.
  *
  * The script gets the method, the path, the decoded body and the headers, and returns `[status, body]`,
- * `[status, body, headers]`, 'drop' (close the connection without an answer) or 'hang' (no answer as long as the
- * connection lasts).
+ * `[status, body, headers]`, 'drop' (close the connection without an answer), 'hang' (no answer as long as the
+ * connection lasts), or a function that is asked again until it returns one of them; meanwhile the server answers other
+ * requests.
  */
 final class TestServer
 {
@@ -83,10 +84,19 @@ final class TestServer
     {
         /** @var array<int, array{resource, string}> $clients */
         $clients = [];
+        /** @var array<int, \Closure(): mixed> $waiting */
+        $waiting = [];
         while (true) {
+            foreach ($waiting as $id => $ask) {
+                $answer = $ask();
+                if ($answer !== null) {
+                    unset($waiting[$id]);
+                    self::answer($clients, $id, $answer);
+                }
+            }
             $read = [$listener, ...array_map(static fn (array $client) => $client[0], array_values($clients))];
             $write = [];
-            Channel::select($read, $write, 60.0);
+            Channel::select($read, $write, $waiting === [] ? 60.0 : 0.02);
             foreach ($read as $stream) {
                 if ($stream === $listener) {
                     $client = stream_socket_accept($listener);
@@ -104,7 +114,7 @@ final class TestServer
                 $chunk = fread($stream, 1 << 20);
                 if ($chunk === '' || $chunk === false) {
                     fclose($stream);
-                    unset($clients[$id]);
+                    unset($clients[$id], $waiting[$id]);
                     continue;
                 }
                 $clients[$id][1] .= $chunk;
@@ -115,23 +125,33 @@ final class TestServer
                 $clients[$id][1] = '';
                 file_put_contents($this->journal, json_encode($request) . "\n", FILE_APPEND);
                 $answer = $script($request['method'], $request['path'], $request['body'], $request['headers']);
-                if ($answer === 'hang') {
-                    continue;
+                if ($answer instanceof \Closure) {
+                    $waiting[$id] = $answer;
+                } else {
+                    self::answer($clients, $id, $answer);
                 }
-                if ($answer === 'drop') {
-                    fclose($stream);
-                    unset($clients[$id]);
-                    continue;
-                }
-                [$status, $body, $headers] = $answer + [2 => []];
-                $text = \is_string($body) ? $body : json_encode($body);
-                $head = "HTTP/1.1 $status X\r\nContent-Length: " . \strlen($text) . "\r\n";
-                foreach ($headers as $name => $value) {
-                    $head .= "$name: $value\r\n";
-                }
-                fwrite($stream, "$head\r\n$text");
             }
         }
+    }
+
+    /** @param array<int, array{resource, string}> $clients */
+    private static function answer(array &$clients, int $id, mixed $answer): void
+    {
+        if ($answer === 'hang') {
+            return;
+        }
+        if ($answer === 'drop') {
+            fclose($clients[$id][0]);
+            unset($clients[$id]);
+            return;
+        }
+        [$status, $body, $headers] = $answer + [2 => []];
+        $text = \is_string($body) ? $body : json_encode($body);
+        $head = "HTTP/1.1 $status X\r\nContent-Length: " . \strlen($text) . "\r\n";
+        foreach ($headers as $name => $value) {
+            $head .= "$name: $value\r\n";
+        }
+        fwrite($clients[$id][0], "$head\r\n$text");
     }
 
     private static function request(string $bytes): ?array

@@ -73,6 +73,29 @@ final class ClientTest extends TestCase
         self::assertCount(1, $server->requests());
     }
 
+    public function testASuccessWithoutAnIdOfAJobIsNoEnqueue(): void
+    {
+        $server = new TestServer(static fn () => [200, ['status' => 'fine']]);
+        $client = new Client($server->url, retryFor: 0.0);
+        foreach ([static fn () => $client->enqueue('echo'), static fn () => $client->enqueueMany(['echo'])] as $call) {
+            try {
+                $call();
+                self::fail('a failure was expected');
+            } catch (ConnectionFailed $failed) {
+                self::assertStringContainsString('so it is none of tickr', $failed->getMessage());
+            }
+        }
+    }
+
+    public function testAWaitGoesToTheNextAddressWhenTheFirstIsSilent(): void
+    {
+        $hangs = new TestServer(static fn () => 'hang');
+        $server = new TestServer(static fn () => [200, ['id' => 'j1', 'state' => 'completed', 'result' => 7]]);
+        $client = new Client("$hangs->url,$server->url", retryFor: 3.0, callTimeout: 0.5);
+        self::assertSame(7, $client->wait('j1', 5.0)->result);
+        self::assertCount(1, $hangs->requests());
+    }
+
     public function testAFailingCallGivesUpInItsTime(): void
     {
         $server = new TestServer(static fn () => 'drop');

@@ -49,6 +49,44 @@ final class PartsTest extends TestCase
         }
     }
 
+    public function testARowOfTheOutboxLeavesItsDelayToMysql(): void
+    {
+        $row = $this->row(['delay_ms' => 5_000, 'priority' => 2]);
+        self::assertSame([null, '{"delay_ms":5000,"priority":2}'], [$row[4], $row[5]]);
+        $this->expectExceptionMessage('give execute_at or delay_ms, not both');
+        $this->row(['delay_ms' => 5_000, 'execute_at' => '2026-11-27T03:04:05Z']);
+    }
+
+    public function testATimeBetweenTwoMillisecondsIsRoundedUp(): void
+    {
+        self::assertSame('2026-11-27 01:04:05.679', $this->row(['execute_at' => '2026-11-27T03:04:05.6781+02:00'])[4]);
+        self::assertSame('2026-11-27 01:04:05.678', $this->row(['execute_at' => '2026-11-27T01:04:05.678Z'])[4]);
+        $time = new \DateTimeImmutable('2026-11-27T23:59:59.999001Z');
+        self::assertSame('2026-11-28 00:00:00.000', $this->row(['execute_at' => $time])[4]);
+        self::assertSame('2026-11-28T00:00:00.000Z', NewJob::time($time));
+    }
+
+    /** @return list<string|null> the columns of the row that the outbox writes */
+    private function row(array $options): array
+    {
+        $row = [];
+        $statement = $this->createMock(\PDOStatement::class);
+        $statement->method('execute')->willReturnCallback(static function (array $columns) use (&$row): bool {
+            $row = $columns;
+            return true;
+        });
+        $pdo = $this->createMock(\PDO::class);
+        $pdo->method('prepare')->willReturn($statement);
+        (new Outbox($pdo))->enqueue('mail', [], $options);
+        return $row;
+    }
+
+    public function testAKeyThatNoPropertyOfPhpHasIsJson(): void
+    {
+        $json = new RawJson('{"\\u0000x":1}');
+        self::assertSame(["\0x" => 1], $json->decode());
+    }
+
     public function testJsonIsCutIntoItsMembersWithoutBeingRead(): void
     {
         $text = ' { "a" : 123456789012345678901234567890 , "b\"}" : {"x": "]},\\"", "y": [1, [2]] }'

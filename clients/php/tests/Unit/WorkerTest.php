@@ -5,8 +5,10 @@ declare(strict_types=1);
 namespace Tickr\Tests\Unit;
 
 use PHPUnit\Framework\TestCase;
+use Tickr\Cancelled;
 use Tickr\Client;
 use Tickr\Context;
+use Tickr\Tests\Support\Rounds;
 use Tickr\Tests\Support\TestServer;
 use Tickr\Tests\Support\Wait;
 use Tickr\Tests\Support\WorkerProcess;
@@ -146,6 +148,258 @@ final class WorkerTest extends TestCase
         $server->await('/finish', static fn ($all) => \count($all) >= 1);
         $held = array_filter($server->requests('/beat'), static fn ($one) => $one['body']['holding'] !== []);
         self::assertGreaterThan(8, \count($held));
+    }
+
+    public function testARepeatedBeatListsAJobThatCameAfterItsFirstTry(): void
+    {
+        $tried = $this->file('tried');
+        $server = $this->server([
+            'fetch' => static function (int $n) use ($tried): mixed {
+                static $isGiven = false;
+                clearstatcache();
+                if ($isGiven) {
+                    return 'hang';
+                }
+                usleep(10_000);
+                $isGiven = (string) file_get_contents($tried) !== '';
+                return [200, ['jobs' => $isGiven ? [self::job('t1')] : [], 'drain' => false]];
+            },
+            'beat' => static function (int $n) use ($tried): mixed {
+                file_put_contents($tried, 'one');
+                return $n <= 5 ? 'drop' : [200, ['cancel' => [], 'lost' => [], 'drain' => false]];
+            },
+        ], beatMs: 200);
+        $this->worker($server, static function ($payload, Context $context): void {
+            $context->sleep(60_000);
+        });
+        $beats = $server->await('/beat', static fn ($all) => \count($all) >= 7);
+        $holding = array_column(array_column($beats, 'body'), 'holding');
+        self::assertSame([], $holding[0]);
+        self::assertSame([['token' => 't1']], $holding[4], 'the job came long before the last failed beat');
+        $since = array_search([['token' => 't1']], $holding, true);
+        self::assertNotContains([], \array_slice($holding, $since));
+    }
+
+    /** @dataProvider beatsWithoutAnAnswer */
+    public function testAHandlerStopsBeforeALeaseEndsThatNoBeatRenews(mixed $answer): void
+    {
+        $server = $this->server([
+            'fetch' => static fn (int $n) => $n === 1 ? [200, ['jobs' => [self::job('t1')], 'drain' => false]] : 'hang',
+            'beat' => static fn (int $n) => $answer,
+        ], beatMs: 200, leaseMs: 4_000);
+        $stopped = $this->file('stopped');
+        $worker = $this->worker($server, static function ($payload, Context $context) use ($server, $stopped): void {
+            try {
+                $context->sleep(60_000);
+            } catch (Cancelled $cancelled) {
+                file_put_contents($stopped, $cancelled->reason);
+                $before = \count($server->requests('/beat'));
+                $server->await('/beat', static fn ($all) => \count($all) > $before);
+                throw $cancelled;
+            }
+        }, killMs: 20_000);
+        $server->await('/fetch', static fn ($all) => $all !== []);
+        $told = static fn () => (string) file_get_contents($stopped) ?: null;
+        self::assertSame('lost', Wait::until($told, 'the end of the handler', 8.0));
+        $finishes = $server->await('/finish', static fn ($all) => $all !== []);
+        self::assertSame('released', $finishes[0]['body']['verdicts'][0]['verdict']);
+        $last = array_slice($server->requests('/beat'), -1)[0];
+        self::assertSame([['token' => 't1']], $last['body']['holding'], 'a beat tells the truth as long as it is held');
+        self::assertStringContainsString('1 attempts are told to stop', $worker->log());
+    }
+
+    /** @return array<string, array{mixed}> */
+    public static function beatsWithoutAnAnswer(): array
+    {
+        return ['401' => [[401, ['code' => 'unauthorized', 'detail' => 'x']]], 'hang-up' => ['drop']];
+    }
+
+    /** @dataProvider longRequests */
+    public function testAJobThatALongRequestBringsIsNotStoppedAtOnce(array $took, int $beatMs): void
+    {
+        $server = $this->server([
+            'fetch' => static function (int $n) use ($took): mixed {
+                $until = hrtime(true) + 4_200_000_000;
+                $answer = [200, ['jobs' => [self::job('t1')], 'drain' => false] + $took];
+                return $n > 1 ? 'hang' : static fn () => hrtime(true) < $until ? null : $answer;
+            },
+        ], $beatMs, 4_000);
+        $worker = $this->worker($server, static fn () => 'done');
+        $finishes = $server->await('/finish', static fn ($all) => $all !== []);
+        self::assertSame('succeeded', $finishes[0]['body']['verdicts'][0]['verdict']);
+        self::assertStringNotContainsString('told to stop', $worker->log());
+    }
+
+    /** @return array<string, array{array<string, int>, int}> */
+    public static function longRequests(): array
+    {
+        return [
+            'the answer says how long it took, and no beat was due' => [['took_ms' => 4_200], 20_000],
+            'beats were answered meanwhile' => [[], 200],
+        ];
+    }
+
+    /** @dataProvider repeatedRequests */
+    public function testAJobOfARepeatedAnswerIsTakenForAQuarterOfTheLeaseOlder(int $empty): void
+    {
+        $server = $this->server(['fetch' => static function (int $n) use ($empty): mixed {
+            usleep([0, 1_200_000, 2_800_000][$n - $empty] ?? 0);
+            return match ($n - $empty) {
+                0 => [200, ['jobs' => [], 'drain' => false]],
+                1 => 'drop',
+                2 => [200, ['jobs' => [self::job('t1')], 'drain' => false, 'took_ms' => 0]],
+                default => 'hang',
+            };
+        }], leaseMs: 4_000);
+        $this->worker($server, static fn () => 'done');
+        $finishes = $server->await('/finish', static fn ($all) => $all !== []);
+        self::assertSame('released', $finishes[0]['body']['verdicts'][0]['verdict']);
+    }
+
+    /** @return array<string, array{int}> the answers on the connection before the request that is repeated */
+    public static function repeatedRequests(): array
+    {
+        return ['by the worker' => [0], 'by its connection' => [1]];
+    }
+
+    public function testAHandlerWhoseBeatsAreAnsweredOutlivesItsFirstLease(): void
+    {
+        $server = $this->server([
+            'fetch' => static fn (int $n) => $n === 1 ? [200, ['jobs' => [self::job('t1')], 'drain' => false]] : 'hang',
+        ], beatMs: 500, leaseMs: 5_000);
+        $worker = $this->worker($server, static function ($payload, Context $context): string {
+            $context->sleep(7_000);
+            return 'done';
+        });
+        $finishes = $server->await('/finish', static fn ($all) => $all !== [], 14.0);
+        self::assertSame('succeeded', $finishes[0]['body']['verdicts'][0]['verdict']);
+        self::assertStringNotContainsString('told to stop', $worker->log());
+    }
+
+    public function testAHandlerThatEndsItsWorkAfterTheLeaseSendsItsTrueVerdict(): void
+    {
+        $server = $this->server([
+            'fetch' => static fn (int $n) => $n === 1 ? [200, ['jobs' => [self::job('t1')], 'drain' => false]] : 'hang',
+            'beat' => static fn (int $n) => 'drop',
+        ], beatMs: 200, leaseMs: 4_000);
+        $this->worker($server, static function ($payload, Context $context): string {
+            while (!$context->isCancelled()) {
+                usleep(20_000);
+            }
+            return 'done';
+        }, killMs: 20_000);
+        $finishes = $server->await('/finish', static fn ($all) => $all !== []);
+        $expected = ['token' => 't1', 'verdict' => 'succeeded', 'result' => 'done'];
+        self::assertSame($expected, $finishes[0]['body']['verdicts'][0]);
+    }
+
+    public function testAHandlerThatDoesNotStopAfterTheLeaseIsKilledAndItsJobReleased(): void
+    {
+        $server = $this->server([
+            'fetch' => static fn (int $n) => $n === 1 ? [200, ['jobs' => [self::job('t1')], 'drain' => false]] : 'hang',
+            'beat' => static fn (int $n) => 'drop',
+        ], beatMs: 200, leaseMs: 4_000);
+        $this->worker($server, static fn () => sleep(60), killMs: 300);
+        $finishes = $server->await('/finish', static fn ($all) => $all !== []);
+        self::assertSame(['token' => 't1', 'verdict' => 'released'], $finishes[0]['body']['verdicts'][0]);
+    }
+
+    public function testAnAgentWhoseBeatsFailKeepsTheTokenAndSendsTheTrueVerdict(): void
+    {
+        $server = $this->server([
+            'fetch' => static fn (int $n) => $n === 1 ? [200, ['jobs' => [self::job('t1')], 'drain' => false]] : 'hang',
+            'beat' => static fn (int $n) => [401, ['code' => 'unauthorized', 'detail' => 'x']],
+        ], beatMs: 200, leaseMs: 4_000);
+        $log = $this->file('log');
+        $agent = Agent::start(
+            new Client($server->url),
+            new Settings('test', ['q'], 1),
+            ['kind'],
+            static fn (string $line) => file_put_contents($log, "$line\n", FILE_APPEND),
+        );
+        self::assertSame('"job-t1"', $agent->next(10.0)['id']);
+        Wait::until(static fn () => str_contains((string) file_get_contents($log), 'told to stop'), 'the lease');
+        $before = \count($server->requests('/beat'));
+        $beats = $server->await('/beat', static fn ($all) => \count($all) > $before);
+        self::assertSame([['token' => 't1']], end($beats)['body']['holding']);
+        $agent->finish(['verdict' => 'succeeded']);
+        self::assertSame('succeeded', $server->requests('/finish')[0]['body']['verdicts'][0]['verdict']);
+        $agent->close();
+    }
+
+    public function testAnAgentThatCannotStopItsProgramWaitsForItWithoutSpinning(): void
+    {
+        $server = $this->server([
+            'fetch' => static fn (int $n) => $n === 1 ? [200, ['jobs' => [self::job('t1')], 'drain' => false]] : 'hang',
+            'beat' => static fn (int $n, $body) => [200, [
+                'cancel' => array_column($body['holding'], 'token'), 'lost' => [], 'drain' => false,
+            ]],
+        ], beatMs: 200);
+        Rounds::countTo($file = $this->file('rounds'));
+        $settings = new Settings('test', ['q'], 1, killMs: 0);
+        $agent = Agent::start(new Client($server->url), $settings, ['kind'], static fn (string $line) => null);
+        Rounds::countTo(null);
+        self::assertSame('"job-t1"', $agent->next(10.0)['id']);
+        $cancels = static fn (array $all) => array_filter($all, static fn ($one) => $one['body']['holding'] !== []);
+        $server->await('/beat', static fn ($all) => \count($cancels($all)) >= 2);
+        $before = Rounds::of($file);
+        $beats = \count($server->requests('/beat'));
+        $server->await('/beat', static fn ($all) => \count($all) >= $beats + 5);
+        $rounds = Rounds::of($file) - $before;
+        self::assertGreaterThan(0, $rounds);
+        self::assertLessThan(200, $rounds, 'a second has a few rounds for each of five beats');
+        $agent->finish(['verdict' => 'failed', 'error' => 'x']);
+        $agent->close();
+    }
+
+    public function testAnAgentThatIsAskedForTheNextJobEndsTheOneBeforeAsFailed(): void
+    {
+        $server = $this->server(['fetch' => static fn (int $n) => $n <= 2
+            ? [200, ['jobs' => [self::job("t$n")], 'drain' => false]] : 'hang']);
+        $settings = new Settings('test', ['q'], 1);
+        $agent = Agent::start(new Client($server->url), $settings, ['kind'], static fn (string $line) => null);
+        self::assertSame('"job-t1"', $agent->next(10.0)['id']);
+        self::assertSame('"job-t2"', $agent->next(10.0)['id']);
+        $verdict = $server->requests('/finish')[0]['body']['verdicts'][0];
+        self::assertSame(['t1', 'failed'], [$verdict['token'], $verdict['verdict']]);
+        self::assertSame('the program did not say how the job ended', $verdict['error']);
+        $agent->close();
+    }
+
+    public function testAProgramThatAHandlerStartsEndsAtASignalAndNotAtCtrlC(): void
+    {
+        $server = $this->server(['fetch' => static fn (int $n) => $n === 1
+            ? [200, ['jobs' => [self::job('t1')], 'drain' => false]] : 'hang']);
+        $this->worker($server, static function (): array {
+            $program = proc_open(['sleep', '60'], [], $pipes);
+            try {
+                Wait::until(static function () use ($program): bool {
+                    proc_terminate($program);
+                    return !proc_get_status($program)['running'];
+                }, 'the end of the program', 5.0);
+            } finally {
+                proc_terminate($program, SIGKILL);
+            }
+            return ['own_group' => posix_getpgrp() === getmypid()];
+        });
+        $finishes = $server->await('/finish', static fn ($all) => $all !== []);
+        $expected = ['token' => 't1', 'verdict' => 'succeeded', 'result' => ['own_group' => true]];
+        self::assertSame($expected, $finishes[0]['body']['verdicts'][0]);
+    }
+
+    public function testAnIdleWorkerStopsWhenItIsAskedTo(): void
+    {
+        $server = $this->server([]);
+        $asked = $this->file('asked');
+        $stops = static fn (): bool => (string) file_get_contents($asked) !== '';
+        $worker = $this->workers[] = new WorkerProcess(
+            $server->url,
+            new Settings('test', ['q'], 1),
+            static fn (Worker $worker) => $worker->handle('kind', static fn () => null)->stopWhen($stops, true),
+        );
+        $server->await('/fetch', static fn ($all) => $all !== []);
+        file_put_contents($asked, 'yes');
+        $this->assertLeaves($worker, $server, false);
     }
 
     public function testALostAttemptIsStoppedAndGetsNoVerdict(): void
@@ -717,9 +971,10 @@ final class WorkerTest extends TestCase
     }
 
     /** @param array<string, \Closure(int, mixed): mixed> $scripts by call; each gets its number and the body */
-    private function server(array $scripts, int $beatMs = 20_000): TestServer
+    private function server(array $scripts, int $beatMs = 20_000, int $leaseMs = 60_000): TestServer
     {
-        return new TestServer(static function (string $method, string $path, mixed $body) use ($scripts, $beatMs) {
+        $first = ['lease_ms' => $leaseMs, 'beat_ms' => $beatMs];
+        return new TestServer(static function (string $method, string $path, mixed $body) use ($scripts, $first) {
             static $counts = [];
             if ($method === 'DELETE') {
                 return [204, ''];
@@ -730,7 +985,7 @@ final class WorkerTest extends TestCase
                 return $scripts[$call]($number, $body);
             }
             return match ($call) {
-                'workers' => [201, ['id' => "w-$number", 'lease_ms' => 60_000, 'beat_ms' => $beatMs]],
+                'workers' => [201, ['id' => "w-$number"] + $first],
                 'beat' => [200, ['cancel' => [], 'lost' => [], 'drain' => false]],
                 'finish' => self::settled($body),
                 default => 'hang',

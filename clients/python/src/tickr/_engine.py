@@ -1,11 +1,12 @@
 """The engine of a worker: it fetches, beats, executes and settles. `worker.py` has the two faces of it.
 
-Each of these has a thread of its own, so that no handler can hold up any of them:
+Each of these has a thread of its own, so that a handler which blocks its thread holds up none of them. Code in C that
+keeps the lock of the interpreter (the GIL) holds up all of them: such work belongs into a process of its own.
 
 - fetch: one request for jobs at a time
 - beat: renews the leases, and brings cancels and lost attempts
 - finish: sends verdicts until they are answered
-- control: time limits, and the stop of the worker
+- control: time limits, the end of leases, and the stop of the worker
 
 Synchronous handlers run in a pool of threads, coroutines as tasks of an event loop.
 """
@@ -16,7 +17,6 @@ import asyncio
 import logging
 import os
 import queue
-import random
 import socket
 import threading
 import time
@@ -28,7 +28,7 @@ from urllib.parse import quote
 from uuid import uuid4
 
 from . import _json
-from ._http import REPEATED_STATUSES, Abort, Answer, Transport
+from ._http import REPEATED_STATUSES, Abort, Answer, Pause, Transport, clock
 from ._ids import uuid7
 from .client import Client
 from .context import Context, current, printable
@@ -67,6 +67,10 @@ SEEN = 20_000
 """Number of tokens that are remembered, so that none is executed twice."""
 STOP_TIME = 1.0
 """Seconds that handlers have after the grace to end by themselves."""
+LEASE_SHARE = 0.9
+"""Share of the lease after which an attempt stops unless a beat was answered. The rest is the time to stop in."""
+LOOK_TIME = 1.0
+"""Seconds between two looks at the leases: the waits of Python do not count the time of a suspended machine."""
 LEAVE_TIME = 10.0
 """Seconds in which the last verdicts and the leave must be answered."""
 
@@ -144,6 +148,10 @@ class Attempt:
         self.sent_checkpoint = 0
         # Until when its reports wait, because another session locked the row of the job.
         self.unsaved_until = 0.0
+        # The time of `clock` from which its lease holds, at the earliest.
+        self.renewed = 0.0
+        # True once it was stopped because no beat renewed its lease.
+        self.expired = False
 
     @property
     def has_news(self) -> bool:
@@ -191,7 +199,8 @@ def read_failure(attempt: Attempt, error: BaseException) -> Optional[End]:
     if isinstance(error, asyncio.CancelledError) and stop is not None:
         error = stop
     if isinstance(error, Lost):
-        return None
+        # The server has not said that the attempt is lost, so it may still wait for a verdict.
+        return End(token, "released") if attempt.expired else None
     if context.cancelled and isinstance(error, Verdict) and stop is not None:
         error = stop
     if isinstance(error, (Stopping, Released)):
@@ -287,29 +296,6 @@ class Settings:
         self.exact = exact
 
 
-class Pause:
-    """Pauses that grow from a tenth of a second to five seconds, with some chance in them.
-
-    With several addresses a pause follows when all of them have failed, and the next one is tried at once before.
-    """
-
-    def __init__(self, addresses: int = 1) -> None:
-        self._addresses = addresses
-        self._tries = 0
-
-    def next(self, at_least: float = 0.0) -> float:
-        """Return the next pause in seconds. `at_least` is what the server asked for."""
-        self._tries += 1
-        if self._tries % self._addresses:
-            return 0.02
-        grown = min(MAX_PAUSE, 0.1 * 2 ** min(self._tries // self._addresses, 10))
-        return float(max(min(at_least, 60.0), grown * random.uniform(0.6, 1.0)))
-
-    def reset(self) -> None:
-        """Begin with short pauses again."""
-        self._tries = 0
-
-
 class Engine:
     """Executes jobs until it is told to stop. `done` is set when the worker has left."""
 
@@ -335,6 +321,7 @@ class Engine:
         self.done: Future[None] = Future()
         self.worker_id: Optional[str] = None
         self.beat_ms = 0
+        self.lease = settings.lease_ms / 1000
         # One lock for everything below it. Its waiters are told of every change.
         self._changed = threading.Condition()
         self._held: Dict[str, Attempt] = {}
@@ -351,9 +338,13 @@ class Engine:
         self._drained = False
         self._beat_now = False
         self._report_most = MAX_HOLDING
+        # The time of `clock` at which the newest beat that was answered was sent.
+        self._renewed = 0.0
         self._registering = threading.Lock()
         self._beating = threading.Lock()
         self._fetch_abort: Optional[Abort] = None
+        self._finish_pause = Pause(len(transport.urls))
+        self._finish_at_least = 0.0
         self._control: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._handlers = Threads(thread_ended)
         self._threads: List[threading.Thread] = []
@@ -422,10 +413,11 @@ class Engine:
             while not self._closing and not (first and self._stop_asked):
                 at_least = 0.0
                 try:
-                    answer = self.transport.call("POST", "/v1/workers", body, key, timeout=10.0)
+                    answer = self.transport.call("POST", "/v1/workers", body, key, timeout=10.0, pause=pause)
                     if answer.status == 201:
                         found = _json.decode(answer.body)
-                        self.worker_id, self.beat_ms = str(found["id"]), int(found["beat_ms"])
+                        self.beat_ms, lease_ms = int(found["beat_ms"]), int(found.get("lease_ms", settings.lease_ms))
+                        self.worker_id, self.lease = str(found["id"]), lease_ms / 1000
                         log.info("registered as %s for %s", self.worker_id, ", ".join(fields["kinds"]))
                         return
                     failure: Exception = answer.error()
@@ -470,16 +462,17 @@ class Engine:
                 "fetch_id": str(uuid7()),
             }
             body = _json.encode(fields)
+            first, again = clock(), False
             # The same body goes out until it is answered: the answer then has the same jobs, wherever it comes from.
             while not self._stopping:
                 at_least = 0.0
                 try:
-                    timeout = self.settings.wait_ms / 1000 + 10
-                    answer = self.transport.call("POST", self._path(known, "fetch"), body, timeout=timeout, abort=abort)
+                    path, timeout = self._path(known, "fetch"), self.settings.wait_ms / 1000 + 10
+                    answer = self.transport.call("POST", path, body, timeout=timeout, abort=abort, pause=pause)
                     if answer.status == 200:
                         found = _json.decode(answer.body, self.settings.exact)
                         pause.reset()
-                        self._take(found, time.monotonic() - answer.sent)
+                        self._take(found, first, answer.sent, again or answer.again)
                         break
                     if answer.status == 404:
                         self._register(known)
@@ -489,13 +482,14 @@ class Engine:
                 except (ConnectionFailed, ValueError, KeyError, TypeError) as error:
                     if not self._stopping:
                         log.warning("a request for jobs is repeated: %s", error)
+                again = True
                 with self._changed:
                     self._changed.wait_for(lambda: self._stopping, pause.next(at_least))
 
     def _refused(self, call: str, answer: Answer) -> None:
         """Log a refusal. Those that a repetition does not mend go to the error log, as the operator has to act."""
         if answer.status not in REPEATED_STATUSES:
-            self.transport.failed(self.transport.current)
+            self.transport.failed(answer.place)
             log.error("the server refuses %s: %s", call, answer.error())
         else:
             log.warning("%s is repeated: %s", call, answer.error())
@@ -503,16 +497,22 @@ class Engine:
     def _room(self) -> int:
         return min(self.settings.slots - self._occupied, MAX_HOLDING - len(self._held))
 
-    def _take(self, found: Mapping[str, Any], waited: float) -> None:
-        """Start the jobs of an answer, unless it was on its way for a quarter of the lease."""
-        took = found.get("took_ms")
-        if took is not None and waited - took / 1000 >= self.beat_ms / 1000 * 0.75:
+    def _take(self, found: Mapping[str, Any], first: float, sent: float, again: bool) -> None:
+        """Start the jobs of an answer, unless it was on its way for a quarter of the lease. Its request was sent first
+        and last at these times of `clock`."""
+        now, took = clock(), found.get("took_ms")
+        # Without the time at the server, the request may have waited for longer than a lease. The beats went on.
+        since = self._renewed
+        if took is not None:
+            # A repeated answer may have jobs that were claimed a quarter of the lease before.
+            since = now - max(0.0, now - sent - took / 1000) - (self.lease / 4 if again else 0.0)
+        if took is not None and now - sent - took / 1000 >= self.beat_ms / 1000 * 0.75:
             # The server may have given its jobs back. The next request lists none of them.
             if found["jobs"]:
                 log.warning("an answer with %d jobs came late and counts as lost", len(found["jobs"]))
         else:
             for job in found["jobs"]:
-                self._accept(job)
+                self._accept(job, max(first, since))
         drained = bool(found.get("drain"))
         with self._changed:
             if drained and not self._drained:
@@ -521,12 +521,13 @@ class Engine:
             if drained:
                 self._changed.wait_for(lambda: self._stopping, self.beat_ms / 1000)
 
-    def _accept(self, job: Mapping[str, Any]) -> None:
+    def _accept(self, job: Mapping[str, Any], renewed: float) -> None:
         context = Context(job, self.client)
         attempt = Attempt(job, context)
         with self._changed:
             if attempt.token in self._seen:
                 return
+            attempt.renewed = renewed
             self._seen[attempt.token] = None
             while len(self._seen) > SEEN:
                 self._seen.popitem(last=False)
@@ -710,10 +711,15 @@ class Engine:
                     return False
                 found = _json.decode(answer.body)
                 cancel, lost, unsaved = list(found["cancel"]), list(found["lost"]), set(found.get("unsaved", ()))
+                refused = [(str(it["token"]), f"{it['field']} {it['detail']}") for it in found.get("refused", ())]
             except (ConnectionFailed, ValueError, KeyError, TypeError) as error:
                 log.warning("a beat is repeated: %s", error)
                 return False
             with self._changed:
+                self._renewed = max(self._renewed, answer.sent)
+                for attempt in attempts:
+                    attempt.renewed = max(attempt.renewed, answer.sent)
+                self._note_refused(refused)
                 for attempt, progress, checkpoint in sent:
                     # What the server could not store for a locked row goes with a later beat again.
                     if attempt.token in unsaved:
@@ -728,6 +734,17 @@ class Engine:
                     self._report_most = MAX_HOLDING
         self._beaten(cancel, lost)
         return True
+
+    def _note_refused(self, refused: Iterable[Tuple[str, str]]) -> None:
+        """Log reports that the server left out, also to the logs of their attempts. The caller has the lock."""
+        for token, detail in refused:
+            attempt = self._held.get(token)
+            if attempt is None:
+                continue
+            log.error("the server refuses a report of job %s: %s", attempt.context.job_id, detail)
+            attempt.context.log(f"the server refuses a report: {detail}")
+            if attempt.end is not None:
+                attempt.end.log = attempt.context._log.text()
 
     def _reports(self, attempts: Sequence[Attempt]) -> Tuple[List[bytes], List[Tuple[Attempt, int, int]], int, bool]:
         """Return the entries of a beat, what they report, how many reports these are, and whether others must wait for
@@ -785,7 +802,7 @@ class Engine:
     # Verdicts
 
     def _finish_loop(self) -> None:
-        pause = Pause(len(self.transport.urls))
+        pause = self._finish_pause
         while True:
             with self._changed:
                 while True:
@@ -809,7 +826,7 @@ class Engine:
             elif self._closing:
                 return
             else:
-                self._sleep(pause.next(self._finish_pause))
+                self._sleep(pause.next(self._finish_at_least))
 
     def _until_put_off(self) -> Optional[float]:
         """Take back the verdicts whose pause is over. Return the seconds until the next one is, or nothing."""
@@ -825,8 +842,6 @@ class Engine:
         self._put_off.append((max(time.monotonic() + end.pause, until), end))
         end.pause = min(end.pause * 2, MAX_PAUSE)
 
-    _finish_pause = 0.0
-
     def _next_batch(self) -> List[End]:
         batch: List[End] = []
         size = 0
@@ -840,7 +855,7 @@ class Engine:
 
     def _send(self, batch: List[End]) -> bool:
         """Send verdicts. True if each of them is answered, or cannot be sent at all."""
-        self._finish_pause = 0.0
+        self._finish_at_least = 0.0
         with self._changed:
             known = self.worker_id
             held = [self._held.get(end.token) for end in batch]
@@ -855,7 +870,8 @@ class Engine:
                 return True
         body = b'{"verdicts":[' + b",".join(end.body() for end in batch) + b"]}"
         try:
-            answer = self.transport.call("POST", self._path(known, "finish"), body, timeout=15.0)
+            path, pause = self._path(known, "finish"), self._finish_pause
+            answer = self.transport.call("POST", path, body, timeout=15.0, pause=pause)
             if answer.status == 200:
                 told = _json.decode(answer.body)["results"]
                 results = {str(it["token"]): str(it["result"]) for it in told}
@@ -885,7 +901,7 @@ class Engine:
             self._register(known)
         else:
             self._refused("verdicts", answer)
-        self._finish_pause = answer.retry_after
+        self._finish_at_least = answer.retry_after
         return False
 
     def _flush_checkpoints(self, batch: List[End]) -> bool:
@@ -944,11 +960,14 @@ class Engine:
             for attempt in running:
                 if now >= attempt.deadline:
                     self._deliver(attempt, DeadlineExceeded)
+            lease_end = self._stop_expired(running)
             if grace_end is not None and (not running or now >= grace_end):
                 break
             moments = [attempt.deadline for attempt in running if not attempt.context.should_stop]
             if grace_end is not None:
                 moments.append(grace_end)
+            if lease_end is not None:
+                moments.append(now + min(lease_end, LOOK_TIME))
             try:
                 # An upper bound, because a lock cannot wait for years.
                 timeout = min(3600.0, max(0.0, min(moments) - now)) if moments else None
@@ -959,6 +978,27 @@ class Engine:
                 grace_end = time.monotonic() + self.settings.grace_ms / 1000
                 self._stop_fetching()
         self._leave()
+
+    def _stop_expired(self, running: Iterable[Attempt]) -> Optional[float]:
+        """Stop attempts whose leases are nearly over without an answered beat, because another worker may start their
+        jobs. They stay held, so that a later beat tells what has become of them. Return the seconds until the next one
+        is to stop, or nothing."""
+        now, share = clock(), self.lease * LEASE_SHARE
+        expired: List[Attempt] = []
+        left: List[float] = []
+        with self._changed:
+            for attempt in running:
+                if attempt.ended or attempt.context.should_stop or attempt.token not in self._held:
+                    continue
+                if now < attempt.renewed + share:
+                    left.append(attempt.renewed + share - now)
+                    continue
+                attempt.expired = True
+                expired.append(attempt)
+        for attempt in expired:
+            log.error("job %s is stopped: no beat was answered before its lease ends", attempt.context.job_id)
+            self._deliver(attempt, Lost)
+        return min(left, default=None)
 
     def _stop_fetching(self) -> None:
         with self._changed:
@@ -997,7 +1037,8 @@ class Engine:
         while True:
             try:
                 path = self._path(self.worker_id, "")[:-1]
-                answer = self.transport.call("DELETE", path, timeout=max(1.0, min(5.0, until - time.monotonic())))
+                timeout = max(1.0, min(5.0, until - time.monotonic()))
+                answer = self.transport.call("DELETE", path, timeout=timeout, pause=pause)
                 if answer.status in (204, 404) or answer.status not in REPEATED_STATUSES:
                     break
             except ConnectionFailed as error:

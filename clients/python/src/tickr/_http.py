@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import os
+import random
 import re
 import socket
 import ssl
 import threading
 import time
 from collections import deque
-from typing import Any, Deque, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 from urllib.parse import urlsplit
 
 from .errors import ApiError, ConnectionFailed
@@ -24,20 +26,43 @@ MAX_IDLE = 16
 REPEATED_STATUSES = frozenset((408, 429, 502, 503, 504))
 """Answers after which a call is repeated. The server has done nothing, or an idempotency key makes it harmless."""
 
+MAX_RETRY_AFTER = 60.0
+"""Longest wait for `Retry-After`, in seconds."""
+
 Urls = Union[str, Sequence[str], None]
+
+
+def _clock() -> Callable[[], float]:
+    boot: Any = getattr(time, "CLOCK_BOOTTIME", None)
+    if boot is not None:
+        try:
+            time.clock_gettime(boot)
+        except OSError:
+            pass
+        else:
+            return lambda: time.clock_gettime(boot)
+    return time.monotonic
+
+
+clock = _clock()
+"""The seconds of a clock that is never set. On Linux it also counts the time for which the machine is suspended."""
 
 
 class Answer:
     """The answer to a call."""
 
-    __slots__ = ("body", "headers", "sent", "status")
+    __slots__ = ("again", "body", "headers", "place", "sent", "status")
 
     def __init__(self, status: int, headers: Mapping[str, str], body: bytes, sent: float):
         self.status = status
         self.headers = headers
         self.body = body
         self.sent = sent
-        """The time of `time.monotonic` just before the call was sent, the last time."""
+        """The time of `clock` just before the call was sent, the last time."""
+        self.again = False
+        """True if the call was sent before as well, by a kept connection that then broke."""
+        self.place = 0
+        """The place of the address that answered."""
 
     @property
     def retry_after(self) -> float:
@@ -83,6 +108,95 @@ class Abort:
                     self._socket.shutdown(socket.SHUT_RDWR)
                 except OSError:
                     pass
+
+
+class Pause:
+    """The addresses of a call that is repeated, and the pauses between its tries.
+
+    The pauses grow from a tenth of a second to `longest`, with some chance in them. With several addresses a pause
+    follows when all of them have failed, and the next one is tried at once before. An address that named a time with
+    `Retry-After` gets no try of this call before that time, also when another one has failed since.
+    """
+
+    def __init__(self, addresses: int = 1, longest: float = 5.0) -> None:
+        self._longest = longest
+        self._not_before = [0.0] * addresses
+        self._failed: Set[int] = set()
+        self._last: Optional[int] = None
+        self._rounds = 0
+
+    def place(self, current: int) -> int:
+        """Return the place of the address for the next try. `current` is the one that others use."""
+        now, count = time.monotonic(), len(self._not_before)
+        order = [(current + step) % count for step in range(count)]
+        free = [place for place in order if self._not_before[place] <= now] or order
+        self._last = next((place for place in free if place not in self._failed), free[0])
+        return self._last
+
+    def next(self, at_least: float = 0.0) -> float:
+        """Return the seconds until the next try, after one that failed. `at_least` is what its address asked for."""
+        now, places = time.monotonic(), range(len(self._not_before))
+        # Beats do not ask for a place: their tries go round.
+        place = len(self._failed) if self._last is None else self._last
+        self._failed.add(place)
+        self._not_before[place] = now + min(at_least, MAX_RETRY_AFTER)
+        if any(other not in self._failed and self._not_before[other] <= now for other in places):
+            return 0.02
+        self._failed.clear()
+        self._rounds += 1
+        grown = min(self._longest, 0.1 * 2 ** min(self._rounds, 10))
+        return float(max(min(self._not_before) - now, grown * random.uniform(0.6, 1.0)))
+
+    def reset(self) -> None:
+        """Begin with short pauses again."""
+        self._failed.clear()
+        self._rounds = 0
+
+
+class _Timed(io.RawIOBase):
+    """What arrives at a socket, until a deadline. A timeout of the socket alone begins again with each byte."""
+
+    def __init__(self, sock: _Bounded):
+        self._sock = sock
+        self._raw = sock.raw.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> Optional[int]:
+        self._sock.limit()
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Bounded:
+    """A socket with a deadline, as far as http.client uses one."""
+
+    def __init__(self, raw: socket.socket):
+        self.raw = raw
+        self.deadline = 0.0
+
+    def limit(self) -> None:
+        """Let the socket wait until the deadline, and no longer. Raises TimeoutError if it is over."""
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        self.raw.settimeout(left)
+
+    def makefile(self, *_: Any, **__: Any) -> io.BufferedReader:
+        return io.BufferedReader(_Timed(self))
+
+    def sendall(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            self.limit()
+            rest = rest[self.raw.send(rest) :]
+
+    def close(self) -> None:
+        self.raw.close()
 
 
 class _Secret:
@@ -139,12 +253,14 @@ class _Address:
             connection.close()
 
     def connect(self, timeout: float) -> http.client.HTTPConnection:
-        connect = min(timeout, CONNECT_TIMEOUT)
+        connect = max(0.01, min(timeout, CONNECT_TIMEOUT))
         if self.tls is None:
             connection = http.client.HTTPConnection(self.host, self.port, timeout=connect)
         else:
             connection = http.client.HTTPSConnection(self.host, self.port, timeout=connect, context=self.tls)
         connection.connect()
+        bounded: Any = _Bounded(connection.sock)
+        connection.sock = bounded
         return connection
 
     def close(self) -> None:
@@ -204,13 +320,15 @@ class Transport:
         *,
         timeout: float,
         abort: Optional[Abort] = None,
+        pause: Optional[Pause] = None,
     ) -> Answer:
         """Send a call once to the current address, and go on with the next address for later calls if it fails.
 
-        A kept connection that the server has closed in between is replaced by a new one. Every call of this package
-        may be sent twice. Raises ConnectionFailed when no answer came within `timeout` seconds.
+        With `pause` the call goes to the address whose turn it is. A kept connection that the server has closed in
+        between is replaced by a new one. Every call of this package may be sent twice. Raises ConnectionFailed when no
+        whole answer came within `timeout` seconds.
         """
-        place = self._current
+        place = self._current if pause is None else pause.place(self._current)
         address = self._addresses[place]
         deadline = time.monotonic() + timeout
         sent: Dict[str, Union[str, _Secret]] = {"accept": "application/json", "user-agent": "tickr-python/0.1.0"}
@@ -224,13 +342,14 @@ class Transport:
         elif method in ("POST", "PUT", "PATCH"):
             sent["content-length"] = "0"
         abort = abort or Abort()
+        again = False
         try:
             while True:
                 connection = address.kept()
                 reused = connection is not None
                 try:
                     if connection is None:
-                        connection = address.connect(timeout)
+                        connection = address.connect(deadline - time.monotonic())
                     answer = self._exchange(connection, address, (method, path, body, sent), deadline, abort)
                     break
                 except (OSError, http.client.HTTPException, ConnectionFailed) as error:
@@ -240,10 +359,12 @@ class Transport:
                     closed = isinstance(error, (ConnectionError, http.client.BadStatusLine))
                     if not (reused and closed) or abort.aborted or time.monotonic() >= deadline:
                         raise
+                    again = True
         except (OSError, http.client.HTTPException) as error:
             self.failed(place)
             reason = str(error) or type(error).__name__
             raise ConnectionFailed(f"{address.text} did not answer: {reason}") from None
+        answer.place, answer.again = place, again
         if answer.status in REPEATED_STATUSES:
             self.failed(place)
         return answer
@@ -257,11 +378,13 @@ class Transport:
         abort: Abort,
     ) -> Answer:
         method, path, body, headers = request
-        sock = connection.sock
+        bounded: Any = connection.sock
+        sock: _Bounded = bounded
         try:
-            abort.watch(sock)
-            _limit(sock, deadline)
-            sent = time.monotonic()
+            abort.watch(sock.raw)
+            sock.deadline = deadline
+            sock.limit()
+            sent = clock()
             connection.putrequest(method, address.prefix + path)
             for name, value in headers.items():
                 connection.putheader(name, value.header() if isinstance(value, _Secret) else value)
@@ -269,7 +392,6 @@ class Transport:
             response = connection.getresponse()
             parts = []
             while True:
-                _limit(sock, deadline)
                 part = response.read(1 << 20)
                 if not part:
                     break
@@ -286,11 +408,3 @@ class Transport:
         else:
             address.keep(connection)
         return answer
-
-
-def _limit(sock: socket.socket, deadline: float) -> None:
-    """Let the socket wait until the deadline. Each read gets what is left, so a slow answer ends as well."""
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("timed out")
-    sock.settimeout(left)

@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from datetime import date, datetime, timezone
+from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
 from typing import Any, Callable, Dict, Optional, Union
@@ -22,6 +22,11 @@ def rfc3339(moment: datetime) -> str:
     if moment.tzinfo is None:
         raise ValueError("a datetime without a time zone is ambiguous: pass an aware one")
     return moment.astimezone(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def whole_milliseconds(moment: datetime) -> datetime:
+    """Return the first whole millisecond that is not before a time."""
+    return moment + timedelta(microseconds=-moment.microsecond % 1000)
 
 
 def parse_time(text: str) -> datetime:
@@ -78,6 +83,15 @@ def encode(value: Any) -> bytes:
         raise
     except (TypeError, ValueError, RecursionError) as error:
         raise PayloadError(f"cannot be written as JSON: {error}") from error
+
+
+def levels(text: bytes) -> int:
+    """Return how deep arrays and objects of JSON are nested."""
+    deepest = level = 0
+    for bracket in re.findall(rb"[\[\]{}]", re.sub(rb'"(?:[^"\\]|\\.)*"', b"", text)):
+        level += 1 if bracket in b"[{" else -1
+        deepest = max(deepest, level)
+    return deepest
 
 
 def _whole(text: str) -> Union[int, Decimal]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import ssl
 import time
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from urllib.parse import quote
 from uuid import uuid4
 
 from . import _json
-from ._http import REPEATED_STATUSES, Answer, Transport, Urls
+from ._http import REPEATED_STATUSES, Answer, Pause, Transport, Urls
 from .errors import ApiError, ConnectionFailed, JobFailed, WaitTimeout
 from .options import JobOptions, Retry, checked
 
@@ -368,13 +367,14 @@ class Client(_Calls):
     ) -> Answer:
         """Send a call, and repeat it until it is answered or `timeout` is over. `patience` is that of one try."""
         deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
-        tries = 0
+        # The other addresses are tried at once, and a pause follows when all of them have failed.
+        turns = Pause(len(self._transport.urls), longest=2.0)
         while True:
-            left = deadline - time.monotonic()
-            pause = 0.0
+            wait = max(0.05, min(deadline - time.monotonic(), patience))
+            at_least = 0.0
             failure: Union[ApiError, ConnectionFailed]
             try:
-                answer = self._transport.call(method, path, body, headers, timeout=max(0.05, min(left, patience)))
+                answer = self._transport.call(method, path, body, headers, timeout=wait, pause=turns)
             except ConnectionFailed as error:
                 failure = error
             else:
@@ -383,14 +383,8 @@ class Client(_Calls):
                 failure = answer.error()
                 if answer.status not in REPEATED_STATUSES and failure.code != "idempotency_in_progress":
                     raise failure
-                pause = answer.retry_after
-            tries += 1
-            # The other addresses are tried at once, and a pause follows when all of them have failed.
-            if tries % len(self._transport.urls) == 0:
-                round_ = tries // len(self._transport.urls)
-                pause = max(pause, random.uniform(0.5, 1.0) * min(2.0, 0.1 * 2 ** min(round_, 10)))
-            else:
-                pause = 0.0
+                at_least = answer.retry_after
+            pause = turns.next(at_least)
             if time.monotonic() + pause >= deadline:
                 raise failure
             log.debug("%s %s is repeated in %.1f s: %s", method, path.partition("?")[0], pause, failure)

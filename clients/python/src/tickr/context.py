@@ -18,6 +18,7 @@ from .errors import AttemptStopped, Cancelled, DeadlineExceeded, Lost, PayloadEr
 MAX_LOG_BYTES = 16 * 1024
 MAX_NOTE = 120
 MAX_CHECKPOINT_BYTES = 64 * 1024
+MAX_CHECKPOINT_LEVELS = 64
 
 current: contextvars.ContextVar[Optional[Context]] = contextvars.ContextVar("tickr_context", default=None)
 """The context of the attempt that runs here."""
@@ -168,7 +169,7 @@ class Context:
 
     @property
     def lost(self) -> bool:
-        """True once the worker does not hold the attempt any more."""
+        """True once the worker does not hold the attempt any more, or heard nothing for most of its lease."""
         return self._stop is Lost
 
     @property
@@ -183,7 +184,7 @@ class Context:
         texts = {
             DeadlineExceeded: f"timed out after {self.timeout_ms} ms",
             Cancelled: "stopped: the job was cancelled, or its time is over",
-            Lost: "the worker does not hold the attempt any more",
+            Lost: "the worker does not hold the attempt any more, or hears nothing from tickr",
             Stopping: "the worker stops",
         }
         return self._stop(texts[self._stop])
@@ -225,12 +226,15 @@ class Context:
     def save_checkpoint(self, value: Any) -> None:
         """Save JSON of at most 64 KiB with which the next attempt begins, if this one does not succeed.
 
-        The worker sends it with its next beat, and before the verdict of this attempt. Raises PayloadError if the value
-        has no JSON or is too large.
+        The worker sends it with its next beat, and before the verdict of this attempt. None is a checkpoint as well: it
+        replaces an earlier one. Raises PayloadError if the value has no JSON, is too large, or has more than 64 levels.
         """
         text = _json.encode(value)
         if len(text) > MAX_CHECKPOINT_BYTES:
             raise PayloadError(f"a checkpoint has at most {MAX_CHECKPOINT_BYTES} bytes, this one has {len(text)}")
+        levels = _json.levels(text)
+        if levels > MAX_CHECKPOINT_LEVELS:
+            raise PayloadError(f"a checkpoint has at most {MAX_CHECKPOINT_LEVELS} levels, this one has {levels}")
         with self._lock:
             self._checkpoint = text
             self._checkpoint_version += 1

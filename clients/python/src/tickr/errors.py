@@ -155,7 +155,8 @@ class DeadlineExceeded(Cancelled):
 
 
 class Lost(AttemptStopped):
-    """The worker does not hold the attempt any more, and another worker may have the job."""
+    """The worker does not hold the attempt any more, or no heartbeat was answered for nine tenths of its lease. Another
+    worker may have the job."""
 
 
 class Stopping(AttemptStopped):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any, Dict, List, Literal, Mapping, TypedDict, Union
 
-from ._json import rfc3339
+from ._json import rfc3339, whole_milliseconds
 from .errors import Delay, milliseconds
 
 Moment = Union[datetime, str]
@@ -88,7 +88,8 @@ def checked(options: Mapping[str, Any]) -> Dict[str, Any]:
         if value is None:
             continue
         if isinstance(value, datetime):
-            value = rfc3339(value)
+            # A job must neither start before its time nor after its end, so one is rounded up and the other down.
+            value = rfc3339(whole_milliseconds(value) if name == "execute_at" else value)
         elif isinstance(value, timedelta) or name.endswith("_ms"):
             value = milliseconds(value, name)
         elif isinstance(value, (set, frozenset, tuple)):

@@ -90,7 +90,8 @@ def enqueue_with_cursor(
         moment: datetime = _json.parse_time(execute_at)
         if moment.tzinfo is None:
             raise ValueError("execute_at has no time zone")
-        execute_at = moment.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+        moment = _json.whole_milliseconds(moment.astimezone(timezone.utc))
+        execute_at = moment.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     text = _json.encode({} if payload is None else payload)
     if len(text) > MAX_PAYLOAD_BYTES:
         raise PayloadError(f"a payload has at most {MAX_PAYLOAD_BYTES} bytes, this one has {len(text)}")

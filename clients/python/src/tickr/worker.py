@@ -46,11 +46,13 @@ class _Worker:
         tls: Optional[ssl.SSLContext] = None,
         around: Optional[Callable[[Callable[[], Any]], Any]] = None,
         thread_ended: Optional[Callable[[], None]] = None,
+        client: Optional[Client] = None,
     ):
         self._app = app
         # The worker has connections of its own, so that calls of handlers do not hold up its beats.
         self._transport = Transport(url, token, tls=tls)
-        self._client = Client(url, token, exact=exact, tls=tls)
+        self._closes_client = client is None
+        self._client = Client(url, token, exact=exact, tls=tls) if client is None else client
         self._settings = Settings(
             name=name or os.path.basename(sys.argv[0] or "") or socket.gethostname() or "python",
             queues=queues,
@@ -104,7 +106,8 @@ class _Worker:
     def _close(self, engine: Engine) -> None:
         engine.join(1.0)
         self._transport.close()
-        self._client.close()
+        if self._closes_client:
+            self._client.close()
 
 
 _receivers: List[_Surroundings] = []
@@ -206,6 +209,8 @@ class Worker(_Worker):
     - `capture_logs`: write records of `logging` that a handler makes to the log of its attempt.
     - `around`: called with a function that runs a synchronous handler, in its thread; it returns what that one returns.
     - `thread_ended`: called in each thread for handlers before it ends.
+    - `client`: what handlers get as `context.client`, with an API key of the scope `enqueue`. Default: a client with
+      `token`, which enqueues nothing if that one has the scope `work`. The worker does not close it.
 
     Synchronous handlers run in threads, and coroutines as tasks of one event loop in a thread of the worker.
     """

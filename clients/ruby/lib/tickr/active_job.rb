@@ -8,6 +8,9 @@ module Tickr
   # Jobs of Active Job as jobs of tickr, all of one kind.
   module ActiveJob
     KIND = "active_job"
+    # Milliseconds for which the retry of an attempt stays the only one, also after its end.
+    RETRY_MS = 24 * 3600 * 1000
+    private_constant :RETRY_MS
 
     class << self
       # @return [Client, Testing::FakeClient] what enqueues; default: a client of `TICKR_URL` and `TICKR_TOKEN`
@@ -33,9 +36,11 @@ module Tickr
 
       # A worker of the jobs of Active Job.
       #
+      # @param client [Client] default: `client`, with the API key of `TICKR_WORK_TOKEN` if that is set. A key with the
+      #   scope `work` enqueues nothing, and one with `enqueue` executes nothing
       # @param options [Hash] of Worker
       # @return [Worker]
-      def worker(kind: KIND, client: self.client, **options)
+      def worker(kind: KIND, client: work_client, **options)
         Worker.new(client: client, **options).handle(kind) { |payload, context| perform(payload, context) }
       end
 
@@ -44,6 +49,7 @@ module Tickr
       # @api private
       def new_job(job, kind, given)
         options = job.class.respond_to?(:tickr_options) ? job.class.tickr_options : {}
+        options = once(job).merge(options) if options.keys.none? { |name| name.start_with?("unique_") }
         options = options.merge(given.compact)
         name = job.class.name.to_s.gsub(/[^A-Za-z0-9_.:\/@=+-]/, ".")
         options[:tags] = [*options[:tags], "class:#{name[-58..] || name}"].first(10)
@@ -52,8 +58,24 @@ module Tickr
 
       private
 
+      # The options of a job that enqueues itself, as `retry_on` does. When no answer says that the retry exists, or the
+      # process dies behind it, tickr runs the same job again, and that one makes no second retry. An idempotency key
+      # would refuse it: the time in its payload is another one.
+      def once(job)
+        attempt = context&.attempt
+        return {} unless attempt && attempt.payload["job_id"] == job.job_id
+
+        {unique_key: "retry:#{attempt.id}", unique_for_ms: RETRY_MS}
+      end
+
+      def work_client
+        token = ENV["TICKR_WORK_TOKEN"].to_s
+        token.empty? ? client : client.with_token(token)
+      end
+
       # A job that its class neither retries nor discards fails for good, unless its class has the option
-      # `max_attempts`: then tickr tries it again with its backoff.
+      # `max_attempts`: then tickr tries it again with its backoff. So it does when a call of tickr found no server or a
+      # busy one, such as the enqueue of `retry_on`: the retry would be lost.
       def perform(payload, context)
         Thread.current[:tickr_active_job_context] = context
         ::ActiveJob::Base.execute(payload)
@@ -63,9 +85,15 @@ module Tickr
       rescue StandardError, ScriptError => e
         # Also an error of loading and a method that is not implemented: no attempt of this program mends them.
         text = "#{e.class}: #{Handling.text_of(e)}"
-        raise retried?(payload) ? Failed.new(text) : Rejected.new(text)
+        raise passing?(e) || retried?(payload) ? Failed.new(text) : Rejected.new(text)
       ensure
         Thread.current[:tickr_active_job_context] = nil
+      end
+
+      def passing?(error)
+        return true if error.is_a?(ConnectionFailed)
+
+        error.is_a?(Problem) && (error.status >= 500 || [408, 429].include?(error.status))
       end
 
       def retried?(payload)

@@ -31,6 +31,7 @@ module Tickr
       raise ArgumentError, "the token has characters that no API key has" if token && token !~ /\A[\x21-\x7e]+\z/
 
       @addresses = Http::Addresses.new(url)
+      @url = url
       @token = -> { token }
       @retry_for = retry_for
       @call_timeout = call_timeout
@@ -50,8 +51,11 @@ module Tickr
     # @raise [ArgumentError] when an option or the payload is wrong
     def enqueue(kind, payload = {}, idempotency_key: nil, **options)
       job = NewJob.of(kind, payload, **options)
-      response = post("/v1/jobs", job.to_json, idempotency_key || SecureRandom.uuid)
-      answer = response.json
+      answer = nil
+      response = post("/v1/jobs", job.to_json, idempotency_key || SecureRandom.uuid) do |got|
+        answer = got.json
+        id_of(answer)
+      end
       Enqueued.new(id: answer["id"], existing: response.status == 200, warnings: answer["warnings"] || [])
     end
 
@@ -64,8 +68,14 @@ module Tickr
       return [] if texts.empty?
 
       body = %({"jobs":[#{texts.join(",")}]})
-      answer = post("/v1/jobs/batch", body, idempotency_key || SecureRandom.uuid).json
-      answer["jobs"].map { |one| Enqueued.new(id: one["id"], existing: one["existing"] || false, warnings: []) }
+      receipts = nil
+      post("/v1/jobs/batch", body, idempotency_key || SecureRandom.uuid) do |got|
+        receipts = got.json.fetch("jobs").to_ary
+        raise KeyError, "another number of jobs" if receipts.size != texts.size
+
+        receipts.each { |one| id_of(one) }
+      end
+      receipts.map { |one| Enqueued.new(id: one["id"], existing: one["existing"] || false, warnings: []) }
     end
 
     # Create a batch, perhaps with its first jobs and callbacks.
@@ -133,10 +143,11 @@ module Tickr
     #
     # @param json [String, nil] the body
     # @param idempotency_key [String, nil] for calls that would do something twice when they are repeated
+    # @yield [Http::Response] reads a success; KeyError, TypeError or NoMethodError there says that it is none of tickr
     # @return [Http::Response] an answer with a status below 300
     # @raise [Problem] when the server refuses the call
     # @raise [ConnectionFailed] when no server answers in time
-    def call(method, path, json = nil, idempotency_key: nil, timeout: @call_timeout)
+    def call(method, path, json = nil, idempotency_key: nil, timeout: @call_timeout, &reads)
       headers = {}
       if idempotency_key
         unless idempotency_key.match?(/\A[\x21-\x7e]{1,255}\z/)
@@ -145,8 +156,17 @@ module Tickr
         headers["idempotency-key"] = idempotency_key
       end
       request = Http::Request.new(method: method, path: path, body: json, headers: headers, timeout: timeout)
-      repeat { with_connection { |connection| connection.call(request) } }
+      # A call that may wait longer, such as that for a result, has time for another try as well.
+      repeat(@retry_for + [timeout - @call_timeout, 0].max) do
+        read(with_connection { |connection| connection.call(request) }, &reads)
+      end
     end
+
+    # A client of the same servers with another API key, for example one with the scope `work`.
+    #
+    # @param token [String, nil]
+    # @return [Client]
+    def with_token(token) = Client.new(url: @url, token: token, retry_for: @retry_for, call_timeout: @call_timeout)
 
     # @api private
     def connection = Http::Connection.new(@addresses, @token)
@@ -161,12 +181,27 @@ module Tickr
 
     private
 
-    def post(path, json, key) = call("POST", path, json, idempotency_key: key)
+    def post(path, json, key, &reads) = call("POST", path, json, idempotency_key: key, &reads)
+
+    # The id in an answer. A proxy may answer with JSON of its own.
+    def id_of(answer)
+      id = answer.fetch("id").to_str
+      id.empty? ? raise(KeyError, "the id is empty") : id
+    end
+
+    # Read a success, or go on with the next address.
+    def read(response)
+      yield response if block_given? && response.success?
+      response
+    rescue KeyError, TypeError, NoMethodError, ConnectionFailed
+      @addresses.failed(@addresses.current)
+      raise ConnectionFailed, "the answer is not the JSON of tickr"
+    end
 
     def escape(part) = CGI.escape(part.to_s).gsub("+", "%20")
 
-    def repeat
-      deadline = Http.now + @retry_for
+    def repeat(seconds)
+      deadline = Http.now + seconds
       pause = 0.1
       (1..).each do |tried|
         wait = nil

@@ -32,7 +32,7 @@ module Tickr
         nil
       end
       unless document.is_a?(Hash) && document["code"].is_a?(String)
-        detail = response.body.strip[0, 200]
+        detail = response.body.scrub.strip[0, 200]
         code = "http_#{response.status}"
         return new(code: code, title: "Not an answer of tickr", detail: detail, status: response.status)
       end
@@ -98,7 +98,8 @@ module Tickr
       stopping: "the worker stops"
     }.freeze
 
-    # @return [Symbol] :cancelled, :deadline, :lost or :stopping
+    # @return [Symbol] :cancelled, :deadline, :lost (also when no beat was answered before the end of the lease) or
+    #   :stopping
     attr_reader :reason
 
     def initialize(reason)

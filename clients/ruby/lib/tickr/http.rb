@@ -15,8 +15,9 @@ module Tickr
 
     Request = Struct.new(:method, :path, :body, :headers, :timeout, keyword_init: true)
 
-    # `sent_at` is the time just before the request was sent, the last time, on the clock of `now`.
-    Response = Struct.new(:status, :headers, :body, :sent_at) do
+    # `sent_at` is the time just before the request was sent, the last time, on the clock of `now`. `again` says that it
+    # was sent before as well.
+    Response = Struct.new(:status, :headers, :body, :sent_at, :again) do
       def success? = status.between?(200, 299)
 
       # True when the same request may have another answer later, so that it should be repeated.
@@ -97,7 +98,7 @@ module Tickr
 
           close
           http, = open(place, request.timeout)
-          answer(http, request, place)
+          answer(http, request, place).tap { |response| response.again = true }
         end
       rescue *FAILURES => e
         close
@@ -175,7 +176,16 @@ module Tickr
       end
     end
 
-    # Seconds on a clock that never goes back.
-    def self.now = Process.clock_gettime(Process::CLOCK_MONOTONIC)
+    # A clock that never goes back. Linux has one that goes on while the machine is suspended, as the leases do.
+    CLOCK = begin
+      Process.clock_gettime(Process::CLOCK_BOOTTIME)
+      Process::CLOCK_BOOTTIME
+    rescue NameError, SystemCallError
+      Process::CLOCK_MONOTONIC
+    end
+    private_constant :CLOCK
+
+    # Seconds on this clock.
+    def self.now = Process.clock_gettime(CLOCK)
   end
 end

@@ -21,7 +21,8 @@ module Tickr
 
     # @param kind [String, Kind] name of a kind, or a payload object whose class includes Kind
     # @param payload [Object] what the job carries, when `kind` is a name
-    # @param options [Hash] see OPTIONS; `execute_at` and `expires_at` also take a Time
+    # @param options [Hash] see OPTIONS; `execute_at` and `expires_at` also take a Time. `execute_at` is rounded up to
+    #   milliseconds, so that no job starts early
     # @raise [ArgumentError] when an option has no such name
     def initialize(kind, payload = {}, **options)
       if kind.is_a?(Kind)
@@ -36,8 +37,9 @@ module Tickr
 
       @kind = kind.to_s
       @payload = payload
-      @options = options.compact.transform_values do |value|
-        value.respond_to?(:iso8601) ? self.class.time(value) : value
+      @options = options.compact.to_h do |name, value|
+        value = value.to_time.ceil(3) if name == :execute_at && value.respond_to?(:iso8601)
+        [name, value.respond_to?(:iso8601) ? self.class.time(value) : value]
       end
     end
 

@@ -45,7 +45,7 @@ module Tickr
       end
       insert(
         id.delete("-"), job.kind, text, queue,
-        due&.getutc&.strftime("%Y-%m-%d %H:%M:%S.%L"), options.empty? ? nil : Json.encode(options)
+        due&.getutc&.ceil(3)&.strftime("%Y-%m-%d %H:%M:%S.%L"), options.empty? ? nil : Json.encode(options)
       )
       id
     end

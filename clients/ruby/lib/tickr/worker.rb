@@ -25,6 +25,8 @@ module Tickr
     REPORT_SECONDS = 0.5
     # Seconds for which a report waits that the server could not store, because the row is locked.
     UNSAVED_SECONDS = 1.0
+    # Share of the lease after which an attempt is stopped, unless a beat was answered. The rest is the time to stop in.
+    LEASE_SHARE = 0.9
     # Seconds that a stopped handler has at the end of the grace, before its thread is killed.
     LAST_SECONDS = 0.5
     # Seconds after the grace in which verdicts are still repeated.
@@ -37,11 +39,13 @@ module Tickr
     # Any other answer says nothing about the call. An operator may mend a proxy, or the rights of the API key.
     REFUSES = ->(status) { [400, 404, 413, 422].include?(status) }
     private_constant :MAX_FETCH, :MAX_VERDICTS, :MAX_HOLDING, :CALL_BYTES, :LOG_BYTES, :SEEN_TOKENS, :REPORT_SECONDS,
-      :UNSAVED_SECONDS, :LAST_SECONDS, :FLUSH_SECONDS, :REFUSED_SECONDS, :LONGEST_PAUSE, :REFUSES_WORKER, :REFUSES
+      :UNSAVED_SECONDS, :LEASE_SHARE, :LAST_SECONDS, :FLUSH_SECONDS, :REFUSED_SECONDS, :LONGEST_PAUSE, :REFUSES_WORKER,
+      :REFUSES
 
-    # An attempt of which the verdict is not answered yet, or a lost one whose handler has not ended.
+    # An attempt of which the verdict is not answered yet, or a lost one whose handler has not ended. `renewed` is the
+    # time from which its lease holds, at the earliest, and `expired` says that it was stopped for its end.
     Held = Struct.new(:token, :job, :context, :deadline, :thread, :progress, :checkpoint, :log, :verdict, :cancelled,
-      :lost, :not_before, :pause, :unsaved_until, keyword_init: true) do
+      :lost, :not_before, :pause, :unsaved_until, :renewed, :expired, keyword_init: true) do
       def running? = verdict.nil?
 
       # A lost attempt keeps its slot until its handler ends, but the worker does not hold it any more.
@@ -85,6 +89,8 @@ module Tickr
       @ready = []
       @seen = {}
       @beat_seconds = 20.0
+      @lease_seconds = @lease.to_f
+      @renewed = -Float::INFINITY
       @next_fetch = @next_beat = 0.0
       @last_beat = -Float::INFINITY
       @finish_most = MAX_VERDICTS
@@ -190,6 +196,7 @@ module Tickr
       @lock.synchronize do
         stop if @stops.positive? && @stop_at.nil?
         @held.each_value { |held| cancel(held, :deadline) if held.cancelled.nil? && now >= held.deadline }
+        @held.values.each { |held| expire(held) if stoppable?(held) && now >= lease_end(held) }
         if @stop_at
           if now >= @stop_at + @grace && !@grace_over
             @grace_over = now
@@ -212,10 +219,27 @@ module Tickr
     def patience(now)
       @lock.synchronize do
         due = now + 1.0
-        @held.each_value { |held| due = [due, held.deadline].min if held.running? && held.cancelled.nil? }
+        @held.each_value { |held| due = [due, held.deadline, lease_end(held)].min if stoppable?(held) }
         due = [due, now + 0.05].min if @stop_at
         [due - now, 0.0].max
       end
+    end
+
+    def stoppable?(held) = held.running? && held.cancelled.nil?
+
+    # The time at which an attempt stops unless a beat is answered before.
+    def lease_end(held) = held.renewed + @lease_seconds * LEASE_SHARE
+
+    # Another worker may start the job when the lease is over. The attempt stays held, so that a later beat tells what
+    # has become of it.
+    def expire(held)
+      log("job #{held.job.id} is stopped: no beat was answered, and its lease ends")
+      held.expired = true
+      cancel(held, :lost)
+      return if held.thread
+
+      @ready.reject! { |ready| ready.equal?(held) }
+      ended(held, {verdict: "released"})
     end
 
     # Two workers must not execute one job, so a thread that does not stop is killed before its job is given back.
@@ -249,6 +273,7 @@ module Tickr
         begin
           response = connection.call(request)
           if response.success?
+            response.again ||= failures.positive?
             yield response, Http.now - response.sent_at
             return response
           end
@@ -308,16 +333,20 @@ module Tickr
         host: Socket.gethostname[0, 255], pid: Process.pid, version: @version
       }.compact
       sent = request("/v1/workers", body, 10)
-      id = beat_ms = refused_at = nil
+      id = beat_ms = lease_ms = refused_at = nil
       until stopping?
         response = perform("the registration", @other, sent, -> { stopping? }, REFUSES_WORKER) do |answer|
-          reading { id, beat_ms = answer.json.fetch("id").to_str, Float(answer.json.fetch("beat_ms")) }
+          reading do
+            id, beat_ms = answer.json.fetch("id").to_str, Float(answer.json.fetch("beat_ms"))
+            lease_ms = Float(answer.json.fetch("lease_ms", 3 * beat_ms))
+          end
         end
         return if response.nil?
 
         if response.success?
           @lock.synchronize do
             @beat_seconds = [beat_ms / 1000.0, 0.1].max
+            @lease_seconds = lease_ms / 1000.0
             @next_beat = Http.now + (@held.empty? ? @beat_seconds : 0.0)
             @next_fetch = 0.0
             @id = @last_id = id
@@ -369,7 +398,8 @@ module Tickr
         [listed.keys, room]
       end
       body = {slots: slots, wait_ms: (@wait * 1000).round, holding: holding, fetch_id: Uuid.v7}
-      jobs = drain = late = nil
+      jobs = drain = late = since = nil
+      began = Http.now
       @fetching = Thread.current
       sent = request(path(id, "fetch"), body, @wait + 15)
       response = perform("a request for jobs", @fetch, sent, give_up) do |answer, waited|
@@ -377,8 +407,9 @@ module Tickr
           members = Json.members(answer.body)
           jobs = Json.members(members.fetch("jobs")).map { |job| Json.members(job) }
           drain = members["drain"] == "true"
-          took = Float(members["took_ms"] || Float::INFINITY) / 1000
-          late = waited - took >= @beat_seconds * 0.75
+          way = members["took_ms"] && [waited - Float(members["took_ms"]) / 1000, 0.0].max
+          late = way && way >= @beat_seconds * 0.75
+          since = held_since(began, way, answer.again)
         end
       end
       @fetching = nil
@@ -396,7 +427,7 @@ module Tickr
         jobs = []
       end
       @lock.synchronize do
-        jobs.each { |job| take(job) }
+        jobs.each { |job| take(job, since) }
         start_ready
         @next_fetch = Http.now + @beat_seconds if drain
       end
@@ -405,9 +436,19 @@ module Tickr
       @fetching = nil
     end
 
+    # The time from which the leases of the new attempts in an answer hold, at the earliest. The answer is read now. It
+    # was on its way for `way` seconds, and its request was sent first when it `began`.
+    def held_since(began, way, again)
+      # Without the time at the server, the request may have waited for longer than a lease, while the beats went on.
+      return [began, @lock.synchronize { @renewed }].max if way.nil?
+
+      # A repeated answer may have jobs that were claimed a quarter of the lease before.
+      [began, Http.now - way - (again ? @lease_seconds / 4 : 0.0)].max
+    end
+
     def fetch_now? = room.positive? && Http.now >= @next_fetch
 
-    def take(job)
+    def take(job, renewed)
       token = JSON.parse(job.fetch("token"))
       return if @seen.key?(token)
 
@@ -415,7 +456,7 @@ module Tickr
       @seen.shift if @seen.size > SEEN_TOKENS
       attempt = Handling.attempt(job)
       held = Held.new(token: token, job: attempt, deadline: Http.now + attempt.timeout_ms / 1000.0, log: +"",
-        unsaved_until: 0.0)
+        unsaved_until: 0.0, renewed: renewed)
       held.context = Context.new(attempt, ->(what, value) { report(held, what, value) })
       @held[token] = held
       @ready << held
@@ -476,12 +517,13 @@ module Tickr
         return @held.delete(held.token) if held.lost
 
         verdict, error, delay = outcome.values_at(:verdict, :error, :delay_ms)
-        if held.cancelled && held.cancelled != :stopping
+        if held.cancelled && held.cancelled != :stopping && !held.expired
           # The job was cancelled or its time is over, whatever the handler says afterwards.
           verdict, delay = "failed", nil
           error ||= Cancelled.new(held.cancelled).message
         elsif outcome[:cancelled]
           verdict = "released"
+          error = "no beat was answered before the end of the lease" if held.expired
         end
         members = {token: held.token, verdict: verdict}
         members[:result] = RawJson.new(outcome[:result]) if verdict == "succeeded" && outcome[:result]
@@ -499,13 +541,14 @@ module Tickr
     end
 
     def beat_loop
-      id = reported = holding = more = nil
+      id = reported = holding = more = beaten = nil
       @lock.synchronize do
         @changed.wait(0.5.clamp(0.001, [beat_due - Http.now, 0.001].max)) until @done || (@id && Http.now >= beat_due)
         return if @done
 
         id = @id
         reported, holding, more = next_reports
+        beaten = listed.values
         @last_beat = Http.now
         @next_beat = @last_beat + @beat_seconds
       end
@@ -525,11 +568,41 @@ module Tickr
         lost, cancelled = reading { %w[lost cancel].map { |name| response.json.fetch(name).to_ary } }
         # What the server could not store for a locked row goes with a later beat again.
         unsaved = Array(response.json["unsaved"])
+        refused = reading { refusals(response.json) }
       rescue ConnectionFailed => e
         return beat_again(e.message)
       end
+      renew(beaten, response.sent_at)
+      note_refused(refused)
       left, saved = reported.partition { |held, *| unsaved.include?(held.token) }
       heed(saved, left, more, lost, cancelled)
+    end
+
+    # A beat with these attempts, which was sent then, was answered.
+    def renew(beaten, sent_at)
+      @lock.synchronize do
+        @renewed = [@renewed, sent_at].max
+        beaten.each { |held| held.renewed = [held.renewed, sent_at].max }
+      end
+    end
+
+    # The tokens whose reports the server left out of a beat, each with the reason.
+    def refusals(answer)
+      Array(answer["refused"]).map { |one| [one.fetch("token"), "#{one["field"]} #{one["detail"]}".strip] }
+    end
+
+    def note_refused(refused)
+      @lock.synchronize do
+        refused.each do |token, why|
+          next unless (held = @held[token])
+
+          log("the server refuses a report of job #{held.job.id}: #{why}")
+          line = "the server refuses a report: #{why}"
+          next report(held, :log, line) if held.running?
+
+          held.verdict[:log] = Text.newest([held.verdict[:log], line].compact.join("\n"), LOG_BYTES)
+        end
+      end
     end
 
     # The reports and the attempts of a beat, and whether further reports must follow it. Every attempt is in it.

@@ -68,7 +68,7 @@ class WorkCommand extends Command
         );
         $this->listenForJobs();
         $laravel = $this->laravelWorker();
-        $worker = new Worker($queue->client(), $settings);
+        $worker = new Worker($queue->workClient(), $settings);
         $worker->logTo(fn (string $line) => $this->output->writeln("<comment>$line</comment>"));
         $handler = function (mixed $payload, Context $context) use ($laravel, $connection, $options): mixed {
             \assert($context instanceof ChildContext);
@@ -77,7 +77,7 @@ class WorkCommand extends Command
         $worker->handle($queue->kind(), $handler);
         $worker->onProcessStart($this->forgetConnections(...));
         $started = $this->lastRestart();
-        $worker->stopWhen(fn (): bool => $this->lastRestart() !== $started);
+        $worker->stopWhen(fn (): bool => $this->lastRestart() !== $started, alsoIdle: true);
         $worker->replaceProcessWhen(fn (): bool => $laravel->memoryExceeded($options->memory));
         if (!$this->option('force')) {
             $worker->pauseWhile(fn (): bool => $this->laravel->isDownForMaintenance());

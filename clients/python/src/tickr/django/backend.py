@@ -53,6 +53,7 @@ OPTIONS = frozenset(
     (
         "url",
         "token",
+        "worker_token",
         "kind",
         "queue_prefix",
         "outbox",
@@ -77,7 +78,8 @@ def job_priority(priority: int) -> int:
 class TickrBackend(BaseTaskBackend):
     """Enqueues tasks as jobs of tickr. The options, all of which may be left out:
 
-    - `url`, `token`: as for `tickr.Client`
+    - `url`, `token`: as for `tickr.Client`. The API key needs the scope `enqueue`, which also reads results
+    - `worker_token`: API key of `manage.py tickr_worker`, with the scope `work`. Default: that of `token`
     - `kind`: the kind of the jobs, default `django.task`. `manage.py tickr_worker --declare` declares it
     - `queue_prefix`: the queue of a job is this and the queue of the task, default `django.`
     - `outbox`: alias of a MySQL database with the table of the outbox. A task is then enqueued in its transaction

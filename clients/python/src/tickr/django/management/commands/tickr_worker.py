@@ -50,7 +50,9 @@ class Command(BaseCommand):
             Worker(
                 app,
                 url=backend.options.get("url"),
-                token=backend.options.get("token"),
+                # Tasks enqueue through the backend, which has the other key.
+                token=backend.options.get("worker_token") or backend.options.get("token"),
+                client=backend.client,
                 queues=sorted(set(queues)),
                 lease_ms=options["lease_ms"],
                 grace_ms=options["grace_ms"],
