@@ -159,6 +159,18 @@ mutants() {
     mutant 'mode of the secrets in the Debian package' tools/deb.sh \
         'put 0640' 'put 0644' \
         packages::the_debian_package_has_the_program_its_unit_and_no_secret_that_all_can_read
+    mutant 'umask of the packages' tools/package.sh \
+        'umask 022' 'umask 077' tools/package.sh '--mode=u+rwX,go+rX,go-w' '--mode=u+w,go-w' \
+        packages::the_same_sources_and_binary_make_the_same_packages
+    mutant 'write before MySQL counts as up' internal/api/system/metrics.rs \
+        'runners.is_some() && self.commits().await' 'runners.is_some() || self.commits().await' \
+        mysql_faults::a_server_that_takes_no_writes_is_down_in_the_metrics
+    mutant 'gauge of the heartbeat without workers' internal/engine/heartbeat.rs \
+        'f64::from(heartbeats.is_beating(lease))' 'f64::from(heartbeats.is_beating(Duration::MAX / 2 + lease))' \
+        claims::a_process_without_a_worker_tells_whether_its_heartbeat_is_answered
+    mutant 'limit of open files' internal/app/run.rs \
+        'open_files::raise(&loaded.config);' '' \
+        starvation::clients_that_use_up_the_files_of_a_shell_cost_no_attempt_of_a_callback
     mutant 'authorities where the system has none' internal/client/authorities.rs \
         'match public_authorities() {' 'match Err::<rustls::ClientConfig, ()>(()) {' \
         supervisor::commands_work_on_a_system_without_certificates
@@ -921,7 +933,7 @@ mutants() {
         'LOOK_RARELY: Duration = Duration::from_secs(1);' 'LOOK_RARELY: Duration = Duration::from_millis(50);' \
         outbox_sources::an_idle_runner_with_an_outbox_asks_both_servers_ten_times_a_second_at_most
     mutant 'index of the rows of ended parents' internal/store/jobs/dependencies.rs \
-        'WHERE id IN ({places}) ORDER BY id LIMIT {}", parents.len());' 'WHERE id IN ({places})");' \
+        'WHERE id IN {places} ORDER BY id LIMIT {}", rows.len());' 'WHERE id IN {places}");' \
         dependencies::children_start_while_another_session_holds_the_row_of_another_parent
     mutant 'last wait of a message' internal/api/compat/delayed.rs \
         '8_000, 16_000]' '8_000, 8_000]' \
@@ -1207,8 +1219,28 @@ mutants() {
         '.filter(|key| key.revoked.is_none())' '.filter(|_| true)' \
         api_keys::api_keys_open_what_their_scope_names_are_stored_as_digests_and_end_when_revoked
     mutant 'previous job in the way of a tick' internal/store/schedules/ticks.rs \
-        'last_job.filter(|id| self.held.contains_key(id))' 'last_job.filter(|_| false)' \
+        '.filter(|id| self.held.contains_key(id))' '.filter(|_| false)' \
         schedules::a_tick_does_not_fire_while_the_previous_job_has_not_ended_if_it_says_skip
+    mutant 'older jobs in the way of a tick' internal/store/schedules/previous.rs \
+        'if !jobs.contains(&job) {' 'if jobs.is_empty() && !jobs.contains(&job) {' \
+        schedules::a_job_beside_which_a_trigger_fired_is_still_in_the_way_of_a_tick
+    mutant 'definition that cannot be read' internal/store/schedules/rows.rs \
+        'definition.unwrap_or_else(|_| wanted.clone())' \
+        'definition.or_else(|error| (wanted.unanchored && false).then(|| wanted.clone()).ok_or(error))?' \
+        schedules::a_schedule_that_cannot_be_read_is_replaced_by_a_put_and_by_a_start
+    mutant 'problem of a schedule that cannot be read' internal/api/schedules/mod.rs \
+        'matches!(error, StoreError::Corrupt { .. })' 'matches!(error, StoreError::Overloaded { .. })' \
+        schedules::one_schedule_that_cannot_be_read_hides_no_other
+    mutant 'least lateness of misfire skip' internal/job/schedule/draft.rs \
+        'self.misfire == Some(Misfire::Skip) && grace < LEAST_GRACE_OF_SKIP' \
+        'self.misfire == Some(Misfire::Skip) && grace < LEAST_GRACE_OF_SKIP && false' \
+        schedules::what_is_wrong_with_a_schedule_is_said_all_at_once_and_where
+    mutant 'queue of the kind of a schedule of the file' internal/app/schedules.rs \
+        'if !declared.names_queue' 'if !declared.names_queue && false' \
+        declared_kinds::a_schedule_of_the_file_goes_to_the_queue_of_its_declared_kind
+    mutant 'queue of the kind in the form of a schedule' internal/dashboard/assets/ui/schedules.js \
+        'if (v.queue.trim()) body.queue = v.queue.trim();' "body.queue = v.queue.trim() || 'default';" \
+        dashboard::a_schedule_of_the_form_goes_to_the_queue_of_its_declared_kind
     mutant 'pause in the plan of ticks' internal/broker/schedules.rs \
         'row.paused.as_ref().map(|_| SkipCause::Paused)' 'None' \
         schedules::while_it_is_paused_its_ticks_pass_and_say_so
@@ -1450,17 +1482,38 @@ mutants() {
         'failures, pause_ms, "a breaker opened' 'failures, pause_ms, error = self.state.last_error.as_deref(), "a breaker opened' \
         logs::a_breaker_that_opens_logs_neither_the_answer_nor_the_path
     mutant 'call that counted before the answer was lost' internal/store/attempts/breakers.rs \
-        'if earlier == PriorRun::MayHaveCommitted && !calls.is_empty() {' \
-        'if earlier == PriorRun::MayHaveCommitted && calls.is_empty() {' \
+        'earlier == PriorRun::MayHaveCommitted || call.call.in_doubt' \
+        'earlier != PriorRun::MayHaveCommitted && call.call.in_doubt' \
         receivers::a_call_counts_once_when_the_answer_to_its_commit_is_lost
     mutant 'attempt of a call that counted' internal/store/attempts/breakers.rs \
-        'uncounted.contains(&(call.key.clone(), call.job, call.call.token.uuid()))' \
-        'uncounted.iter().any(|(key, job, _)| key == call.key && *job == call.job)' \
+        'uncounted.contains(&counts(call))' \
+        'uncounted.iter().any(|(key, job, _)| key == call.key && *job == counts(call).1)' \
         receivers::a_call_counts_once_when_the_answer_to_its_commit_is_lost
     mutant 'call of a deferred attempt' internal/store/attempts/limited.rs \
         'mark_counted(conn, &kept.collect::<Vec<_>>()).await?;' \
         'mark_counted(conn, &kept.take(0).collect::<Vec<_>>()).await?;' \
         receivers::the_call_of_a_deferred_attempt_counts_once_after_a_lost_answer
+    mutant 'call of an attempt that is finished before its answer' internal/broker/deferred.rs \
+        'call: Some(CallOutcome::Answered),' \
+        'call: None::<CallOutcome>,' \
+        receivers::a_call_that_is_finished_before_its_answer_counts_once_for_its_breaker
+    mutant 'call that the deferral of its attempt has counted' internal/store/attempts/breakers.rs \
+        'earlier == PriorRun::MayHaveCommitted || call.call.in_doubt' \
+        'earlier == PriorRun::MayHaveCommitted' \
+        receivers::a_call_that_is_finished_before_its_answer_counts_once_for_its_breaker
+    mutant 'log of an attempt that was finished before its handler returned' internal/store/attempts/deferred.rs \
+        'keep_log_of_ended(conn, (id, number), log.as_deref()).await?;' \
+        'keep_log_of_ended(conn, (id, number), None).await?;' \
+        deferred::an_attempt_that_was_finished_before_its_handler_returned_keeps_its_log_and_is_not_deferred
+    mutant 'event of an attempt that was finished before its handler returned' internal/engine/executor.rs \
+        'if deferred {' \
+        'if deferred || claimed.number > 0 {' \
+        deferred::an_attempt_that_was_finished_before_its_handler_returned_keeps_its_log_and_is_not_deferred
+    mutant 'events beyond one read of a client that comes back' internal/broker/cluster_events.rs \
+        '        // More entries follow. Those behind the pages would be left out, so the listener begins anew.
+        Ok(None)' \
+        '        Ok(Some(found))' \
+        events::a_client_that_missed_more_events_than_are_read_at_once_is_told_so
     mutant 'breaker that was set again' internal/store/rows/breakers.rs \
         'self.failed_at >= rule.since' 'self.failed_at > rule.since - TimeDelta::days(1)' \
         receivers::a_removed_breaker_or_limit_lets_its_jobs_go_and_is_forgotten
@@ -2175,13 +2228,13 @@ mutants() {
     mutant 'rows whose jobs exist' internal/store/outbox/pages.rs \
         'if known.contains(&job.id.uuid()) {' 'if known.len() > 100_000 {' \
         outbox::a_job_exists_exactly_if_the_transaction_was_committed
-    mutant 'rows that another session locks' internal/store/outbox/pages.rs \
+    mutant 'rows that another session locks' internal/store/outbox/heads.rs \
         'FOR UPDATE{SKIP_LOCKED}"' 'FOR UPDATE{}"' \
-        internal/store/outbox/pages.rs \
-        '        rows.compares()
-    );' '        rows.compares(),
-        if SKIP_LOCKED.is_empty() { "" } else { "" }
-    );' \
+        internal/store/outbox/heads.rs \
+        '            rows.compares()
+        );' '            rows.compares(),
+            if SKIP_LOCKED.is_empty() { "" } else { "" }
+        );' \
         outbox::a_transaction_that_stays_open_delays_no_other_row
     mutant 'rows for another version' internal/broker/outbox.rs \
         'if age < LEFT_AT_MOST && another_may_read' 'if age > 100 * LEFT_AT_MOST && another_may_read' \
@@ -2789,6 +2842,12 @@ mutants() {
     for (place, group) in order.lines.iter().zip(&order.groups) {' 'let mut shares = Vec::new();
     for (place, group) in order.lines.iter().zip(&order.groups).rev() {' \
         index_partitions::urgent_jobs_of_all_partitions_start_before_others
+    mutant 'time of the signature of a callback' internal/handlers/http/mod.rs \
+        'ctx.now().timestamp()' 'chrono::Utc::now().timestamp()' \
+        clocks::a_runner_two_hours_off_signs_callbacks_at_the_time_of_mysql
+    mutant 'time of the signature of a push' internal/handlers/http/push.rs \
+        'ctx.now().timestamp()' 'Utc::now().timestamp()' \
+        clocks::a_runner_two_hours_off_signs_callbacks_at_the_time_of_mysql
     mutant 'push whose answer is lost' internal/handlers/http/push.rs \
         'Failure::Retry { error } if lost =>' 'Failure::Retry { error } if lost && error.is_empty() =>' \
         push_kinds::a_call_whose_answer_is_lost_is_repeated_with_the_same_token_and_uses_no_attempt
@@ -2878,6 +2937,44 @@ mutants() {
     mutant 'look at more batches at once' internal/engine/batches.rs \
         'more = matches!(counted, Ok(true));' 'more = false;' \
         batches::many_small_batches_that_end_together_are_counted_without_a_rest_between_looks
+    mutant 'parent in the error of a cancelled child' internal/store/jobs/actions.rs \
+        'closing_line(*id, owed, now, errors.get(id).map(String::as_str))' 'closing_line(*id, owed, now, None)' \
+        store::children_of_a_parent_that_did_not_complete_are_cancelled_also_when_mysql_answers_slowly
+    mutant 'unique keys of jobs that are cancelled together' internal/store/jobs/actions.rs \
+        'release_keys_of(conn, &keyed).await?;' '' \
+        store::children_of_a_parent_that_did_not_complete_are_cancelled_also_when_mysql_answers_slowly
+    mutant 'walk over the new children of a failed parent' internal/store/rows/links.rs \
+        'told.entry(*parent).or_insert(before);' 'told.entry(*parent).or_insert(Uuid::nil());' \
+        store::children_that_are_added_to_a_failed_parent_are_told_without_a_look_at_its_other_ones
+    mutant 'rows of a parent that one walk replaces' internal/store/jobs/dependencies.rs \
+        'delete_rows(conn, &replaced).await?;' '' \
+        store::children_that_are_added_to_a_failed_parent_are_told_without_a_look_at_its_other_ones
+    mutant 'changes behind a full look' internal/store/batches/count.rs \
+        'found.len() as u32 > CHANGES' 'found.len() as u32 >= CHANGES' \
+        store::a_batch_whose_last_changes_fill_one_look_ends_with_that_look
+    mutant 'count of an outer batch at once' internal/store/batches/count.rs \
+        'is_some_and(|counted| counted.outer_changed)' 'is_none()' \
+        store::the_end_of_a_nested_batch_wakes_the_count_of_its_outer_batch
+    mutant 'end of a batch at the moment of its cancel' internal/store/batches/cancel.rs \
+        'if ended && !(cancelled' 'if ended && id.uuid().is_nil() && !(cancelled' \
+        batches::a_cancel_of_a_batch_that_ends_at_this_moment_answers_409
+    mutant 'time of the marks of nested batches' internal/store/batches/cancel.rs \
+        'while !stop.is_cancelled() {' 'loop {' \
+        batches::a_cancel_whose_time_is_up_while_it_marks_nested_batches_is_finished_by_a_runner
+    mutant 'cancels beside the counts of batches' internal/engine/lib.rs \
+        'keep_running(&looping, &shared, "cancels of batches", batches::finish_cancels_until_stopped);' '' \
+        internal/engine/batches.rs 'let counted = count(&shared, &mut set_aside).await;' \
+        'let _ = finish_cancels(&shared).await; let counted = count(&shared, &mut set_aside).await;' \
+        batches::a_cancel_that_waits_for_a_lock_holds_up_the_count_of_no_batch
+    mutant 'time of one batch of an operation' internal/store/bulk.rs \
+        'const ENOUGH: Duration = Duration::from_secs(2);' 'const ENOUGH: Duration = Duration::from_secs(600);' \
+        operations::a_batch_of_an_operation_commits_what_is_done_in_time_while_mysql_answers_slowly
+    mutant 'ended jobs in the counts of a batch' internal/store/verify/links.rs \
+        'members.misses(failed, others)' 'members.misses(failed + 9, others + 9)' \
+        verify::a_seeded_fault_lights_its_check
+    mutant 'failed jobs of a batch that succeeded' internal/store/verify/links.rs \
+        '(failed != 0 || counts.cancelled != 0)' '(failed > 9 || counts.cancelled > 9)' \
+        verify::a_seeded_fault_lights_its_check
     mutant 'time of the rows that are moved one by one' internal/broker/outbox.rs \
         'const KEYED_TIME: Duration = Duration::from_millis(50);' 'const KEYED_TIME: Duration = Duration::from_secs(600);' \
         outbox::a_row_starts_while_thousands_of_rows_of_a_batch_in_front_of_it_are_moved_and_orders_hold
@@ -2885,6 +2982,37 @@ mutants() {
         'let Object(options): Object<RowOptions> = match' 'let options: RowOptions = match' \
         internal/broker/outbox.rs 'None => Object(RowOptions::default()),' 'None => RowOptions::default(),' \
         outbox::a_row_whose_options_are_an_array_is_rejected
+    mutant 'bad rows of a page together' internal/store/outbox/rejected.rs \
+        'for rows in groups_by_bytes(rows, |(_, reason)| ROW_BYTES + 2 * reason.len().min(limits::MAX_ERROR_BYTES)) {' \
+        'for rows in rows.chunks(1) {' \
+        outbox::a_page_of_bad_rows_is_rejected_in_time_however_late_each_answer_is
+    mutant 'bytes of bad rows in a page' internal/store/outbox/heads.rs \
+        'self.bytes > BYTES && self.last.is_some();' 'self.bytes > BYTES && !self.small.is_empty();' \
+        outbox::rows_that_are_too_large_are_rejected_a_few_at_a_time
+    mutant 'rows that a page locks at first' internal/store/outbox/heads.rs \
+        '(Heads::default(), FIRST_ROWS);' '(Heads::default(), ROWS);' \
+        outbox::a_page_of_large_rows_locks_few_of_those_that_it_does_not_take
+    mutant 'age of a replayed row' internal/store/outbox/rejected.rs \
+        'SELECT {COLUMNS}, UTC_TIMESTAMP(6)' 'SELECT {COLUMNS}, NULL' \
+        outbox::a_replayed_row_is_left_to_a_living_runner_of_another_version
+    mutant 'due time of a row in a transaction' internal/client/options.rs \
+        'self.execute_at.map(ceil_ms)' 'self.execute_at' \
+        outbox::a_due_time_finer_than_a_millisecond_is_rounded_up_in_a_row
+    mutant 'due time of a copied row' internal/store/outbox/source_rows.rs \
+        '.map(ceil_ms)' '' \
+        outbox_sources::a_due_time_finer_than_a_millisecond_is_rounded_up_by_the_copy
+    mutant 'rows that a page of a source looks at' internal/store/outbox/source.rs \
+        'let most = looks_at + known.len();' 'let most = ROWS + known.len();' \
+        outbox_sources::a_source_with_large_rows_is_read_a_little_at_a_time
+    mutant 'page of a source after a failure' internal/store/outbox/source.rs \
+        'let looks_at = std::mem::replace(&mut self.looks_at, 1);' 'let looks_at = self.looks_at;' \
+        outbox_sources::after_a_failure_the_next_page_of_a_source_has_one_row
+    mutant 'lease while a source answers' internal/engine/outbox_sources.rs \
+        'timeout(RENEW_EVERY, &mut page)' 'timeout(RENEW_EVERY * 100, &mut page)' \
+        outbox_sources::a_runner_keeps_a_source_whose_answer_takes_longer_than_its_lease
+    mutant 'nudges while a source answers' internal/store/outbox/copies.rs \
+        'calm_until = GREATEST(calm_until, lease_until)' 'calm_until = calm_until' \
+        outbox_sources::a_runner_keeps_a_source_whose_answer_takes_longer_than_its_lease
     mutant 'depth of a result of a remote worker' internal/handlers/verdict.rs \
         'if json.as_deref().is_some_and(is_too_deep) {' \
         'if json.as_deref().is_some_and(is_too_deep) && self.delay_ms.is_some() {' \
@@ -2913,6 +3041,10 @@ mutants() {
     mutant 'what another process told a worker' internal/broker/remote_workers.rs \
         'before.max(over.saturating_sub(lease))' 'before.min(Duration::ZERO)' \
         remote_workers::the_time_limit_of_an_attempt_ends_it_ten_seconds_after_any_process_told_its_worker
+    mutant 'checkpoint that is null' internal/handlers/verdict.rs \
+        'Box::<RawValue>::deserialize(deserializer).map(Some)' \
+        'Option::<Box<RawValue>>::deserialize(deserializer)' \
+        remote_workers::a_checkpoint_that_is_null_replaces_the_one_before
     mutant 'verdict that is refused alone' internal/api/workers.rs \
         'Err(refused) => given.push((token_in(&text), refused)),' \
         'Err(_) => return Err(Problem::new(Code::InvalidRequest, token_in(&text))),' \

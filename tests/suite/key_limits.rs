@@ -975,12 +975,12 @@ async fn end_until_keys_wait(tickr: &TestApp, calls: &Calls, ends: &Semaphore, k
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_of_a_fair_limit_share_the_workers_by_their_weights() {
     // Ends in a window, and ends at a time. The first window may begin before the runner follows the weights. Rounded
-    // parts of four workers, with two jobs on their way, would be four jobs for one.
+    // parts of five workers, with two jobs on their way, would be five jobs for one: at least four of the workers.
     const WINDOW: usize = 216;
     const AT_ONCE: usize = 3;
     let ends = Arc::new(Semaphore::new(0));
-    let calls = Calls { ends: Some(Arc::clone(&ends)), workers: 4, ..Calls::default() };
-    let patient = |config: &mut Config| (config.workers, config.lease) = (4, Duration::from_secs(60));
+    let calls = Calls { ends: Some(Arc::clone(&ends)), workers: 5, ..Calls::default() };
+    let patient = |config: &mut Config| (config.workers, config.lease) = (5, Duration::from_secs(60));
     let tickr = TestApp::start_with(patient, calls.registry()).await;
     set_and_wait(&tickr, "fair", json!({"fair": true, "overrides": {"heavy": {"weight": 3}}})).await;
     // All jobs of one key are due before those of the other.
