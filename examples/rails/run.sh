@@ -4,6 +4,7 @@
 set -eu
 cd "$(dirname "$0")"
 command -v ruby >/dev/null || { echo "ruby is not installed" >&2; exit 3; }
+ruby -e 'require "action_mailer"' 2>/dev/null || { echo "actionmailer is not installed" >&2; exit 3; }
 export TICKR_URL="${TICKR_URL:-http://127.0.0.1:7070}"
 SHOP_DIR=$(mktemp -d)
 export SHOP_DIR

@@ -54,8 +54,8 @@ helm_sha256=28cc13abaf134c3a7e37f070c939be8d9cdc9825c3c8b8b2d35161073bcd4578
 deploy_checks=$cache/deploy-checks-1
 client_python_packages='Django==5.2.19 django-tasks==0.12.0 PyMySQL==1.2.4'
 client_python=$cache/client-python-1
-languages='php-cli php-mysql php-curl php-sqlite3 phpunit php-laravel-framework ruby ruby-activejob ruby-minitest ruby-mysql2
-    golang-go golang-github-go-sql-driver-mysql-dev nodejs npm python3 python3-venv'
+languages='php-cli php-mysql php-curl php-sqlite3 phpunit php-laravel-framework ruby ruby-activejob ruby-actionmailer
+    ruby-minitest ruby-mysql2 golang-go golang-github-go-sql-driver-mysql-dev nodejs npm python3 python3-venv'
 chroot=$cache/bookworm-2.tar
 # Package lists from before this date are refused, from every mirror.
 oldest_lists=20250901
