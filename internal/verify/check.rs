@@ -155,10 +155,7 @@ impl Check {
             Self::Order => "jobs with one order key run one at a time, in the order of their acceptance",
             Self::Limit => "no more jobs of a limit key run than its limit allows",
             Self::Parents => "no job started before its parents had ended",
-            Self::BatchEnd => {
-                "batches count exactly the unfinished jobs and, up to 10,000 jobs, no fewer ended ones than are kept, and \
-                 their ends started the callbacks"
-            }
+            Self::BatchEnd => "the counts of batches fit their jobs, and their ends started the callbacks",
             Self::Batch => "jobs that were accepted together are complete",
             Self::Tick => "a tick that fired has its job",
             Self::Counted => "ended jobs were counted",
