@@ -589,6 +589,7 @@ mutants() {
         tail::the_tail_is_bounded_while_thousands_of_events_happen_and_says_what_it_leaves_out
     mutant 'pace of the tail' internal/dashboard/assets/pages/tail.js \
         'const PACE = 250' 'const PACE = 5000' \
+        internal/dashboard/assets/pages/tail.js 'wake(own.drawn + 1000)' 'wake(own.drawn + 5000)' \
         tail::the_tail_shows_events_within_a_second_and_the_errors_of_failures_as_text
     mutant 'errors in the tail' internal/dashboard/assets/pages/tail.js \
         'found.get(row.job)?.last_error ?? null' 'null' \
@@ -1622,7 +1623,8 @@ mutants() {
         'keys.retain(|id, key| kept_for.has(key, *id));' '' \
         store::a_parked_job_of_a_limit_that_was_removed_finds_out_whether_another_one_has_room
     mutant 'rate of the next parked job' internal/store/attempts/limited.rs \
-        'bounds.rate.is_some() || keys.insert' '(bounds.rate.is_some() && false) || keys.insert' \
+        'KeyBounds::find(limits, &key).bounds.rate.is_some() ||' \
+        '(KeyBounds::find(limits, &key).bounds.rate.is_some() && false) ||' \
         store::a_parked_job_that_may_not_follow_at_once_is_let_go_and_not_claimed
     mutant 'turns of fair limits at the end of an attempt' internal/store/attempts/limited.rs \
         'set.limit.fair || set.limit.breaker.is_some()' 'set.limit.breaker.is_some()' \

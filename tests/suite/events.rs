@@ -206,7 +206,10 @@ async fn a_client_that_missed_more_events_than_are_read_at_once_is_told_so() {
         }
         pipe.exec_async(&mut tickr.redis().await).await.unwrap();
     }
-    let from = async |last: &str| EventStream::open(&tickr.url("/v1/events"), Some(last)).await.next().await.unwrap();
+    let from = async |last: &str| {
+        let mut stream = EventStream::open(&tickr.url("/v1/events"), Some(last)).await;
+        tokio::time::timeout(DEADLINE, stream.next()).await.expect("an event comes").unwrap()
+    };
     let first = from("1-1").await;
     assert_eq!((first.kind.as_str(), &first.data["reason"]), ("reset", &json!("forgotten")));
     // A client that missed fewer gets them.
