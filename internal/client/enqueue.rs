@@ -219,12 +219,15 @@ impl Enqueue {
     /// committed. Returns the id that the job will have. Await this instead of the builder. A client of the API inserts
     /// into the database of the transaction, so that one may also be an outbox in the database of an application.
     ///
-    /// The job starts about a tenth of a second after the COMMIT, or at once after [`Client::nudge`]. A client of this
-    /// process or with connections of its own checks the job before it is written. An idempotency key is not possible
-    /// here: the transaction of the caller is carried out once.
+    /// The job starts about a tenth of a second after the COMMIT, or at once after a nudge ([`Client::nudge`]; a client
+    /// with connections of its own has no runner to wake). A client of this process or with connections of its own
+    /// checks the job before it is written. An idempotency key is not possible here: the transaction of the caller is
+    /// carried out once. A transaction that is repeated because its COMMIT got no answer makes a job with another id,
+    /// so give that job a unique key: the first job holds it until it ends.
     ///
     /// # Errors
-    /// See [`Error`]. The transaction can still be rolled back.
+    /// See [`Error`]. The transaction can still be rolled back. After [`Error::Transaction`], roll it back and run all
+    /// of it again: a repeated call alone could commit the job without the transaction.
     pub async fn within(self, transaction: &mut MySqlConnection) -> Result<JobId, Error> {
         let Self { client, kind, payload, options } = self;
         if options.idempotency_key.is_some() {

@@ -36,6 +36,17 @@ pub enum Error {
         #[source]
         source: Cause,
     },
+    /// A statement within a transaction of the caller failed, and MySQL may have rolled all of it back, as it does
+    /// after a deadlock. The connection is outside of a transaction then, and each further statement is committed by
+    /// itself: also the INSERT of a repeated call. Roll the transaction back, and run all of it again.
+    #[error("{attempted}: not possible now; roll the transaction back, and run all of it again")]
+    Transaction {
+        /// The action that was attempted.
+        attempted: &'static str,
+        /// The cause.
+        #[source]
+        source: Cause,
+    },
     /// The settings, the account, the tables or the API token do not allow the call. It fails again until an operator has
     /// corrected them.
     #[error("{attempted}: refused by the server or by its settings")]
@@ -94,6 +105,7 @@ impl fmt::Display for Listed<'_> {
 
 impl Error {
     /// Return true if the same call may succeed later without any change. Repeat it with the same idempotency key.
+    /// False for [`Transaction`](Self::Transaction): all of the transaction has to be repeated then, and not the call.
     #[must_use]
     pub const fn is_transient(&self) -> bool {
         matches!(self, Self::Unavailable { .. } | Self::Conflict(Conflict::InProgress))
@@ -131,5 +143,29 @@ impl Error {
     pub(super) fn from_store(attempted: &'static str, error: &StoreError) -> Self {
         let source = Box::new(error.clone());
         if error.is_transient() { Self::Unavailable { attempted, source } } else { Self::Setup { attempted, source } }
+    }
+
+    /// Make the error for a statement within a transaction of the caller.
+    pub(super) fn within_transaction(attempted: &'static str, error: &StoreError) -> Self {
+        match Self::from_store(attempted, error) {
+            Self::Unavailable { attempted, source } => Self::Transaction { attempted, source },
+            other => other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_within_a_transaction_is_no_reason_to_repeat_the_call_alone() {
+        let cause = || "deadlock found".to_owned();
+        let deadlock = StoreError::Unavailable { attempted: "insert", cause: cause(), source: None };
+        assert!(Error::from_store("enqueue", &deadlock).is_transient());
+        let error = Error::within_transaction("enqueue", &deadlock);
+        assert!(!error.is_transient() && error.to_string().contains("run all of it again"), "{error}");
+        let refused = StoreError::Refused { attempted: "insert", cause: cause(), source: None };
+        assert!(matches!(Error::within_transaction("enqueue", &refused), Error::Setup { .. }));
     }
 }

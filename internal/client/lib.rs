@@ -202,13 +202,17 @@ impl Client {
     /// Enqueue a job in a transaction of yours, with the default options. [`Enqueue::within`] takes others.
     ///
     /// # Errors
-    /// See [`Error`]. The transaction can still be rolled back.
+    /// See [`Error`]. The transaction can still be rolled back. After [`Error::Transaction`], roll it back and run all
+    /// of it again: a repeated call alone could commit the job without the transaction.
     pub async fn enqueue_in<K: Kind>(&self, transaction: &mut MySqlConnection, payload: &K) -> Result<JobId, Error> {
         self.enqueue(payload).within(transaction).await
     }
 
     /// Let the jobs of committed transactions start at once. Without this call they start about a tenth of a second after
-    /// the COMMIT; the same holds for a client with connections of its own, which has no runner to wake.
+    /// the COMMIT.
+    ///
+    /// A client with connections of its own ([`connect`](Self::connect), [`from_env`](Self::from_env)) has no runner to
+    /// wake, so the call does nothing. Send `POST /v1/outbox/nudge` to a runner instead.
     ///
     /// # Errors
     /// [`Error::Unavailable`] when the API does not answer.
@@ -309,7 +313,7 @@ impl Client {
         let row = body.outbox_row(self.trace.as_ref())?;
         insert_outbox_row(transaction, &place, &row)
             .await
-            .map_err(|error| Error::from_store("enqueue within a transaction", &error))?;
+            .map_err(|error| Error::within_transaction("enqueue within a transaction", &error))?;
         Ok(row.id)
     }
 

@@ -71,9 +71,7 @@ pub use panicked::{Panicked, panic_message};
 pub use registry::{Checked, KindDefaults, Problem, Ran, Registered, Registry};
 pub use room::{Place, Room};
 pub use sensitive::is_sensitive_field;
-pub use verdict::{
-    CheckedVerdict, RemoteVerdict, SentVerdict, VerdictWord, WrongVerdict, is_too_deep, sent_checkpoint,
-};
+pub use verdict::{CheckedVerdict, RemoteVerdict, SentVerdict, VerdictWord, WrongVerdict, sent_checkpoint, wrong_json};
 
 use std::future::Future;
 use std::sync::Arc;

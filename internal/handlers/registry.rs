@@ -69,8 +69,10 @@ impl KindDefaults {
         if asks_for_curve && !retry.delays_ms.is_empty() {
             *retry = RetryPolicy::default();
         }
-        retry.base_ms = changes.retry_base.map_or(retry.base_ms, ms);
-        retry.cap_ms = changes.retry_cap.map_or(retry.cap_ms, ms).max(retry.base_ms);
+        let (base_ms, cap_ms) = (changes.retry_base.map(ms), changes.retry_cap.map(ms));
+        // A base or a cap that the operator gives holds. The one that is left out follows where the two contradict.
+        retry.cap_ms = cap_ms.unwrap_or_else(|| retry.cap_ms.max(base_ms.unwrap_or_default()));
+        retry.base_ms = base_ms.unwrap_or_else(|| retry.base_ms.min(retry.cap_ms));
         retry.factor = changes.retry_factor.unwrap_or(retry.factor);
     }
 }
@@ -654,6 +656,27 @@ mod tests {
         let mut kept = kind.clone();
         kept.change(&KindConfig { max_attempts: Some(3), ..KindConfig::default() });
         assert_eq!((kept.retry, kept.max_attempts), (table, 3));
+    }
+
+    #[test]
+    fn a_base_or_a_cap_of_the_configuration_holds_whatever_the_kind_says() {
+        let kind = KindDefaults {
+            retry: RetryPolicy { base_ms: 30_000, cap_ms: 600_000, ..RetryPolicy::default() },
+            ..KindDefaults::default()
+        };
+        let seconds = |seconds| Some(Duration::from_secs(seconds));
+        for (retry_base, retry_cap, expected) in [
+            (None, seconds(10), (10_000, 10_000)),
+            (None, seconds(60), (30_000, 60_000)),
+            (seconds(900), None, (900_000, 900_000)),
+            (seconds(5), None, (5_000, 600_000)),
+            (seconds(5), seconds(10), (5_000, 10_000)),
+            (None, None, (30_000, 600_000)),
+        ] {
+            let mut asked = kind.clone();
+            asked.change(&KindConfig { retry_base, retry_cap, ..KindConfig::default() });
+            assert_eq!((asked.retry.base_ms, asked.retry.cap_ms), expected, "{retry_base:?} {retry_cap:?}");
+        }
     }
 
     struct Post;

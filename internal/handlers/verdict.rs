@@ -132,8 +132,8 @@ impl SentVerdict {
             (Some(_), _) | (None, VerdictWord::Succeeded | VerdictWord::Released) => {}
         }
         for (field, json) in [("result", &self.result), ("checkpoint", &self.checkpoint)] {
-            if json.as_deref().is_some_and(is_too_deep) {
-                wrong(field, format!("must be nested at most {} levels deep", limits::MAX_LEVELS));
+            if let Some(detail) = json.as_deref().and_then(wrong_json) {
+                wrong(field, detail.to_owned());
             }
         }
         if self.log.as_ref().is_some_and(|log| log.len() > limits::MAX_LOG_BYTES) {
@@ -146,11 +146,37 @@ impl SentVerdict {
     }
 }
 
-/// Return whether JSON that is stored with a job is nested so deep that parsers of clients may refuse it. The depth
-/// counts from this value, and not from the document around it.
+/// Return what is wrong with JSON that is to be stored with a job, if parsers of clients may refuse it: a worker that
+/// cannot read an answer gets none of its jobs. The depth counts from this value, and not from the document around it.
 #[must_use]
-pub fn is_too_deep(json: &RawValue) -> bool {
-    limits::deeper_than(json.get().as_bytes(), limits::MAX_LEVELS)
+pub fn wrong_json(json: &RawValue) -> Option<&'static str> {
+    if limits::deeper_than(json.get().as_bytes(), limits::MAX_LEVELS) {
+        Some("must be nested at most 64 levels deep")
+    } else {
+        has_half_a_pair(json.get()).then_some("must have no half of a surrogate pair")
+    }
+}
+
+/// Return whether a text in this JSON has half of a surrogate pair, such as `"\ud83d"`. That is JSON and spells no text.
+fn has_half_a_pair(json: &str) -> bool {
+    let unit = |text: &str| text.get(..4).and_then(|digits| u16::from_str_radix(digits, 16).ok());
+    let mut rest = json;
+    // JSON has backslashes in texts only.
+    while let Some((_, escape)) = rest.split_once('\\') {
+        rest = escape.get(1..).unwrap_or_default();
+        match unit(rest).filter(|_| escape.starts_with('u')) {
+            Some(0xDC00..=0xDFFF) => return true,
+            Some(0xD800..=0xDBFF) => {
+                let other = rest[4..].strip_prefix("\\u");
+                if !other.and_then(unit).is_some_and(|unit| (0xDC00..=0xDFFF).contains(&unit)) {
+                    return true;
+                }
+                rest = &rest[10..];
+            }
+            _ => {}
+        }
+    }
+    false
 }
 
 /// Read a checkpoint, which may be left out. A null that was sent is one: it replaces that of an earlier report.
@@ -200,6 +226,15 @@ mod tests {
             checked(&format!(r#"{{"verdict":"succeeded","result":{result},"checkpoint":{checkpoint}}}"#)).map(drop)
         };
         assert_eq!((deep(64), deep(65)), (Ok(()), Err(vec!["result", "checkpoint"])));
+        let spelled = |text: &str| {
+            checked(&format!(r#"{{"verdict":"succeeded","result":{text},"checkpoint":{{{text}:1}}}}"#)).map(drop)
+        };
+        for text in [r#""\ud83d""#, r#""a\uDE00""#, r#""\ud83d\n""#, r#""\ud83d\ud83d\ude00""#, r#""\ud83dude00""#] {
+            assert_eq!(spelled(text), Err(vec!["result", "checkpoint"]), "{text}");
+        }
+        for text in [r#""\ud83d\ude00\u00e9""#, r#""\\ud83d""#, r#""\\\"\\ude00 é""#, r#""u12""#] {
+            assert_eq!(spelled(text), Ok(()), "{text}");
+        }
         let endless = format!(r#"{{"verdict":"succeeded","result":{}}}"#, nested(100_000));
         assert_eq!(checked(&endless).map(drop), Err(vec!["result"]));
     }

@@ -458,7 +458,8 @@ async fn the_receivers_of_the_readme_take_what_is_signed_and_nothing_else() {
     let tickr = TestApp::start_with(|to| to.callback_secret = config.callback_secret, Registry::new()).await;
     for language in ["python", "php"] {
         let Some((mut start, mark)) = receiver_in(language, tickr.dir.path()) else { continue };
-        start.env("CALLBACK_SECRET", &secret).env("PORT", "0");
+        // An empty part is no secret. Every client could sign with it.
+        start.env("CALLBACK_SECRET", format!("{secret},")).env("PORT", "0");
         let mut receiver = Program::spawn(start);
         let port: String = receiver.says(mark).await.chars().take_while(char::is_ascii_digit).collect();
         takes_what_is_signed(&tickr, &format!("http://127.0.0.1:{port}/hooks"), &secret).await;
@@ -477,11 +478,12 @@ async fn takes_what_is_signed(tickr: &TestApp, url: &str, secret: &str) {
     // The receiver refuses the rest: no signature, a wrong one, another body, another time, and a time that is too old.
     let client = http();
     let (now, key) = (chrono::Utc::now().timestamp(), CallbackSecret::parse(secret).unwrap());
-    let sign = |at: i64, body: &str| {
-        let mut mac = Hmac::<Sha256>::new_from_slice(key.expose()).unwrap();
+    let sign_with = |key: &[u8], at: i64, body: &str| {
+        let mut mac = Hmac::<Sha256>::new_from_slice(key).unwrap();
         mac.update(format!("x.{at}.{body}").as_bytes());
         format!("v1,{}", STANDARD.encode(mac.finalize().into_bytes()))
     };
+    let sign = |at: i64, body: &str| sign_with(key.expose(), at, body);
     let late = now - 3_600;
     for (at, signature, status) in [
         (now, sign(now, "{}"), 204),
@@ -490,6 +492,7 @@ async fn takes_what_is_signed(tickr: &TestApp, url: &str, secret: &str) {
         (now, "v1,AAAA".to_owned(), 401),
         (now, sign(now, "{} "), 401),
         (now, sign(now - 1, "{}"), 401),
+        (now, sign_with(b"", now, "{}"), 401),
         (late, sign(late, "{}"), 401),
     ] {
         let request = client.post(url).header("webhook-id", "x").header("webhook-timestamp", at);

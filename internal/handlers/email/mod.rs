@@ -4,8 +4,9 @@
 //! the server has accepted it. So every attempt of a job uses the same `Message-ID`, made of the job's id, by which
 //! servers and mail readers recognise a repetition. In the outbox all attempts write the same file.
 //!
-//! The server's answer decides: 5xx rejects the job. 4xx, connection errors and login errors are retried. A mail is
-//! sent to all of its recipients or to none.
+//! The code of the server's answer decides: 5xx rejects the job. 4xx, connection errors and login errors are retried. An
+//! answer to the message that cannot be read rejects the job, because the server may have taken the mail. A mail is sent
+//! to all of its recipients or to none.
 //!
 //! - `address.rs`: mailboxes of senders and recipients
 //! - `allowed.rs`: addresses that the operator allows

@@ -13,22 +13,20 @@ use std::time::Duration;
 
 use lettre::transport::smtp::Error as LettreError;
 use lettre::transport::smtp::authentication::{Credentials, DEFAULT_MECHANISMS};
-use lettre::transport::smtp::client::{
-    AsyncSmtpConnection, AsyncTokioStream, Certificate, CertificateStore, TlsParameters,
-};
-use lettre::transport::smtp::commands::{Data, Mail as MailFrom, Rcpt, Rset};
+use lettre::transport::smtp::client::{AsyncSmtpConnection, AsyncTokioStream};
+use lettre::transport::smtp::commands::{Data, Mail as MailFrom, Rcpt, Rset, Starttls};
 use lettre::transport::smtp::extension::ClientId;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use secrecy::{ExposeSecret, SecretString};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::sync::Semaphore;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 
 use super::Context;
 use super::message::Mail;
-use super::wire::{Encrypted, LineWise};
+use super::wire::{Answers, Encrypted, Lent};
 use tickr_job::limits;
 
 /// The operator's settings for the mail server.
@@ -82,9 +80,6 @@ pub enum SmtpSetupError {
     /// The TLS configuration could not be built.
     #[error("set up mail: prepare tls")]
     Tls(#[from] rustls::Error),
-    /// The STARTTLS configuration could not be built.
-    #[error("set up mail: prepare starttls")]
-    Starttls(#[from] LettreError),
 }
 
 /// Time after which an idle connection is no longer used. Servers close theirs after five minutes, and firewalls forget
@@ -92,8 +87,9 @@ pub enum SmtpSetupError {
 const IDLE: Duration = Duration::from_secs(60);
 /// Time limit of an idle connection for its first answer, after which it counts as dead.
 const FIRST_ANSWER: Duration = Duration::from_secs(5);
-/// Longest time for a connection to one address of the server while it has others that were not tried.
-const ONE_ADDRESS: Duration = Duration::from_secs(5);
+/// Longest time for a connection to one address of the server, with its greeting, while it has others that were not
+/// tried. Some servers greet only after six seconds, to keep out senders of spam that do not wait.
+const ONE_ADDRESS: Duration = Duration::from_secs(8);
 /// Time of an attempt besides the delivery, in which it reads the reports that it attaches.
 const BESIDE_DELIVERY: Duration = Duration::from_secs(90);
 
@@ -128,6 +124,8 @@ pub(super) enum SmtpError {
     Refused { server: String, what: String, permanent: bool },
     #[error("hand the mail to {server}: the connection failed while {step}: {cause}")]
     Failed { server: String, step: SmtpStep, cause: String },
+    #[error("hand the mail to {server}: it may have taken the mail, because its answer cannot be read: {cause}")]
+    Unreadable { server: String, cause: String },
     #[error("hand the mail to {server}: time ran out while {step}")]
     TimedOut { server: String, step: SmtpStep },
     #[error("hand the mail to {server}: stopped before the message was sent")]
@@ -135,9 +133,9 @@ pub(super) enum SmtpError {
 }
 
 impl SmtpError {
-    /// True when the server would give the same answer again.
+    /// True when the mail must not be sent again: the server would refuse it again, or would get it twice.
     pub(super) fn is_permanent(&self) -> bool {
-        matches!(self, Self::Refused { permanent: true, .. })
+        matches!(self, Self::Refused { permanent: true, .. } | Self::Unreadable { .. })
     }
 
     /// True when the connection proved useless before the message was sent over it, so that another one may be tried.
@@ -145,7 +143,7 @@ impl SmtpError {
         match self {
             Self::Failed { step, .. } => *step != SmtpStep::Content,
             Self::TimedOut { step, .. } => *step == SmtpStep::Sender,
-            Self::Refused { .. } | Self::Stopped { .. } => false,
+            Self::Refused { .. } | Self::Unreadable { .. } | Self::Stopped { .. } => false,
         }
     }
 }
@@ -165,21 +163,21 @@ struct Idle {
 }
 
 enum Protection {
-    Starttls(TlsParameters),
+    Starttls(TlsConnector, ServerName<'static>),
     Tls(TlsConnector, ServerName<'static>),
     None,
 }
 
 impl SmtpPool {
     pub(super) fn new(settings: SmtpSettings) -> Result<Self, SmtpSetupError> {
+        let name = || {
+            let name = ServerName::try_from(host(&settings).to_owned());
+            name.map_err(|_| SmtpSetupError::Host(settings.host.clone()))
+        };
         let authorities = settings.ca_pem.as_deref();
         let protection = match settings.tls {
-            SmtpTls::Starttls => Protection::Starttls(starttls(host(&settings), authorities)?),
-            SmtpTls::Tls => {
-                let name = ServerName::try_from(host(&settings).to_owned());
-                let name = name.map_err(|_| SmtpSetupError::Host(settings.host.clone()))?;
-                Protection::Tls(tls(authorities)?, name)
-            }
+            SmtpTls::Starttls => Protection::Starttls(tls(authorities)?, name()?),
+            SmtpTls::Tls => Protection::Tls(tls(authorities)?, name()?),
             SmtpTls::None => Protection::None,
         };
         let permits = Semaphore::new(settings.connections.max(1));
@@ -236,7 +234,12 @@ impl SmtpPool {
                     .await
                     .is_ok_and(|r| r.is_ok())
             }
-            Err(SmtpError::Failed { .. } | SmtpError::TimedOut { .. } | SmtpError::Stopped { .. }) => false,
+            Err(
+                SmtpError::Failed { .. }
+                | SmtpError::Unreadable { .. }
+                | SmtpError::TimedOut { .. }
+                | SmtpError::Stopped { .. },
+            ) => false,
         };
         if ready {
             self.put_idle(connection);
@@ -309,23 +312,38 @@ impl SmtpPool {
 
     async fn connect(&self, deadline: Instant) -> Result<AsyncSmtpConnection, ConnectError> {
         let addresses: Vec<SocketAddr> = lookup_host((host(&self.settings), self.settings.port)).await?.collect();
-        let tcp = first_connection(&addresses, deadline, TcpStream::connect).await?;
+        first_connection(&addresses, deadline, |address| self.greet(address)).await
+    }
+
+    /// Connect to one address, and exchange greetings, encrypted if the operator wants that.
+    async fn greet(&self, address: SocketAddr) -> Result<AsyncSmtpConnection, ConnectError> {
+        let tcp = TcpStream::connect(address).await?;
         // The end of a message is a small write of its own. Without this option it would wait 40 ms for an
         // acknowledgement.
         tcp.set_nodelay(true)?;
         let stream: Box<dyn AsyncTokioStream> = match &self.protection {
-            Protection::Starttls(_) => Box::new(LineWise::new(tcp)),
-            Protection::Tls(connector, name) => Box::new(Encrypted(connector.connect(name.clone(), tcp).await?)),
-            Protection::None => Box::new(tcp),
-        };
-        let mut connection = AsyncSmtpConnection::connect_with_transport(stream, &self.hello).await?;
-        if let Protection::Starttls(parameters) = &self.protection {
-            if !connection.can_starttls() {
-                return Err(ConnectError::NoStarttls);
+            Protection::Starttls(connector, name) => {
+                let tcp = self.ask_for_tls(tcp).await?;
+                Box::new(Answers::greeted(Encrypted(connector.connect(name.clone(), tcp).await?)))
             }
-            connection.starttls(parameters.clone(), &self.hello).await?;
+            Protection::Tls(connector, name) => {
+                Box::new(Answers::new(Encrypted(connector.connect(name.clone(), tcp).await?)))
+            }
+            Protection::None => Box::new(Answers::new(tcp)),
+        };
+        Ok(AsyncSmtpConnection::connect_with_transport(stream, &self.hello).await?)
+    }
+
+    /// Ask for TLS on a plain connection. Return the connection for the handshake.
+    async fn ask_for_tls(&self, tcp: TcpStream) -> Result<TcpStream, ConnectError> {
+        let lent = Lent::new(tcp);
+        let mut plain = AsyncSmtpConnection::connect_with_transport(Box::new(lent.clone()), &self.hello).await?;
+        if !plain.can_starttls() {
+            return Err(ConnectError::NoStarttls);
         }
-        Ok(connection)
+        plain.command(Starttls).await?;
+        drop(plain);
+        lent.back().ok_or(ConnectError::EarlyAnswer)
     }
 
     /// Wait for one step of the conversation, until the deadline or a stop at the latest.
@@ -356,7 +374,7 @@ impl SmtpPool {
     }
 
     /// Turn a negative answer into an error. 421 announces that the server closes the connection, so it counts as a
-    /// broken connection.
+    /// broken connection. An answer to the message that cannot be read may mean that the server has taken it.
     fn refused(&self, step: SmtpStep, what: &str, error: &LettreError) -> SmtpError {
         use std::error::Error as _;
         match error.status() {
@@ -364,6 +382,9 @@ impl SmtpPool {
                 let words = error.source().map(|words| format!(" {words}")).unwrap_or_default();
                 let what = one_line(&format!("{what}: {code}{words}"));
                 SmtpError::Refused { server: self.server(), what, permanent: error.is_permanent() }
+            }
+            None if step == SmtpStep::Content && is_unreadable(error) => {
+                SmtpError::Unreadable { server: self.server(), cause: one_line(&error.to_string()) }
             }
             _ => SmtpError::Failed { server: self.server(), step, cause: one_line(&error.to_string()) },
         }
@@ -391,30 +412,51 @@ enum ConnectError {
     Smtp(#[from] LettreError),
     #[error("the server does not offer STARTTLS, and mail is not sent without it")]
     NoStarttls,
+    #[error("the server said more than its answer before TLS")]
+    EarlyAnswer,
 }
 
-/// Connect to the first of these addresses that answers. One that never answers leaves time for those behind it.
-async fn first_connection<T, Connecting: Future<Output = io::Result<T>>>(
+/// Return whether an answer came that is none. The library says the same of a connection that ends without an answer,
+/// with these words.
+fn is_unreadable(error: &LettreError) -> bool {
+    use std::error::Error as _;
+    error.is_response() && error.source().is_some_and(|cause| cause.to_string() != "incomplete response")
+}
+
+/// Return the time for the first of so many addresses that are left. It takes more than an equal part if each of the
+/// others has a second: a server may greet only after some seconds, and equal parts of a short time limit would all be
+/// too short for that.
+fn share_of(time_left: Duration, addresses_left: usize) -> Duration {
+    let addresses = u32::try_from(addresses_left).unwrap_or(u32::MAX);
+    let beside_others = time_left.saturating_sub(Duration::from_secs(u64::from(addresses.saturating_sub(1))));
+    (time_left / addresses.max(1)).max(beside_others).min(ONE_ADDRESS)
+}
+
+/// Connect to the first of these addresses that answers. One that never answers leaves time for those behind it. The
+/// last one may take all the time that the caller has. The error of several addresses names each of them.
+async fn first_connection<T, E: From<io::Error> + fmt::Display, Connecting: Future<Output = Result<T, E>>>(
     addresses: &[SocketAddr],
     deadline: Instant,
     connect: impl Fn(SocketAddr) -> Connecting,
-) -> io::Result<T> {
-    let mut failed = io::Error::new(io::ErrorKind::NotFound, "its name has no address");
-    for (left, address) in (1..=addresses.len()).rev().zip(addresses) {
-        let now = Instant::now();
-        let until = if left == 1 {
-            deadline
-        } else {
-            let share = deadline.saturating_duration_since(now) / u32::try_from(left).unwrap_or(u32::MAX);
-            now + share.min(ONE_ADDRESS)
-        };
-        match timeout_at(until, connect(*address)).await {
+) -> Result<T, E> {
+    let Some((last, others)) = addresses.split_last() else {
+        return Err(io::Error::new(io::ErrorKind::NotFound, "its name has no address").into());
+    };
+    let mut failed = Vec::new();
+    for (left, address) in (2..=addresses.len()).rev().zip(others) {
+        match timeout(share_of(deadline.saturating_duration_since(Instant::now()), left), connect(*address)).await {
             Ok(Ok(connection)) => return Ok(connection),
-            Ok(Err(error)) => failed = error,
-            Err(_) => failed = io::Error::new(io::ErrorKind::TimedOut, format!("{address} did not answer")),
+            Ok(Err(error)) => failed.push(format!("{address}: {error}")),
+            Err(_) => failed.push(format!("{address} did not answer")),
         }
     }
-    Err(failed)
+    match connect(*last).await {
+        Err(error) if !failed.is_empty() => {
+            failed.push(format!("{last}: {error}"));
+            Err(io::Error::other(failed.join("; ")).into())
+        }
+        connected => connected,
+    }
 }
 
 /// The host without the brackets around an IPv6 address.
@@ -432,15 +474,6 @@ fn hello() -> ClientId {
 
 fn is_host_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-'))
-}
-
-fn starttls(host: &str, authorities: Option<&[u8]>) -> Result<TlsParameters, SmtpSetupError> {
-    let mut parameters = TlsParameters::builder(host.to_owned()).certificate_store(CertificateStore::WebpkiRoots);
-    if let Some(pem) = authorities {
-        let authorities = Certificate::from_pem(pem).map_err(|_| SmtpSetupError::Authorities)?;
-        parameters = parameters.add_root_certificate(authorities);
-    }
-    Ok(parameters.build_rustls()?)
 }
 
 fn tls(authorities: Option<&[u8]>) -> Result<TlsConnector, SmtpSetupError> {
@@ -464,6 +497,10 @@ fn one_line(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
+
+    use super::super::smtp_sink::{SinkOptions, SmtpSink};
     use super::*;
 
     fn addresses(ports: std::ops::RangeInclusive<u16>) -> Vec<SocketAddr> {
@@ -484,11 +521,41 @@ mod tests {
         let soon = || Instant::now() + Duration::from_millis(500);
         assert_eq!(first_connection(&addresses(1..=4), soon(), connect).await.unwrap(), 4);
         let refused = first_connection(&addresses(1..=3), soon(), connect).await.unwrap_err();
-        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
-        let silent = first_connection(&addresses(1..=1), soon(), connect).await.unwrap_err();
-        assert_eq!(silent.to_string(), "127.0.0.1:1 did not answer");
+        let refused = refused.to_string();
+        assert!(refused.starts_with("127.0.0.1:1 did not answer; 127.0.0.1:2 did not answer; "), "{refused}");
+        assert!(refused.ends_with("; 127.0.0.1:3: connection refused"), "{refused}");
         let none = first_connection(&[], soon(), connect).await.unwrap_err();
         assert_eq!(none.to_string(), "its name has no address");
+    }
+
+    #[tokio::test]
+    async fn an_address_of_the_mail_server_that_does_not_greet_leaves_the_mail_to_the_next_one() {
+        let sink = SmtpSink::start(SinkOptions::default()).await;
+        let (silent, busy) =
+            (TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap());
+        let addresses = [silent.local_addr().unwrap(), busy.local_addr().unwrap(), sink.address];
+        let settings = SmtpSettings {
+            host: "localhost".to_owned(),
+            port: sink.address.port(),
+            tls: SmtpTls::None,
+            login: None,
+            connections: 1,
+            timeout: Duration::from_secs(6),
+            ca_pem: None,
+        };
+        let pool = SmtpPool::new(settings).unwrap();
+        let answering = async {
+            let (mut socket, _) = busy.accept().await.unwrap();
+            socket.write_all(b"421 4.3.2 too busy\r\n").await.unwrap();
+            std::future::pending::<()>().await;
+        };
+        let deadline = Instant::now() + Duration::from_secs(6);
+        let mut connection = tokio::select! {
+            connection = first_connection(&addresses, deadline, |address| pool.greet(address)) => connection.unwrap(),
+            () = answering => panic!("the busy server waits for ever"),
+        };
+        assert!(connection.test_connected().await);
+        assert_eq!(sink.connections(), 1);
     }
 
     #[tokio::test]

@@ -139,6 +139,50 @@ async fn answers_of_the_server_become_verdicts() {
     assert_eq!(sink.mails().len(), 1);
 }
 
+/// A server for each way to encrypt, and a handler that uses it.
+async fn encrypted_each_way() -> Vec<(SmtpSink, EmailHandler)> {
+    let mut ways = Vec::new();
+    for tls in [SmtpTls::None, SmtpTls::Starttls, SmtpTls::Tls] {
+        let (starttls, implicit_tls) = (tls == SmtpTls::Starttls, tls == SmtpTls::Tls);
+        let sink = SmtpSink::start(SinkOptions { starttls, implicit_tls, ..SinkOptions::default() }).await;
+        let handler = handler(settings(&sink, tls));
+        ways.push((sink, handler));
+    }
+    ways
+}
+
+#[tokio::test]
+async fn a_bare_code_after_the_message_sends_the_mail_once() {
+    for (sink, handler) in encrypted_each_way().await {
+        assert_eq!(result(send(&handler, "bare@example.com").await)["response"], "250");
+        let answer = result(send(&handler, "latin@example.com").await);
+        assert_eq!(answer["response"], "250 2.0.0 angenommen f?r Zustellung");
+        assert_eq!((sink.mails().len(), sink.connections()), (2, 1));
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_in_another_charset_is_final() {
+    for (sink, handler) in encrypted_each_way().await {
+        let error = rejected(send(&handler, "latinnouser@example.com").await);
+        assert!(error.contains("latinnouser@example.com: 550 5.1.1 Empf?nger unbekannt"), "{error}");
+        let error = rejected(send(&handler, "othercode@example.com").await);
+        assert!(error.contains("571 not to you"), "{error}");
+        assert!(sink.mails().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_mail_whose_answer_cannot_be_read_is_not_sent_again() {
+    for (sink, handler) in encrypted_each_way().await {
+        let error = rejected(send(&handler, "garbled@example.com").await);
+        assert!(error.contains("it may have taken the mail"), "{error}");
+        let error = retried(send(&handler, "dropafterdata@example.com").await);
+        assert!(error.contains("may or may not have taken"), "{error}");
+        assert_eq!(sink.mails().len(), 1);
+    }
+}
+
 #[tokio::test]
 async fn a_mail_goes_to_all_recipients_or_to_none() {
     let (sink, handler) = plain().await;
@@ -201,7 +245,9 @@ async fn a_server_that_accepts_and_says_nothing_times_out() {
     let sink = SmtpSink::start(SinkOptions::default()).await;
     for tls in [SmtpTls::None, SmtpTls::Starttls, SmtpTls::Tls] {
         let port = listener.local_addr().unwrap().port();
-        let silent = SmtpSettings { port, timeout: Duration::from_millis(200), ..settings(&sink, tls) };
+        // An address, because the name may have another one, which refuses.
+        let host = "127.0.0.1".to_owned();
+        let silent = SmtpSettings { host, port, timeout: Duration::from_millis(200), ..settings(&sink, tls) };
         let error = retried(send(&handler(silent), "ann@example.com").await);
         assert!(error.contains("time ran out while connecting"), "{error}");
     }

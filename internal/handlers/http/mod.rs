@@ -42,7 +42,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
-use reqwest::{Client, StatusCode, Url, redirect};
+use reqwest::{Client, Response, StatusCode, Url, redirect};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use schemars::JsonSchema;
@@ -61,7 +61,7 @@ pub use self::secrets::CallbackSecrets;
 pub use self::signature::{InvalidSecret, SigningSecret};
 use super::{Context, Failure, FinishLater, Handler, Kind, KindDefaults, Outcome, Output, Problem};
 use tickr_config::Allowed;
-use tickr_job::limits;
+use tickr_job::{Exchange, limits};
 
 /// A callback to send.
 ///
@@ -352,7 +352,8 @@ impl HttpHandler {
         Ok(headers)
     }
 
-    async fn call(&self, callback: &HttpCallback, url: Url, ctx: &Context) -> Outcome {
+    /// Make the call. It has ended when the status is known.
+    async fn call(&self, callback: &HttpCallback, url: Url, ctx: &Context) -> Result<Answered, Failure> {
         let target = format!("{} {}", reqwest::Method::from(callback.method), exchange::endpoint(&url));
         // First, because it waits while MySQL is out, and the time of the signature must be that of the call.
         let key = if callback.finish.is_some() { Some(ctx.finish_key().await?) } else { None };
@@ -377,21 +378,34 @@ impl HttpHandler {
         }
         let sent = timeout(limit, request.send()).await;
         exchange.took_ms = Some(u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX));
-        let mut response = match sent {
-            Ok(Ok(response)) => response,
-            unanswered => {
-                ctx.keep_exchange(exchange);
-                let failure = match unanswered {
-                    Ok(Err(error)) => failure(&target, error, limit),
-                    Ok(Ok(_)) | Err(_) => timed_out(&target, limit),
-                };
-                // A call that was refused here says nothing about the receiver.
-                if matches!(failure, Failure::Retry { .. }) {
-                    ctx.host_failed();
-                }
-                return Err(failure);
-            }
+        let unanswered = match sent {
+            Ok(Ok(response)) => return Ok(Answered { response, exchange, target, secrets, started, limit }),
+            Ok(Err(error)) => failure(&target, error, limit),
+            Err(_) => timed_out(&target, limit),
         };
+        ctx.keep_exchange(exchange);
+        // A call that was refused here says nothing about the receiver.
+        if matches!(unanswered, Failure::Retry { .. }) {
+            ctx.host_failed();
+        }
+        Err(unanswered)
+    }
+}
+
+/// A call whose status is known, before its body is read.
+struct Answered {
+    response: Response,
+    exchange: Exchange,
+    target: String,
+    secrets: Vec<String>,
+    started: Instant,
+    limit: Duration,
+}
+
+impl Answered {
+    /// Read the body and judge the answer.
+    async fn judge(self, callback: &HttpCallback, ctx: &Context) -> Outcome {
+        let Self { mut response, mut exchange, target, secrets, started, limit } = self;
         let (rule, status) = (callback.answer.as_ref(), response.status());
         let finish = callback.finish.filter(|_| status == StatusCode::ACCEPTED);
         let decides = finish.is_none() && rule.is_some_and(|rule| rule.reads_body(status));
@@ -431,11 +445,13 @@ impl Handler for HttpHandler {
             return Err(Failure::reject(format!("make the callback: {} {}", problem.pointer, problem.detail)));
         }
         let url = Url::parse(&callback.url).map_err(|e| Failure::reject(format!("read the url: {e}")))?;
-        tokio::select! {
+        let answered = tokio::select! {
             biased;
-            () = ctx.stopped() => Err(Failure::retry("callback stopped before the receiver answered")),
-            outcome = self.call(&callback, url, &ctx) => outcome,
-        }
+            () = ctx.stopped() => return Err(Failure::retry("callback stopped before the receiver answered")),
+            answered = self.call(&callback, url, &ctx) => answered?,
+        };
+        // A stop from here on ends the body, and not the call: the receiver has taken it, and would get it again.
+        answered.judge(&callback, &ctx).await
     }
 }
 

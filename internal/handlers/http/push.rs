@@ -21,7 +21,7 @@ use super::response::Reply;
 use super::{Context, Failure, FinishLater, Outcome, Output, Problem};
 use super::{HttpHandler, Method, SECRET_CHARS, SigningSecret, check, exchange, failure, header_value, signature};
 use crate::verdict::{CheckedVerdict, RemoteVerdict, SentVerdict};
-use tickr_job::Push;
+use tickr_job::{Exchange, Push};
 
 /// Most bytes of an answer with a verdict: as many as a call of a remote worker may have.
 const MAX_ANSWER_BYTES: usize = 1 << 20;
@@ -61,16 +61,21 @@ struct Document<'a> {
     tags: &'a [String],
 }
 
-/// An answer that came as a whole.
+/// An answer that decides.
 enum Answer {
     /// 200 with this body.
     Verdict(Vec<u8>),
-    /// 202: the receiver finishes the attempt later.
-    Accepted,
-    /// 204: the attempt succeeded without a result.
-    Done,
-    /// Any other status.
-    Other(Reply),
+    /// Any other status, before its body is read.
+    Status(Box<Answered>),
+}
+
+/// A call whose status decides.
+struct Answered {
+    response: Response,
+    exchange: Exchange,
+    /// Values that must not be shown.
+    hidden: Vec<String>,
+    until: Instant,
 }
 
 /// The end of a call.
@@ -109,15 +114,20 @@ impl PushHandler {
             return Err(Failure::retry(format!("call the receiver of the kind: the url {}", problem.detail)));
         }
         let url = Url::parse(&self.push.url).map_err(|e| Failure::retry(format!("read the url of the kind: {e}")))?;
-        tokio::select! {
+        let target = format!("POST {}", exchange::endpoint(&url));
+        let answer = tokio::select! {
             biased;
-            () = ctx.stopped() => Err(Failure::retry("the call was stopped before the receiver answered")),
-            outcome = self.push(&payload, &url, &ctx) => outcome,
+            () = ctx.stopped() => return Err(Failure::retry("the call was stopped before the receiver answered")),
+            answer = self.push(&payload, (&url, &target), &ctx) => answer?,
+        };
+        match answer {
+            Answer::Verdict(body) => verdict(&target, &body, &ctx),
+            // A stop from here on ends the body, and not the call: the receiver has taken it, and would get it again.
+            Answer::Status(answered) => self.judge(*answered, &target, &ctx).await,
         }
     }
 
-    async fn push(&self, payload: &RawValue, url: &Url, ctx: &Context) -> Outcome {
-        let target = format!("POST {}", exchange::endpoint(url));
+    async fn push(&self, payload: &RawValue, (url, target): (&Url, &str), ctx: &Context) -> Result<Answer, Failure> {
         let answer_within = self.push.answer_within.min(self.http.longest);
         // A report during the call holds the attempt until the call has ended, however short the lease is.
         let silence = self.push.lease.map(|lease| lease.max(answer_within + WRITTEN_WITHIN));
@@ -126,9 +136,9 @@ impl PushHandler {
         let body = self.document(payload, key.expose(), ctx)?;
         let until = Instant::now() + answer_within.min(ctx.time_left());
         let mut repeats = REPEAT_AFTER.iter();
-        let answer = loop {
-            let said = match self.call((url, &target), &body, (key.expose(), ctx), until).await {
-                Called::Answered(answer) => break answer,
+        loop {
+            let said = match self.call((url, target), &body, (key.expose(), ctx), until).await {
+                Called::Answered(answer) => return Ok(answer),
                 Called::Failed(failure) => {
                     ctx.host_failed();
                     return Err(failure);
@@ -141,14 +151,26 @@ impl PushHandler {
                 return Err(Failure::retry(format!("{target}: the answer was lost: {said}")));
             };
             tokio::time::sleep_until(again).await;
-        };
-        match answer {
-            Answer::Verdict(body) => verdict(&target, &body, ctx),
-            Answer::Accepted => {
+        }
+    }
+
+    /// Read the body for operators, and judge the status.
+    async fn judge(&self, answered: Answered, target: &str, ctx: &Context) -> Outcome {
+        let Answered { mut response, mut exchange, hidden, until } = answered;
+        let reply = Reply::read(&mut response, until, &hidden, false, ctx).await;
+        exchange.response = Some(reply.shown(exchange::headers(response.headers(), &hidden)));
+        ctx.keep_exchange(exchange);
+        if reply.is_receivers_fault() {
+            ctx.host_failed();
+        } else {
+            ctx.host_answered();
+        }
+        match response.status() {
+            StatusCode::ACCEPTED => {
                 Ok(Output::finished_later(FinishLater { within: ctx.time_left(), report_within: self.push.lease }))
             }
-            Answer::Done => Ok(Output::default()),
-            Answer::Other(reply) => reply.judge_push(&target),
+            StatusCode::NO_CONTENT => Ok(Output::default()),
+            _ => reply.judge_push(target),
         }
     }
 
@@ -251,21 +273,7 @@ impl PushHandler {
                     Err(said) => Called::Lost(said),
                 }
             }
-            status => {
-                let reply = Reply::read(&mut response, until, &hidden, false, ctx).await;
-                exchange.response = Some(reply.shown(exchange::headers(response.headers(), &hidden)));
-                ctx.keep_exchange(exchange);
-                if reply.is_receivers_fault() {
-                    ctx.host_failed();
-                } else {
-                    ctx.host_answered();
-                }
-                Called::Answered(match status {
-                    StatusCode::ACCEPTED => Answer::Accepted,
-                    StatusCode::NO_CONTENT => Answer::Done,
-                    _ => Answer::Other(reply),
-                })
-            }
+            _ => Called::Answered(Answer::Status(Box::new(Answered { response, exchange, hidden, until }))),
         }
     }
 }

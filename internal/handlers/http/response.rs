@@ -9,7 +9,7 @@ use reqwest::{Response, StatusCode};
 use serde::Serialize;
 use tokio::time::{Instant, timeout_at};
 
-use super::sent_back::without;
+use super::sent_back::{without, without_in_part};
 use super::{AnswerRule, AnswerVerdict, Context, Failure, Outcome, Output};
 use tickr_job::ExchangeResponse;
 
@@ -54,6 +54,8 @@ impl Reply {
     /// Read as much of the body as is kept. A body that breaks off or is too slow ends there: the receiver has already
     /// processed the request, and a repeated request would make it do so twice.
     ///
+    /// A stop ends the read as well, and not the call: when the status is known, the receiver has taken the call.
+    ///
     /// The values in `secrets` were sent to the receiver. They are removed when the receiver sends them back. With
     /// `decides`, a rule needs the body: more of it is read, until the deadline, and without its end the answer says nothing.
     pub(super) async fn read(
@@ -66,12 +68,20 @@ impl Reply {
         // One byte more shows that a body is too long, whose beginning may be JSON.
         let (deadline, most) =
             if decides { (deadline, JUDGED_BYTES + 1) } else { (deadline.min(Instant::now() + BODY_TIME), READ_BYTES) };
-        let (mut body, mut broke_off) = (Vec::new(), false);
+        let (mut body, mut whole, mut broke_off) = (Vec::new(), false, false);
         while body.len() < most {
-            match timeout_at(deadline, response.chunk()).await {
-                Ok(Ok(Some(chunk))) => body.extend_from_slice(&chunk[..chunk.len().min(most - body.len())]),
-                Ok(Ok(None)) => break,
-                Ok(Err(_)) | Err(_) => {
+            let chunk = tokio::select! {
+                biased;
+                () = ctx.stopped() => None,
+                chunk = timeout_at(deadline, response.chunk()) => chunk.ok().and_then(Result::ok),
+            };
+            match chunk {
+                Some(Some(chunk)) => body.extend_from_slice(&chunk[..chunk.len().min(most - body.len())]),
+                Some(None) => {
+                    whole = true;
+                    break;
+                }
+                None => {
                     broke_off = decides;
                     break;
                 }
@@ -83,7 +93,7 @@ impl Reply {
             status: response.status(),
             content_type: content_type(headers, secrets),
             retry_after: retry_after(headers, ctx.now()),
-            body_snippet: printable(without(&body, secrets).as_bytes(), KEPT_BYTES),
+            body_snippet: snippet(&body, whole, secrets),
             body: if is_judged { body } else { Vec::new() },
             secrets: if decides { secrets.to_vec() } else { Vec::new() },
             broke_off,
@@ -93,11 +103,12 @@ impl Reply {
     /// Make the reply of a response whose body was read before.
     pub(super) fn of_body(response: &Response, body: &[u8], secrets: &[String], ctx: &Context) -> Self {
         let headers = response.headers();
+        let start = &body[..body.len().min(READ_BYTES)];
         Self {
             status: response.status(),
             content_type: content_type(headers, secrets),
             retry_after: retry_after(headers, ctx.now()),
-            body_snippet: printable(without(&body[..body.len().min(READ_BYTES)], secrets).as_bytes(), KEPT_BYTES),
+            body_snippet: snippet(start, start.len() == body.len(), secrets),
             body: Vec::new(),
             secrets: Vec::new(),
             broke_off: false,
@@ -178,6 +189,12 @@ impl Reply {
             Some(_) | None => Failure::reject(error),
         })
     }
+}
+
+/// Return the start of a body for operators. One that is not whole may end within a secret.
+fn snippet(body: &[u8], whole: bool, secrets: &[String]) -> String {
+    let shown = if whole { without(body, secrets) } else { without_in_part(body, secrets) };
+    printable(shown.as_bytes(), KEPT_BYTES)
 }
 
 fn content_type(headers: &HeaderMap, secrets: &[String]) -> Option<String> {
@@ -326,6 +343,16 @@ mod tests {
     fn errors_quote_the_answer_on_one_line() {
         let Err(Failure::Retry { error }) = reply(500, None, "oh\n\n  no\t!") else { panic!("a retry") };
         assert_eq!(error, "POST https://example.com answered 500 Internal Server Error: oh no !");
+    }
+
+    #[test]
+    fn a_body_that_is_not_whole_shows_no_part_of_a_secret() {
+        let secrets = ["abcdefgh/12345678".to_owned(), "k".repeat(3_998) + "/z"];
+        assert_eq!(snippet(b"key: abcdefgh/123", false, &secrets), "key: ***");
+        // The limit cuts the fifth of them.
+        let echoed = secrets[1].repeat(5);
+        assert_eq!(snippet(&echoed.as_bytes()[..READ_BYTES], false, &secrets).replace("***", ""), "");
+        assert_eq!(snippet(b"key: abcdefgh", true, &secrets), "key: abcdefgh");
     }
 
     #[test]

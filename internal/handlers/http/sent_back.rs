@@ -13,11 +13,23 @@ const HIDDEN: &str = "***";
 const MAX_VALUES: usize = 200;
 /// Most times that the escapes of a text are undone.
 const MAX_QUOTED: usize = 4;
+/// Shortest start of a value that is hidden at the end of a text that was cut, in bytes. A shorter one says little.
+const LEAST_START: usize = 4;
 /// Longest reference to a character in HTML that is read, in bytes.
 const REFERENCE_BYTES: usize = 10;
 
 /// Return foreign bytes as text without these values. With more than [`MAX_VALUES`] of them, no text is shown at all.
 pub(super) fn without(bytes: &[u8], values: &[String]) -> String {
+    hidden(bytes, values, false)
+}
+
+/// Return the start of foreign bytes as [`without`] does. It may end within one of the values, whose start is hidden
+/// too.
+pub(super) fn without_in_part(bytes: &[u8], values: &[String]) -> String {
+    hidden(bytes, values, true)
+}
+
+fn hidden(bytes: &[u8], values: &[String], is_cut: bool) -> String {
     if values.len() > MAX_VALUES && !bytes.is_empty() {
         return HIDDEN.to_owned();
     }
@@ -26,11 +38,17 @@ pub(super) fn without(bytes: &[u8], values: &[String]) -> String {
     for value in values {
         hidden.add(text.match_indices(value.as_str()).map(|(at, value)| at..at + value.len()));
     }
+    if is_cut {
+        hidden.add(start_at_end(&text, values).map(|at| at..text.len()).into_iter());
+    }
     let mut plain = if values.is_empty() { None } else { PlainText::of(&text) };
     for _ in 0..MAX_QUOTED {
         let Some(found) = plain else { break };
         for value in values {
             hidden.add(found.places_of(value));
+        }
+        if is_cut {
+            hidden.add(start_at_end(&found.text, values).map(|at| found.from[at]..text.len()).into_iter());
         }
         plain = found.once_more();
     }
@@ -42,6 +60,24 @@ pub(super) fn without(bytes: &[u8], values: &[String]) -> String {
     }
     shown.push_str(&text[read..]);
     shown
+}
+
+/// Return the place from which a text that was cut is the start of a value, perhaps with a part of an escape or of a
+/// character behind it.
+fn start_at_end(text: &str, values: &[String]) -> Option<usize> {
+    let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER);
+    let escape = whole.rfind(['\\', '%', '&']).filter(|at| unescaped(&whole[*at..]).is_none());
+    let ends = [Some(whole.len()), escape.filter(|at| whole.len() - at < REFERENCE_BYTES)];
+    let starts = ends.into_iter().flatten().flat_map(|end| {
+        let text = &whole.as_bytes()[..end];
+        let length = |value: &String| {
+            let longest = value.len().saturating_sub(1).min(end);
+            (LEAST_START..=longest).rev().find(|length| text.ends_with(&value.as_bytes()[..*length]))
+        };
+        values.iter().filter_map(length).max().map(|length| end - length)
+    });
+    // A value begins with a whole character, so this is no place within one.
+    starts.min()
 }
 
 /// Places in a text, in order. None of them overlaps another, so there are never more than the text has bytes, however
@@ -183,6 +219,31 @@ mod tests {
         }
         assert_eq!(without(b"\\u00e4=secret-one-secret-two; %41=secret-one\\n", &values), "\\u00e4=***; %41=***\\n");
         assert_eq!(without(b"ab\xffsecret-one", &values), "ab\u{fffd}***");
+    }
+
+    #[test]
+    fn the_start_of_a_value_is_hidden_at_the_end_of_a_text_that_was_cut() {
+        let values = ["abc/defg+hi==", "défgh&ijkl"].map(str::to_owned);
+        for (text, shown) in [
+            ("-abc/defg+hi==-abc/defg", "-***-***"),
+            ("-abc/defg+hi=", "-***"),
+            ("-abc/", "-***"),
+            (r"-abc\/defg\u002bh", "-***"),
+            (r"-abc\/defg\u00", "-***"),
+            (r"-abc\\\/defg\\u00", "-***"),
+            ("-abc%2Fdefg%2", "-***"),
+            ("-défgh&amp;ij", "-***"),
+            ("-défgh&am", "-***"),
+            ("-abc", "-abc"),
+            ("-abc/defg+hi==-", "-***-"),
+            ("-abc/x", "-abc/x"),
+            ("", ""),
+        ] {
+            assert_eq!(without_in_part(text.as_bytes(), &values), shown, "{text}");
+        }
+        let half = "-abcdé".as_bytes();
+        assert_eq!(without_in_part(&half[..half.len() - 1], &["abcdéfgh".to_owned()]), "-***");
+        assert_eq!(without("-abc/defg".as_bytes(), &values), "-abc/defg");
     }
 
     #[test]

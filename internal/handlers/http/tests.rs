@@ -328,6 +328,41 @@ async fn a_stop_aborts_the_request() {
     assert!(matches!(outcome.unwrap_err(), Failure::Retry { error } if error.contains("stopped")));
 }
 
+/// Make calls that are stopped ever later, until one is stopped after its status has come: while its body drips.
+async fn stopped_while_the_body_comes(status: &'static str, payload: Value) -> Outcome {
+    let address = dripping(status).await;
+    let handler = handler(Vec::new());
+    for wait_ms in [50, 200, 800, 2_500] {
+        let ctx = Context::detached("http");
+        let stop = ctx.stop_token();
+        let mut payload = payload.clone();
+        payload["url"] = json!(format!("http://{address}/"));
+        let (outcome, ()) = tokio::join!(handler.run(serde_json::from_value(payload).unwrap(), ctx), async {
+            tokio::time::sleep(Duration::from_millis(wait_ms)).await;
+            stop.cancel();
+        });
+        match outcome {
+            Err(failure) if text(&failure).contains("stopped") => {}
+            outcome => return outcome,
+        }
+    }
+    panic!("every call was stopped before its status had come, or was thrown away");
+}
+
+#[tokio::test]
+async fn a_stop_while_the_body_of_a_202_is_read_keeps_the_202() {
+    let finish = json!({"finish": {"within_ms": 60_000}});
+    let accepted = "HTTP/1.1 202 Accepted\r\ncontent-length: 9999\r\n\r\n";
+    let output = stopped_while_the_body_comes(accepted, finish).await.unwrap();
+    assert_eq!(output.later(), Some(FinishLater::within(Duration::from_secs(60))));
+    let ok = "HTTP/1.1 200 OK\r\ncontent-length: 9999\r\n\r\n";
+    assert_eq!(result(stopped_while_the_body_comes(ok, json!({})).await)["status"], 200);
+    // Without the end of a body that decides, the answer says nothing.
+    let rule = json!({"answer": {"at": "/code", "success": [100], "otherwise": "success"}});
+    let failure = stopped_while_the_body_comes(ok, rule).await.unwrap_err();
+    assert!(text(&failure).contains("broke off"), "{failure:?}");
+}
+
 #[tokio::test]
 async fn a_receiver_that_is_not_there_or_not_trusted_is_retried() {
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();

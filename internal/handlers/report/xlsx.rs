@@ -16,6 +16,7 @@ use rust_xlsxwriter::{
 
 use super::file::PartFile;
 use super::rows::{Heading, TableWriter, WriteError, names};
+use crate::panicked::caught;
 use tickr_table::{Cell, Column};
 
 /// Most rows in a sheet, without its header.
@@ -27,6 +28,8 @@ const MAX_DIGITS: usize = 15;
 /// Number of rows that decide the widths of the columns. `WIDEST` is the largest width, in characters.
 const SAMPLED_ROWS: u32 = 200;
 const WIDEST: usize = 60;
+/// Start of the panic of the library when its temporary file takes no more, such as on a full disk.
+const DISK_PANIC: &str = "Couldn't write to xml file";
 
 /// Writer of a workbook.
 pub(super) struct Writer {
@@ -80,6 +83,16 @@ impl Writer {
 
 impl TableWriter for Writer {
     fn row(&mut self, row: &[Cell]) -> Result<(), WriteError> {
+        without_disk_panics(|| self.add(row))
+    }
+
+    fn finish(self: Box<Self>) -> Result<(PartFile, u64), WriteError> {
+        without_disk_panics(|| self.save())
+    }
+}
+
+impl Writer {
+    fn add(&mut self, row: &[Cell]) -> Result<(), WriteError> {
         self.row += 1;
         if self.row <= SAMPLED_ROWS {
             for (width, cell) in self.widths.iter_mut().zip(row) {
@@ -94,7 +107,7 @@ impl TableWriter for Writer {
         Ok(())
     }
 
-    fn finish(mut self: Box<Self>) -> Result<(PartFile, u64), WriteError> {
+    fn save(mut self) -> Result<(PartFile, u64), WriteError> {
         let sheet = self.workbook.worksheet_from_index(0).map_err(library)?;
         for (column, width) in (0..).zip(&self.widths) {
             // At most `WIDEST`, so it is exact as a float.
@@ -193,6 +206,15 @@ fn shortened(text: &str) -> (String, bool) {
     (fits.chain(['…']).collect(), true)
 }
 
+/// Call the library. An error of the disk may disappear later, so it must not end the attempt as a panic.
+fn without_disk_panics<T>(call: impl FnOnce() -> Result<T, WriteError>) -> Result<T, WriteError> {
+    match caught(call) {
+        Ok(done) => done,
+        Err(message) if message.starts_with(DISK_PANIC) => Err(WriteError::Io(std::io::Error::other(message))),
+        Err(message) => std::panic::resume_unwind(Box::new(message)),
+    }
+}
+
 fn library(error: XlsxError) -> WriteError {
     // A disk error may disappear later. Every other error would come again.
     match error.source().and_then(|cause| cause.downcast_ref::<std::io::Error>()) {
@@ -261,6 +283,19 @@ mod tests {
         let columns = [column("t", ColumnKind::Text)];
         let xml = sheet(render(Format::Xlsx, &columns, vec![vec![Cell::Text("é".repeat(40_000))]]));
         assert_eq!(xml.matches('é').count(), 32_766);
+    }
+
+    #[test]
+    fn a_full_disk_is_an_error_of_the_disk_and_any_other_panic_stays_one() {
+        let full = || -> std::io::Result<()> { Err(std::io::ErrorKind::StorageFull.into()) };
+        let writes = || {
+            full().expect(DISK_PANIC);
+            Ok(())
+        };
+        let error = without_disk_panics(writes).unwrap_err();
+        assert!(matches!(&error, WriteError::Io(cause) if cause.to_string().contains("StorageFull")), "{error}");
+        let other = caught(|| without_disk_panics(|| -> Result<(), _> { panic!("another one") }).is_ok());
+        assert_eq!(other, Err("another one".to_owned()));
     }
 
     #[test]

@@ -328,6 +328,8 @@ fn readings(columns: &[MySqlColumn]) -> Vec<Reading> {
 fn kind_of(info: &MySqlTypeInfo) -> (ColumnKind, Wire) {
     let kind = match info.name() {
         "FLOAT" => return (ColumnKind::Float, Wire::SingleFloat),
+        // The driver gives TINYINT(1) UNSIGNED the same name.
+        "BOOLEAN" if <u64 as Type<MySql>>::compatible(info) => return (ColumnKind::Bool, Wire::Unsigned),
         "BOOLEAN" => ColumnKind::Bool,
         "DOUBLE" => ColumnKind::Float,
         "DECIMAL" => ColumnKind::Decimal,
@@ -369,6 +371,11 @@ fn cell(raw: MySqlValueRef<'_>, reading: &Reading) -> Result<Cell, sqlx::error::
         (ColumnKind::Integer, Wire::Unsigned) => Cell::Unsigned(Decode::<MySql>::decode(raw)?),
         (ColumnKind::Integer, _) => Cell::Integer(Decode::<MySql>::decode(raw)?),
         // The only boolean type is TINYINT(1), and some tables keep small numbers in it.
+        (ColumnKind::Bool, Wire::Unsigned) => match Decode::<MySql>::decode(raw)? {
+            0 => Cell::Bool(false),
+            1 => Cell::Bool(true),
+            number => Cell::Unsigned(number),
+        },
         (ColumnKind::Bool, _) => match Decode::<MySql>::decode(raw)? {
             0 => Cell::Bool(false),
             1 => Cell::Bool(true),
@@ -410,11 +417,20 @@ fn time(time: &MySqlTime) -> String {
     }
 }
 
-/// Return a date that no calendar has, such as `2024-00-00`, as text. Old schemas contain such dates.
+/// Return a date that no calendar has, such as `2024-00-00`, as text, with its time. Old schemas contain such dates.
 fn incomplete_date(raw: MySqlValueRef<'_>) -> Option<Cell> {
-    // The bytes are a length, then year, month and day.
-    let [_, low, high, month, day, ..] = *<&[u8] as Decode<MySql>>::decode(raw).ok()? else { return None };
-    Some(Cell::Text(format!("{:04}-{month:02}-{day:02}", u16::from_le_bytes([low, high]))))
+    incomplete_text(<&[u8] as Decode<MySql>>::decode(raw).ok()?).map(Cell::Text)
+}
+
+/// The bytes are a length, then year, month and day. Hour, minute, second and the microseconds follow only if one of
+/// them is not zero.
+fn incomplete_text(bytes: &[u8]) -> Option<String> {
+    let [_, low, high, month, day, time @ ..] = bytes else { return None };
+    let date = format!("{:04}-{month:02}-{day:02}", u16::from_le_bytes([*low, *high]));
+    let [hour, minute, second, micros @ ..] = time else { return Some(date) };
+    let clock = format!("{date} {hour:02}:{minute:02}:{second:02}");
+    let Ok(micros) = <[u8; 4]>::try_from(micros) else { return Some(clock) };
+    Some(format!("{clock}.{:06}", u32::from_le_bytes(micros)))
 }
 
 /// Translate an error of the server by its number. The server's own message may quote the statement, so it is not
@@ -467,5 +483,17 @@ mod tests {
     fn a_bad_url_is_not_repeated() {
         let error = ReportQueries::connect_lazy("mysql://root:hunter2@host:port/db", 2, true).unwrap_err();
         assert!(!error.to_string().contains("hunter2"));
+    }
+
+    #[test]
+    fn a_date_that_no_calendar_has_keeps_its_time() {
+        for (bytes, expected) in [
+            (&[4, 0xe8, 7, 2, 0][..], "2024-02-00"),
+            (&[7, 0xe8, 7, 2, 0, 10, 0, 0], "2024-02-00 10:00:00"),
+            (&[11, 0xe8, 7, 2, 0, 10, 5, 59, 0x40, 0xe2, 1, 0], "2024-02-00 10:05:59.123456"),
+        ] {
+            assert_eq!(incomplete_text(bytes).as_deref(), Some(expected));
+        }
+        assert_eq!(incomplete_text(&[0]), None);
     }
 }

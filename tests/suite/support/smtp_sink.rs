@@ -1,7 +1,9 @@
 //! A small SMTP server that keeps the mails it gets and misbehaves on request.
 //!
 //! Faults by recipient: `tempfail@` is answered 451, `nouser@` 550, `hangup@` 421 and a closed connection, `stall@` not
-//! at all, and for `dropafterdata@` the connection ends after the message without an answer.
+//! at all, and for `dropafterdata@` the connection ends after the message without an answer. `latinnouser@` and
+//! `othercode@` are answered 550 in Latin-1 and 571. A message is taken with a bare 250 for `bare@`, in Latin-1 for
+//! `latin@`, and with a word that is no answer for `garbled@`.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -241,6 +243,11 @@ impl Conversation {
         let answer = match address.split('@').next().unwrap() {
             "tempfail" => "451 4.7.1 try later",
             "nouser" => "550 5.1.1 no such user",
+            "othercode" => "571 not to you",
+            "latinnouser" => {
+                self.say_bytes(b"550 5.1.1 Empf\xe4nger unbekannt\r\n").await?;
+                ""
+            }
             "hangup" => {
                 self.say("421 4.3.2 closing").await?;
                 return Ok(Next::HangUp);
@@ -275,6 +282,12 @@ impl Conversation {
         if self.recipients.iter().any(|address| address.starts_with("dropafterdata@")) {
             return Ok(Next::HangUp);
         }
+        let answer = match self.recipients[0].split('@').next().unwrap() {
+            "bare" => b"250\r\n".to_vec(),
+            "latin" => b"250 2.0.0 angenommen f\xfcr Zustellung\r\n".to_vec(),
+            "garbled" => b"thanks\r\n".to_vec(),
+            _ => format!("250 2.0.0 taken as {}\r\n", self.mails + 1).into_bytes(),
+        };
         if let Some(gate) = &self.shared.options.gate {
             drop(gate.acquire().await);
         }
@@ -286,7 +299,7 @@ impl Conversation {
             logged_in: self.logged_in,
         });
         self.mails += 1;
-        self.say(&format!("250 2.0.0 taken as {}", self.mails)).await?;
+        self.say_bytes(&answer).await?;
         let enough = self.shared.options.mails_per_connection.is_some_and(|most| self.mails >= most);
         if enough { Ok(Next::HangUp) } else { Ok(Next::Answer(String::new())) }
     }
@@ -309,10 +322,14 @@ impl Conversation {
     /// Send an answer. An empty one is not sent, because the answer was given already.
     async fn say(&mut self, answer: &str) -> std::io::Result<()> {
         if !answer.is_empty() {
-            self.stream.write_all(format!("{answer}\r\n").as_bytes()).await?;
-            self.stream.flush().await?;
+            self.say_bytes(format!("{answer}\r\n").as_bytes()).await?;
         }
         Ok(())
+    }
+
+    async fn say_bytes(&mut self, answer: &[u8]) -> std::io::Result<()> {
+        self.stream.write_all(answer).await?;
+        self.stream.flush().await
     }
 }
 
