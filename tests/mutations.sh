@@ -126,6 +126,22 @@ mutants() {
     mutant 'one probe at a time' internal/store/sql/durability.rs \
         'Arc::clone(&self.shared.pools.probe).lock_owned().await' 'Arc::new(tokio::sync::Mutex::new(())).lock_owned().await' \
         mysql_faults::probes_that_wait_in_mysql_take_one_connection_from_the_loops
+    mutant 'room on the disk of the server' internal/store/sql/durability.rs \
+        'if self.shared.options.server.room.was_missing() {' \
+        'if false && self.shared.options.server.room.was_missing() {' \
+        mysql_faults::a_runner_whose_results_find_no_room_is_not_ready_and_fetches_no_job
+    mutant 'rest of a trouble that comes back' internal/engine/store_trouble.rs \
+        'if comes_back { (self.rest * 2).clamp(FIRST_REST, MAX_PAUSE) }' 'if comes_back { FIRST_REST * 0 }' \
+        mysql_faults::a_runner_whose_claims_alone_are_refused_slows_down_until_one_succeeds
+    mutant 'pace of lines about claims' internal/engine/lib.rs \
+        'match self.store_trouble.next_claim_line() {' 'match self.store_trouble.next_claim_line().or(Some(0)) {' \
+        mysql_faults::a_runner_whose_claims_alone_are_refused_slows_down_until_one_succeeds
+    mutant 'verdicts that wait at a stop' internal/engine/live.rs \
+        'values().filter(|running| running.settling).count()' 'values().filter(|_| false).count()' \
+        shutdown::a_stop_while_mysql_and_redis_are_out_still_ends
+    mutant 'word of a process that gives its suspect back' internal/engine/solo.rs \
+        'close(StopReason::GivenBack)' 'close(StopReason::Shutdown)' \
+        poison::a_child_whose_runner_is_killed_gives_its_job_back_and_ends
     mutant 'brackets of an IPv6 address' internal/store/sql/servers.rs \
         'Some(host) => options.host(&host),' 'Some(_) => options,' \
         failover::a_server_is_reached_by_its_ipv6_address
@@ -239,6 +255,11 @@ mutants() {
     mutant 'one wait for the locks of both parts of a batch' internal/store/sql/group_commit.rs \
         'self.link.hurry(has_waited);' 'self.link.hurry(has_waited && false);' \
         store::locked_rows_of_both_parts_of_a_batch_hold_up_none_of_its_ends_for_more_than_one_wait
+    mutant 'time limit of statements on the server' internal/store/sql/connection.rs \
+        ', \
+     max_statement_time = 0 */' \
+        ' */' \
+        store::a_time_limit_of_the_server_ends_no_wait_for_a_locked_row
     mutant 'settings of a session' internal/store/sql/connection.rs \
         'SET SESSION autocommit = 1,' 'SET SESSION' \
         mysql_faults::the_servers_own_defaults_change_nothing_and_its_limits_are_kept
@@ -272,7 +293,7 @@ mutants() {
         'WHERE w.job_id IN {list} AND w.parked_at IS NOT NULL' 'WHERE w.job_id IN {list} AND w.parked_at IS NULL' \
         timeline::the_wait_for_a_limit_is_recorded_for_the_attempt_that_it_held_up
     mutant 'removal of records of waits for a limit' internal/store/retention/remove.rs \
-        '("limit_holds", "job_id"),' '' \
+        '("limit_holds", "job_id", "PRIMARY"),' '' \
         timeline::the_wait_for_a_limit_is_recorded_for_the_attempt_that_it_held_up
     mutant 'pauses of the queue in a timeline' internal/store/jobs/timeline.rs \
         'pauses: pauses(conn, &queue, created_at).await?' 'pauses: Vec::new()' \
@@ -367,7 +388,7 @@ mutants() {
         '"ON DUPLICATE KEY UPDATE created_at = VALUES(created_at)"' '""' \
         outbox::a_job_is_found_by_the_time_of_its_acceptance_however_distant_its_id_is
     mutant 'removal of records of distant ids' internal/store/retention/remove.rs \
-        '("distant_ids", "job_id"),' '' \
+        '("distant_ids", "job_id", "PRIMARY"),' '' \
         outbox::a_job_is_found_by_the_time_of_its_acceptance_however_distant_its_id_is
     mutant 'index for a small queue' internal/store/jobs/search.rs \
         'if jobs <= SMALL_QUEUE {' 'if jobs < 0 {' \
@@ -569,6 +590,45 @@ mutants() {
     mutant 'readings after an outage' internal/dashboard/assets/core/query.js \
         'else if (isOut(error)) later(OUT * (1 + Math.random()));' '' \
         dashboard_use::what_is_opened_in_an_outage_comes_by_itself_afterwards
+    mutant 'preview after an outage' internal/dashboard/assets/ui/bulk.js \
+        'else if (isOut(error)) timer = setTimeout(read, OUT * (1 + Math.random()), 0);' '' \
+        dashboard_use::a_dialog_of_an_outage_says_what_was_refused_and_previews_by_itself_afterwards
+    mutant 'change that an outage refuses' internal/dashboard/assets/ui/base.js \
+        "of === 'reading' && out !== null" 'out !== null' \
+        dashboard_use::a_dialog_of_an_outage_says_what_was_refused_and_previews_by_itself_afterwards
+    mutant 'early answer that comes late' internal/dashboard/assets/core/query.js \
+        'if (late) return;' '' \
+        dashboard_use::an_early_answer_that_comes_late_takes_the_place_of_no_newer_one
+    mutant 'idempotency key of a dialog' internal/dashboard/assets/core/api.js \
+        "headers: { 'idempotency-key': idempotencyKey }" 'headers: {}' \
+        dashboard_use::a_change_whose_answer_was_lost_is_made_once_however_often_it_is_pressed
+    mutant 'idempotency key of other values' internal/dashboard/assets/core/api.js \
+        'if (request !== last)' 'if (last === null)' \
+        dashboard_use::a_change_whose_answer_was_lost_is_made_once_however_often_it_is_pressed
+    mutant 'dialog of another place' internal/dashboard/assets/ui/dialog.js \
+        'shownAt(there) !== at && !busy.current && close()' 'false' \
+        dashboard_use::a_dialog_names_its_job_and_closes_when_the_user_goes_back_to_another_one
+    mutant 'answer of a dialog behind another place' internal/dashboard/assets/ui/dialog.js \
+        '!== at && !busy.current' '!== at' \
+        dashboard_use::a_dialog_names_its_job_and_closes_when_the_user_goes_back_to_another_one
+    mutant 'dialog of a session that ended' internal/dashboard/assets/ui/dialog.js \
+        'who?.unknown && !busy.current && close()' 'false' \
+        dashboard::a_kept_key_holds_in_all_tabs_until_it_is_signed_out_in_one_of_them
+    mutant 'one place of a kept key' internal/dashboard/assets/core/api.js \
+        'forget(other);' '' \
+        dashboard::a_kept_key_holds_in_all_tabs_until_it_is_signed_out_in_one_of_them
+    mutant 'refusal of another key' internal/dashboard/assets/core/api.js \
+        'response.status === 401 && used === key' 'response.status === 401' \
+        dashboard::a_kept_key_holds_in_all_tabs_until_it_is_signed_out_in_one_of_them
+    mutant 'sign-out of all tabs' internal/dashboard/assets/core/api.js \
+        'if (key) farewell?.postMessage(keyMark());' '' \
+        dashboard::a_kept_key_holds_in_all_tabs_until_it_is_signed_out_in_one_of_them
+    mutant 'views of other tabs' internal/dashboard/assets/core/kept.js \
+        'change(read(name, value))' 'change(value)' \
+        dashboard_use::a_view_that_one_tab_saves_outlives_those_that_another_one_saves
+    mutant 'last page of an export' internal/dashboard/assets/pages/explorer.js \
+        'Math.min(200, MAX_ROWS - rows)' '200' \
+        dashboard_use::an_export_that_was_cut_says_so_also_behind_a_short_page
     mutant 'formulas in an export' internal/dashboard/assets/pages/explorer.js \
         "typeof value === 'number' ? text : harmless(text)" 'text' \
         explorer::an_export_disarms_what_a_spreadsheet_would_execute
@@ -997,6 +1057,40 @@ mutants() {
     mutant 'own change after a lost commit' internal/store/jobs/change.rs \
         'earlier == PriorRun::MayHaveCommitted && was_recorded' 'earlier == PriorRun::Nothing && was_recorded' \
         change::a_change_whose_commit_was_not_answered_is_recognised_and_not_repeated
+    mutant 'own change of a job that has ended since' internal/store/jobs/change.rs \
+        'let outcome = outcome_by_now(&job, held.get(&id));' \
+        'if !held.contains_key(&id) { return refuse(conn, request, ChangeOutcome::Refused(job.state)).await; }
+        let outcome = outcome_by_now(&job, held.get(&id));' \
+        change::a_call_whose_commit_was_not_answered_is_done_once_although_its_job_has_ended_since
+    mutant 'stored answer of an own change' internal/store/jobs/change.rs \
+        'request.idempotent.as_ref(), done()).await?' 'request.idempotent.as_ref(), done()).await?.filter(|_| false)' \
+        change::a_call_whose_commit_was_not_answered_is_done_once_although_its_job_has_ended_since
+    mutant 'own action after a lost commit' internal/store/jobs/actions.rs \
+        'if !was_recorded(conn, act).await? {' 'if !was_recorded(conn, act).await? || true {' \
+        change::a_call_whose_commit_was_not_answered_is_done_once_although_its_job_has_ended_since
+    mutant 'due time behind the expiry in the errors' internal/api/jobs/change.rs \
+        'Problem::new(Code::InvalidRequest, detail).at("", vec![here])' \
+        'Problem::new(Code::InvalidRequest, detail).at("", vec![here][1..].to_vec())' \
+        change::a_refused_change_points_at_a_field_of_its_body_although_the_cause_lies_in_the_job
+    mutant 'payload in the errors about a kind that is gone' internal/api/jobs/change.rs \
+        'if !matches!(invalid, Invalid::UnknownKind { .. }) {' 'if true {' \
+        change::a_refused_change_points_at_a_field_of_its_body_although_the_cause_lies_in_the_job
+    mutant 'turns of a change at the keys of its job' internal/store/jobs/subjects.rs \
+        'subjects.extend(keys);' 'subjects.extend(keys.into_iter().take(0));' \
+        order::cancels_that_wait_for_a_locked_order_key_hold_up_no_other_change \
+        unique_keys::retries_and_replays_that_wait_for_a_locked_unique_key_hold_up_no_other_change
+    mutant 'turns of a replay at the keys of its job' internal/store/dead_letters.rs \
+        'subjects.extend(keys_of(&job));' 'subjects.extend(keys_of(&job).take(0));' \
+        unique_keys::retries_and_replays_that_wait_for_a_locked_unique_key_hold_up_no_other_change
+    mutant 'two values for one path of a filter' internal/api/bulk.rs \
+        'Ok(path) if filter.payload.contains_key(&path) => {' 'Ok(path) if false && filter.payload.contains_key(&path) => {' \
+        operations::an_operation_that_cannot_be_meant_is_refused_and_a_key_starts_it_once
+    mutant 'ids in q beside the ids of a filter' internal/api/bulk.rs \
+        '} else if !self.ids.is_empty() && !filter.ids.is_empty() {' '} else if false && !self.ids.is_empty() {' \
+        operations::an_operation_that_cannot_be_meant_is_refused_and_a_key_starts_it_once
+    mutant 'name of a wrong wait' internal/api/jobs/result.rs \
+        'Problem::at("wait", detail)' 'Problem::at("", detail)' \
+        api::a_result_is_200_when_over_202_while_not_and_the_waiter_is_woken
     mutant 'key of a part of an import' internal/api/jobs/import.rs \
         'key.part(self.part)' 'key.part(self.part + u64::from(rand::random::<u32>()))' \
         import::an_import_that_breaks_off_anywhere_is_sent_again_and_does_nothing_twice
@@ -1250,13 +1344,25 @@ mutants() {
         schedules::a_change_takes_effect_at_once_and_what_was_due_before_it_gets_its_line
     mutant 'last line read again behind the lock of a purge' internal/store/retention/remove.rs \
         'discarded.is_none() && finished_at < now - age' 'discarded.is_none() && finished_at < now + age + TimeDelta::hours(1)' \
-        bounds::a_job_that_ended_anew_while_the_purge_waited_for_it_stays
+        bounds::a_job_that_ended_anew_before_the_purge_had_its_lock_stays
+    mutant 'rows that another session locks in a purge' internal/store/retention/remove.rs \
+        'Removal::Asked) { "" } else { SKIP_LOCKED }' 'Removal::Asked) { "" } else { "" }' \
+        bounds::ended_jobs_that_another_session_locks_hold_up_the_removal_of_no_other
+    mutant 'locked rows in front of discarded jobs' internal/store/retention/purge.rs \
+        '.bind(passed * DISCARDED)' '.bind(passed / PASSED)' \
+        bounds::ended_jobs_that_another_session_locks_hold_up_the_removal_of_no_other
+    mutant 'smaller pages of a purge' internal/store/retention/purge.rs \
+        'if !matches!(purged, Ok(Purged { jobs: 0, .. })) {' 'if purged.is_ok() {' \
+        bounds::a_purge_that_mysql_does_not_carry_out_goes_on_in_smaller_pages
+    mutant 'smaller pages of rows that go by their age' internal/store/rows/aged.rs \
+        'if !matches!(purged, Ok((0, _))) {' 'if purged.is_ok() {' \
+        bounds::a_purge_that_mysql_does_not_carry_out_goes_on_in_smaller_pages
     mutant 'unfinished jobs in a purge' internal/store/retention/remove.rs \
         'self.last.filter(|_| !self.owed)' 'self.last.filter(|_| !self.owed || self.kind != REPORT)' \
         bounds::a_retried_job_that_waits_or_runs_is_not_purged
-    mutant 'delete of all lines of a job' internal/store/retention/remove.rs \
-        '.rows_affected() >= u64::from(ROWS) {}' '.rows_affected() >= u64::MAX {}' \
-        operations::a_delete_takes_every_line_of_its_jobs_and_no_other
+    mutant 'index of a delete beside locked rows' internal/store/retention/remove.rs \
+        ' t FORCE INDEX ({index}) WHERE t.' ' t WHERE t.' \
+        bounds::ended_jobs_that_another_session_locks_hold_up_the_removal_of_no_other
     mutant 'lines of one transaction of a removal' internal/store/retention/remove.rs \
         'if lines > 0 && is_full {' 'if lines > MAX_LINES * 10 && is_full {' \
         operations::a_delete_takes_every_line_of_its_jobs_and_no_other
@@ -1286,7 +1392,7 @@ mutants() {
         'WHERE e.job_id = p.child_id AND e.end_state IS NULL AND FALSE' \
         verify::what_operators_do_with_children_and_callbacks_breaks_no_promise
     mutant 'deleted callbacks of batches' internal/store/verify/links.rs \
-        'self.without_deleted(missing).await?' 'missing.len()' \
+        'self.without_deleted(missing).await' 'Ok(missing.len())' \
         verify::what_operators_do_with_children_and_callbacks_breaks_no_promise
     mutant 'removed callbacks of batches' internal/store/retention/remove.rs \
         'write_callbacks(conn, &self.callbacks, now).await?' 'write_callbacks(conn, &[], now).await?' \
@@ -1296,6 +1402,18 @@ mutants() {
         internal/store/verify/evidence.rs \
         'sqlx::raw_sql("ROLLBACK").execute(&mut self.conn).await?;' '' \
         verify::a_check_holds_nothing_between_two_pages_and_believes_no_difference_between_them
+    mutant 'batches that a check cannot read' internal/store/verify/links.rs \
+        'self.cannot_read("batches", &BatchId::from_uuid(id).to_string(), &error);
+                        continue;' \
+        'return Err(error);' \
+        verify::a_row_that_cannot_be_read_is_told_and_is_not_green
+    mutant 'limits that a check cannot read' internal/store/verify/limits.rs \
+        'Err(error) => self.cannot_read("limits", row.try_get("name").unwrap_or("without a name"), &error),' \
+        'Err(error) => return Err(error),' \
+        verify::a_row_that_cannot_be_read_is_told_and_is_not_green
+    mutant 'faults found before MySQL failed' internal/verify/lib.rs \
+        '&& report.is_untouched()' '&& report.errors.is_empty()' \
+        verify::a_row_that_cannot_be_read_is_told_and_is_not_green
     mutant 'end of a check' internal/verify/lib.rs \
         'Self::Gentle { all, .. } => all.saturating_sub(began.elapsed()),' 'Self::Gentle { .. } => Duration::MAX,' \
         verify::a_check_whose_time_ends_reports_the_faults_that_it_has_found
@@ -1409,7 +1527,7 @@ mutants() {
         'let ahead = shared.workers.is_ahead();' 'let ahead = shared.workers.is_ahead() && false;' \
         workers::a_job_on_its_last_attempt_is_claimed_only_when_a_worker_is_free
     mutant 'an undone claim leaves no attempt' internal/store/attempts/settle.rs \
-        'let undone = unstarted && owed' 'let undone = false && unstarted && owed' \
+        'let undone = item.is_unstarted() && owed' 'let undone = false && item.is_unstarted() && owed' \
         workers::jobs_claimed_ahead_wait_again_as_if_unclaimed_when_handlers_become_slow
     mutant 'undone claim whose COMMIT was not answered' internal/store/attempts/settle.rs \
         '&& let Some(undone) = read_undone(conn, item).await?' \
@@ -1812,7 +1930,7 @@ mutants() {
         ', idle_transaction_timeout = 15' ', idle_write_transaction_timeout = 15' \
         leases::a_claim_that_took_no_job_when_its_runner_froze_locks_none_for_long
     mutant 'rows that a silent runner locks' internal/store/attempts/lease.rs \
-        'let held = lock_free(conn,' 'let held = lock_held(conn,' \
+        'let mut held = lock_free(conn,' 'let mut held = lock_held(conn,' \
         leases::a_row_that_a_silent_runner_locks_delays_no_other_of_its_lost_attempts
     mutant 'idle connections of a receiver' internal/handlers/http/mod.rs \
         '.pool_max_idle_per_host(idle)' '.pool_max_idle_per_host(idle.min(4))' \
@@ -1841,6 +1959,12 @@ mutants() {
     mutant 'time limit of the runner that accepted a callback' internal/handlers/http/mod.rs \
         'check::problems(&callback, &self.rule, Duration::MAX)' 'check::problems(&callback, &self.rule, self.longest)' \
         callbacks::a_callback_that_was_accepted_with_a_longer_time_limit_is_made_within_that_of_its_runner
+    mutant 'sign of a small number' internal/store/reports/query.rs \
+        '"BOOLEAN" if <u64 as Type<MySql>>::compatible(info) => return (ColumnKind::Bool, Wire::Unsigned),' '' \
+        report::every_column_type_arrives_exactly
+    mutant 'time of a date that no calendar has' internal/store/reports/query.rs \
+        'let [hour, minute, second, micros @ ..] = time else' 'let [hour, minute, second, micros @ ..] = &time[..0] else' \
+        report::every_column_type_arrives_exactly
     mutant 'query of the runner that accepted a report' internal/handlers/report/mod.rs \
         'Failure::other_settings(format!("prepare report' 'Failure::reject(format!("prepare report' \
         kinds::a_report_of_a_query_that_its_runner_does_not_have_is_given_back_and_made_later
@@ -2131,8 +2255,8 @@ mutants() {
         '"revoke" if matches.get_flag("in-store") && name().is_empty() =>' \
         starvation::a_key_is_ended_in_the_store_when_the_api_cannot_be_asked
     mutant 'exit code of an enqueue that waits' cmd/tickr/enqueue.rs \
-        'if wait.is_some() { ending::to_exit_code' \
-        'if wait.is_none() { ending::to_exit_code' \
+        'ending::to_exit_code(&job, as_json).map_err(' \
+        'Ok::<(), Failure>(()).map_err(' \
         cli::the_exit_code_of_an_enqueue_that_waits_says_how_the_job_ended
     mutant 'lines of a bulk operation in a pipe' cmd/tickr/operations.rs \
         'if bar.is_hidden() && !as_json' 'if bar.is_hidden() && as_json' \
@@ -2204,7 +2328,7 @@ mutants() {
         'if waits_for_turn(owed.execute_at) {' 'if owed.keyed {' \
         expiry::a_job_that_is_parked_at_its_limit_expires
     mutant 'unique key of an expired job' internal/store/jobs/expire.rs \
-        'if owed.keyed {' 'if owed.losses > 9 {' \
+        '.filter(|(_, owed, _)| owed.keyed)' '.filter(|(_, owed, _)| owed.losses > 9)' \
         expiry::a_job_that_did_not_start_in_time_fails_in_a_group_of_its_own_and_an_operator_may_run_it
     mutant 'pages of expired jobs' internal/engine/expiry.rs \
         'if !more {' 'if true {' \
@@ -2221,7 +2345,7 @@ mutants() {
         'if !asker.sees_every_job() {' 'if false && !asker.sees_every_job() {' \
         security::a_producer_cancels_the_jobs_whose_ids_it_was_given_and_no_job_of_another
     mutant 'kind of a new payload' internal/api/jobs/change.rs \
-        'let job = api.broker.prepare(draft).map_err(|invalid| Problem::invalid("", invalid))?;' \
+        'let job = api.broker.prepare(draft).map_err(unfit)?;' \
         'let text = draft.payload.clone(); let job = match api.broker.prepare(draft) { Ok(job) => job, Err(_) => return Ok(NewPayload { text, host: None }) };' \
         change::a_waiting_job_gets_another_payload_that_fits_its_kind_and_runs_with_it
     mutant 'removal of rows that became jobs' internal/store/outbox/pages.rs \
@@ -2309,7 +2433,7 @@ mutants() {
         'error.is_about_the_row() && settlement.log.is_some() && bare =>' \
         attempt_logs::a_log_that_mysql_refuses_costs_the_attempt_nothing_else
     mutant 'logs of a removed job' internal/store/retention/remove.rs \
-        '("attempt_logs", "job_id"),' \
+        '("attempt_logs", "job_id", "PRIMARY"),' \
         '' \
         attempt_logs::logs_go_with_their_jobs
     mutant 'right to read a log' internal/api/jobs/attempt_log.rs \
@@ -2473,7 +2597,7 @@ mutants() {
         '_ if is_removed => ' '_ if is_removed && failed => ' \
         dependencies::a_removed_parent_that_failed_still_holds_its_children
     mutant 'rows of a removed parent' internal/store/retention/remove.rs \
-        '("job_parents", "child_id"),' '("job_parents", "parent_id"),' \
+        '("job_parents", "child_id", "job_parents_child"),' '("job_parents", "parent_id", "PRIMARY"),' \
         dependencies::a_removed_parent_that_failed_still_holds_its_children
     mutant 'children told before a removal' internal/store/retention/remove.rs \
         'if self.untold {' 'if self.untold && self.owed {' \
@@ -2709,6 +2833,41 @@ mutants() {
         'AND id IN {list} FOR UPDATE{SKIP_LOCKED}' \
         'AND id IN {list}' \
         remote_workers::a_batch_that_is_over_and_that_another_session_locks_delays_no_heartbeat
+    mutant 'growing delay of jobs that never arrive' internal/store/attempts/settle.rs \
+        'Again::NowOrLater(chance) if spared_now >= MAX_SPARED' \
+        'Again::NowOrLater(chance) if spared_now >= MAX_SPARED * 1_000' \
+        remote_workers::a_job_that_never_arrives_comes_back_later_each_time_and_uses_no_attempt
+    mutant 'last number of an attempt in a claim' internal/store/attempts/claim.rs \
+        'AND {NOT_EXPIRED} AND attempt < {MAX_NUMBER} AND kind IN' \
+        'AND {NOT_EXPIRED} AND attempt <= {MAX_NUMBER} AND kind IN' \
+        internal/engine/remote_workers.rs \
+        'Err(error) if error.is_about_the_row() => {}' \
+        'Err(error) if error.is_about_the_row() && jobs.is_empty() => {}' \
+        remote_workers::a_job_at_the_last_number_of_an_attempt_keeps_no_other_job_from_its_worker
+    mutant 'error of a verdict that is repeated' internal/store/attempts/settle.rs \
+        'AND a.number = ? AND a.error <=> ?' \
+        "AND a.number = ? AND COALESCE(?, '') IS NOT NULL" \
+        push_kinds::a_finish_is_refused_when_the_process_has_ended_the_attempt_with_the_same_word \
+        remote_workers::a_job_that_the_next_request_does_not_list_is_given_back_at_once_whatever_process_it_goes_to
+    mutant 'attempts of others under a made-up token' internal/broker/remote_workers.rs \
+        '|| may(&attempt.kind, &attempt.queue)' \
+        '|| may(&attempt.kind, &attempt.queue) || attempt.open.is_none()' \
+        remote_workers::a_key_that_is_limited_to_kinds_and_queues_works_on_nothing_else
+    mutant 'queues in which a kind is served' internal/engine/lib.rs \
+        'let here = self.settings.workers > 0 && self.settings.queues.contains(queue);' \
+        'let here = self.settings.workers > 0;' \
+        remote_workers::a_job_whose_kind_no_runner_of_its_queue_has_is_looked_at_every_few_seconds
+    mutant 'locked batch of a runner that is over' internal/store/attempts/claim_batches.rs \
+        'ORDER BY runner, id FOR UPDATE{SKIP_LOCKED}' \
+        'ORDER BY runner, id FOR UPDATE' \
+        leases::a_finished_batch_that_another_session_locks_delays_no_lost_attempt
+    mutant 'runners of a queue among many' internal/store/runners.rs \
+        'AND (parent IS NOT NULL OR INSTR(queues, ?) > 0)' \
+        'AND (parent IS NOT NULL OR INSTR(queues, ?) >= 0)' \
+        remote_workers::a_worker_of_a_queue_is_seen_behind_more_workers_of_others_than_are_listed
+    mutant 'first version of a declared kind' internal/store/kinds.rs \
+        'rand::random_range(1..=MAX_FIRST_VERSION)' 'MAX_FIRST_VERSION.min(1)' \
+        declared_kinds::the_version_of_a_removed_declaration_changes_none_that_has_its_name
     mutant 'locked queue of a claim for a worker' internal/store/attempts/remote.rs \
         'QUEUE_PATIENCE: Duration = Duration::from_millis(300)' \
         'QUEUE_PATIENCE: Duration = Duration::from_secs(300)' \
@@ -3016,12 +3175,12 @@ mutants() {
         'calm_until = GREATEST(calm_until, lease_until)' 'calm_until = calm_until' \
         outbox_sources::a_runner_keeps_a_source_whose_answer_takes_longer_than_its_lease
     mutant 'depth of a result of a remote worker' internal/handlers/verdict.rs \
-        'if json.as_deref().is_some_and(is_too_deep) {' \
-        'if json.as_deref().is_some_and(is_too_deep) && self.delay_ms.is_some() {' \
+        'json.as_deref().and_then(wrong_json) {' \
+        'json.as_deref().and_then(wrong_json).filter(|_| self.delay_ms.is_some()) {' \
         remote_workers::a_verdict_that_is_not_valid_is_refused_alone \
         push_kinds::a_verdict_that_is_nested_too_deep_is_not_usable_whatever_is_around_it
     mutant 'depth of a result that comes later' internal/api/attempts.rs \
-        'wrong(pointer, TOO_DEEP);' 'let _ = pointer;' \
+        'wrong(pointer, detail);' 'let _ = (pointer, detail);' \
         push_kinds::a_verdict_that_is_nested_too_deep_is_not_usable_whatever_is_around_it
     mutant 'slot of an attempt that is finished later' internal/broker/deferred.rs \
         'settle_and_free(settlement, Arc::clone(&attempt.slots))' 'settle(settlement)' \
@@ -3240,6 +3399,57 @@ mutants() {
         'let longest = end.saturating_duration_since(Instant::now()) + LAST_CALL;' \
         'let longest = LAST_CALL * 18;' \
         cli_faults::an_enqueue_gives_up_in_time_at_a_server_that_takes_requests_and_says_nothing
+    mutant 'plus sign of counts that are lower bounds' cmd/tickr/queues.rs \
+        'if is_floor { "+" } else { "" }' 'if is_floor { "" } else { "" }' \
+        cli_faults::counts_of_a_queue_that_are_lower_bounds_are_printed_with_a_plus_sign
+    mutant 'pause of a queue while reads are busy' cmd/tickr/queues.rs \
+        'if client::is_not_found(error))' 'if client::is_not_found(error) || path.len() > 1)' \
+        cli_faults::an_emergency_pause_is_not_held_up_by_a_server_whose_reads_are_busy
+    mutant 'queues of drained runners' internal/api/queues.rs \
+        'runner.stopped_at.is_none() && runner.parent.is_none()' 'runner.takes_jobs()' \
+        queues::what_is_set_about_a_queue_is_checked_versioned_and_shown
+    mutant 'changes whose answer is one of a proxy' cmd/tickr/client.rs \
+        'refusal.leaves_open() && refusal.code != "stopping"' \
+        'refusal.leaves_open() && refusal.status.is_success()' \
+        cli_faults::a_change_whose_answer_is_lost_is_told_as_one_that_may_have_been_made
+    mutant 'API key whose answer is one of a proxy' cmd/tickr/client.rs \
+        'is_lost || error.downcast_ref::<Refusal>().is_some_and(Refusal::leaves_open)' 'is_lost' \
+        cli_faults::a_change_whose_answer_is_lost_is_told_as_one_that_may_have_been_made
+    mutant 'API key without a token' cmd/tickr/api_keys.rs \
+        'if text(&made, "token").is_empty() {' 'if text(&made, "token").len() == usize::MAX {' \
+        cli_faults::a_change_whose_answer_is_lost_is_told_as_one_that_may_have_been_made
+    mutant 'state that an enqueue does not know' cmd/tickr/enqueue.rs \
+        'Failure { code: 1, error: Some(error) } =>' 'Failure { code: 0, error: Some(error) } =>' \
+        cli_faults::an_enqueue_that_waits_outlives_refusals_and_never_calls_an_accepted_job_not_enqueued
+    mutant 'patience of the first read of a bulk operation' cmd/tickr/operations.rs \
+        'client.get_until(&path, Instant::now() + patience, say)' \
+        'client.get_until(&path, Instant::now() + patience * 0, say)' \
+        cli_faults::a_bulk_operation_is_followed_also_when_its_server_restarts_right_after_the_start
+    mutant 'ids that lead to another path' cmd/tickr/client.rs \
+        'matches!(part, "" | "." | ".." | "%2E" | "%2E%2E")' 'matches!(part, "/")' \
+        cli::a_value_that_a_flag_cannot_have_is_wrong_usage_before_any_request
+    mutant 'URL of the server in the help' cmd/tickr/client.rs \
+        'with which every command refuses it.
+                .hide_env_values(true)' \
+        'with which every command refuses it.
+                .hide_env_values(false)' \
+        cli::a_url_or_token_that_no_server_can_have_is_wrong_usage
+    mutant 'API key of a body that is under way' internal/api/http/body.rs \
+        'Some(mut right) => right.wait_for(read).await,' \
+        'Some(right) if !right.is_good() => Err(right.refusal()),
+            Some(_) => Ok(read.await),' \
+        security::a_request_whose_body_is_under_way_does_nothing_after_its_key_has_ended
+    mutant 'finish key before the body' internal/api/attempts.rs \
+        'deferred_attempt(digest).await?.map(|_| digest))' \
+        'deferred_attempt(digest).await?.map_or(Some(digest), |_| Some(digest)))' \
+        security::a_finish_key_that_no_attempt_has_is_refused_before_its_body_is_read
+    mutant 'time of a line of an import' internal/api/jobs/import.rs \
+        '*deadline.get_or_insert_with(|| Instant::now() + self.patience)' \
+        '*deadline.insert(Instant::now() + self.patience)' \
+        import::what_was_sent_is_answered_before_the_rest_and_a_sender_that_falls_silent_is_told
+    mutant 'addresses other than loopback at an open API' internal/api/http/origin.rs \
+        'address.to_canonical().is_loopback() ||' '!address.is_unspecified() || address.is_unspecified() ||' \
+        security::an_open_api_refuses_pages_of_other_sites_proxies_and_hosts_that_cannot_be_read
     mutant 'hangup under nohup' internal/app/signals.rs \
         'let hangup = (!is_hangup_ignored()).then_some(SIGHUP);' \
         'let hangup = is_hangup_ignored().then_some(SIGHUP).or(Some(SIGHUP));' \

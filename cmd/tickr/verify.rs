@@ -53,6 +53,7 @@ pub(crate) fn command() -> Command {
         "retention_cancelled",
         "retention_failed",
         "retention_discarded",
+        "retention_audit",
         "log",
         "log_format",
     ];
@@ -64,6 +65,9 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let since: Option<Duration> = matches.get_one("since").copied();
     let (repair, as_json) = (matches.get_flag("repair"), matches.get_flag("json"));
     let report = crate::runtime()?.block_on(check(&config, since, repair))?;
+    for error in &report.errors {
+        eprintln!("tickr: {error}");
+    }
     if as_json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
@@ -162,4 +166,17 @@ fn print(report: &Report) {
             VerifyVerdict::Unchecked => "no broken promise was found, but not everything could be checked",
         }
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_retention_on_which_a_check_depends_has_a_flag() {
+        for kept in ["completed", "cancelled", "failed", "discarded", "audit"] {
+            let flag = format!("--retention-{kept}");
+            assert!(command().try_get_matches_from(["verify", &flag, "30d"]).is_ok(), "{flag}");
+        }
+    }
 }

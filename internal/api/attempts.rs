@@ -6,28 +6,29 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Extension;
-use axum::extract::State;
+use axum::extract::{FromRequest as _, Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use crate::http::body::{PartsBody, PathText};
+use crate::http::auth::AuthMethod;
+use crate::http::body::{PartsBody, PathText, forget_body};
 use crate::http::failed_logins::Peer;
 use crate::http::problem::{Code, Problem};
 use crate::view::{Moment, StateWord};
 use crate::{Api, json};
 use tickr_broker::Finished;
-use tickr_handlers::{FinishKey, RemoteVerdict, is_too_deep};
+use tickr_handlers::{FinishKey, RemoteVerdict, wrong_json};
 use tickr_job::{JobId, Progress, State as JobState, limits};
+use tickr_store::StoreError;
 
 /// Longest note with the progress, in characters.
 const MAX_NOTE: usize = 120;
 /// Longest error, in characters.
 const MAX_ERROR: usize = 2_000;
-/// The problem of a result or a checkpoint beyond [`limits::MAX_LEVELS`].
-const TOO_DEEP: &str = "must be nested at most 64 levels deep";
 
 /// What a system says about an attempt on which it works.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -79,8 +80,9 @@ pub(super) async fn report(
     State(api): State<Api>,
     peer: Option<Extension<Peer>>,
     PathText(key): PathText,
-    PartsBody(body): PartsBody<ReportBody>,
+    request: Request,
 ) -> Result<Response, Problem> {
+    let (digest, body) = body_for_key(&api, peer, &key, request).await?;
     let ReportBody { percent, note, checkpoint } = body;
     let mut problems = Vec::new();
     if percent.is_some_and(|percent| !(0.0..=100.0).contains(&percent)) {
@@ -93,8 +95,8 @@ pub(super) async fn report(
     if checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.get().len() > limits::MAX_CHECKPOINT_BYTES) {
         problems.push(tickr_handlers::Problem::at("/checkpoint", "must have at most 65536 bytes"));
     }
-    if checkpoint.as_deref().is_some_and(is_too_deep) {
-        problems.push(tickr_handlers::Problem::at("/checkpoint", TOO_DEEP));
+    if let Some(detail) = checkpoint.as_deref().and_then(wrong_json) {
+        problems.push(tickr_handlers::Problem::at("/checkpoint", detail));
     }
     if !problems.is_empty() {
         return Err(Problem::new(Code::InvalidRequest, "invalid report; `errors` says why").at("", problems));
@@ -102,12 +104,7 @@ pub(super) async fn report(
     let progress = (percent.is_some() || note.is_some())
         .then(|| Progress { percent: percent.unwrap_or(0.0), note: note.filter(|note| !note.is_empty()) });
     let checkpoint = checkpoint.map(|checkpoint| Arc::from(Box::<str>::from(checkpoint)));
-    let digest = digest_of(&key);
-    let reported = match digest {
-        Some(digest) => api.broker.report_on(digest, progress, checkpoint).await?,
-        None => None,
-    };
-    match reported {
+    match api.broker.report_on(digest, progress, checkpoint).await? {
         Some((id, Some(reported))) => {
             let cancel_requested = reported.cancel_requested;
             let answer = ReportAnswer { job: id.to_string(), cancel_requested, until: reported.until.map(Moment) };
@@ -167,8 +164,8 @@ pub(super) struct FinishAnswer {
 
 /// Finish an attempt
 ///
-/// A repeated call with the same verdict changes nothing and has the same answer, so a call that got no answer can be sent
-/// again. With another verdict the answer is 409.
+/// A repeated call with the same verdict and the same `error` changes nothing and has the same answer, so a call that got
+/// no answer can be sent again. If the attempt ended otherwise, the answer is 409.
 #[utoipa::path(
     post, path = "/v1/attempts/{key}/finish", tag = "attempts", operation_id = "finish_attempt",
     params(("key" = String, Path, description = "The finish key")),
@@ -184,14 +181,11 @@ pub(super) async fn finish(
     State(api): State<Api>,
     peer: Option<Extension<Peer>>,
     PathText(key): PathText,
-    PartsBody(body): PartsBody<FinishBody>,
+    request: Request,
 ) -> Result<Response, Problem> {
+    let (digest, body) = body_for_key(&api, peer, &key, request).await?;
     let (finish, checkpoint) = read(body)?;
-    let finished = match digest_of(&key) {
-        Some(digest) => api.broker.finish(digest, finish, checkpoint).await?,
-        None => Finished::Unknown,
-    };
-    match finished {
+    match api.broker.finish(digest, finish, checkpoint).await? {
         Finished::Done { id, state } => Ok(json(StatusCode::OK, FinishAnswer { job: id.to_string(), state })),
         Finished::Ended(id) => Err(ended(id)),
         Finished::Unknown => Err(unknown(&api, peer).await),
@@ -231,8 +225,8 @@ fn read(body: FinishBody) -> Result<(RemoteVerdict, Option<Arc<str>>), Problem> 
         wrong("/checkpoint", "must have at most 65536 bytes");
     }
     for (pointer, json) in [("/result", &result), ("/checkpoint", &checkpoint)] {
-        if json.as_deref().is_some_and(is_too_deep) {
-            wrong(pointer, TOO_DEEP);
+        if let Some(detail) = json.as_deref().and_then(wrong_json) {
+            wrong(pointer, detail);
         }
     }
     if !problems.is_empty() {
@@ -251,8 +245,39 @@ fn read(body: FinishBody) -> Result<(RemoteVerdict, Option<Arc<str>>), Problem> 
     Ok((verdict, checkpoint.map(|checkpoint| Arc::from(Box::<str>::from(checkpoint)))))
 }
 
-fn digest_of(key: &str) -> Option<[u8; 32]> {
-    FinishKey::parse(key).map(|key| key.digest())
+/// Read the body of a call with a finish key, and return it with the digest of the key. The body takes up to 1 MiB of
+/// memory, and these calls need no API key. So it is read only for a finish key that an attempt has.
+async fn body_for_key<T: DeserializeOwned>(
+    api: &Api,
+    peer: Option<Extension<Peer>>,
+    key: &str,
+    mut request: Request,
+) -> Result<([u8; 32], T), Problem> {
+    // The finish key is the right to this call, also when the API was open and is not any more.
+    request.extensions_mut().remove::<AuthMethod>();
+    let problem = match known_digest(api, key).await {
+        Ok(Some(digest)) => {
+            let PartsBody(body) = PartsBody::from_request(request, api).await?;
+            return Ok((digest, body));
+        }
+        Ok(None) => None,
+        Err(error) => Some(Problem::from(error)),
+    };
+    let refuse = async {
+        match problem {
+            Some(problem) => problem,
+            None => unknown(api, peer).await,
+        }
+    };
+    // A client that sends first would otherwise get a reset connection instead of the answer.
+    let (problem, ()) = tokio::join!(refuse, forget_body(request.into_body()));
+    Err(problem)
+}
+
+/// Return the digest of a finish key that an attempt has.
+async fn known_digest(api: &Api, key: &str) -> Result<Option<[u8; 32]>, StoreError> {
+    let Some(digest) = FinishKey::parse(key).map(|key| key.digest()) else { return Ok(None) };
+    Ok(api.broker.store().deferred_attempt(digest).await?.map(|_| digest))
 }
 
 fn ended(id: JobId) -> Problem {

@@ -62,6 +62,8 @@ impl FilterBody {
         let mut wrong = |pointer: String, detail: String| problems.push(tickr_handlers::Problem::at(pointer, detail));
         if self.ids.len() + filter.ids.len() > Filter::MAX_IDS {
             wrong("/filter/ids".into(), format!("must be at most {}", Filter::MAX_IDS));
+        } else if !self.ids.is_empty() && !filter.ids.is_empty() {
+            wrong("/filter/ids".into(), "must not be given beside the ids in q".into());
         }
         for (place, id) in self.ids.iter().take(Filter::MAX_IDS).enumerate() {
             match id.parse() {
@@ -95,6 +97,9 @@ impl FilterBody {
                 continue;
             }
             match path.parse() {
+                Ok(path) if filter.payload.contains_key(&path) => {
+                    wrong(pointer(), "must not be given twice: q or another spelling of the path has a value".into());
+                }
                 Ok(path) => drop(filter.payload.insert(path, wanted)),
                 Err(e) => wrong(pointer(), tickr_job::InvalidPath::to_string(&e)),
             }

@@ -17,8 +17,8 @@ use crate::view::Moment;
 use crate::{Api, json};
 use tickr_job::{Actor, Name, Priority};
 use tickr_store::{
-    Condition, MAX_QUEUES, Pause, PauseRequest, QueueChange, QueueChangeOutcome, QueueDemand, QueueSetting, RunnerSeen,
-    Stats, Store, StoreError,
+    Condition, MAX_QUEUES, Pause, PauseRequest, QueueChange, QueueChangeOutcome, QueueDemand, QueueSetting, Stats,
+    Store, StoreError,
 };
 
 /// Maximum value of a concurrency limit.
@@ -143,6 +143,7 @@ pub(super) fn checked_reason(reason: Option<String>) -> Result<Option<String>, P
 
 struct Counts {
     states: BTreeMap<Name, BTreeMap<String, i64>>,
+    /// The queues that living runners serve, drained ones included, with the number of those that take work.
     runners: BTreeMap<Name, u32>,
     permits: BTreeMap<String, u32>,
     open_dead_letters: BTreeMap<Name, u64>,
@@ -162,15 +163,20 @@ async fn counts(store: &Store, only: Option<&Name>) -> Result<Counts, StoreError
         Some(queue) => store.stats_of(queue.clone()).await?,
         None => store.stats().await?,
     };
-    let runners = store.runners(1_000).await?;
+    let runners = match only {
+        Some(queue) => store.runners_of_queue(queue, 1_000).await?,
+        None => store.runners(1_000).await?,
+    };
     let permits = store.permits().await?;
     let mut states: BTreeMap<Name, BTreeMap<String, i64>> = BTreeMap::new();
     for count in stats.owed.iter().chain(&stats.ended) {
         *states.entry(count.queue.clone()).or_default().entry(count.state.to_string()).or_default() += count.jobs;
     }
     let mut serving: BTreeMap<Name, u32> = BTreeMap::new();
-    for queue in runners.iter().filter(|runner| runner.takes_jobs()).flat_map(|runner| &runner.queues) {
-        *serving.entry(queue.clone()).or_default() += 1;
+    for runner in runners.iter().filter(|runner| runner.stopped_at.is_none() && runner.parent.is_none()) {
+        for queue in &runner.queues {
+            *serving.entry(queue.clone()).or_default() += u32::from(runner.takes_jobs());
+        }
     }
     let Stats { open_dead_letters, open_dead_letters_exact, exact, whole, .. } = stats;
     Ok(Counts { states, runners: serving, permits, open_dead_letters, open_dead_letters_exact, whole, exact })
@@ -248,8 +254,7 @@ pub(super) async fn backlog(State(api): State<Api>, NamePath(name): NamePath) ->
     let (store, queue) = (api.broker.store().clone(), name.clone());
     let (demand, runners, set) = run_with_seat(&api, async move {
         let demand = store.demand_of(queue.clone()).await?;
-        let serves = |runner: &RunnerSeen| runner.takes_jobs() && runner.queues.contains(&queue);
-        let runners = store.runners(1_000).await?.iter().filter(|runner| serves(runner)).count();
+        let runners = store.takers_of_queue(&queue).await?;
         let set = store.listed_queues().await?.into_iter().find(|set| set.name == queue);
         Ok::<_, StoreError>((demand, runners, set))
     })
@@ -261,7 +266,6 @@ pub(super) async fn backlog(State(api): State<Api>, NamePath(name): NamePath) ->
     // A limit that was lowered stops no running job.
     let room = concurrency.map_or(i64::MAX, |limit| (i64::from(limit) - executing).max(0));
     let wanted_workers = executing + startable.min(room);
-    let runners = u32::try_from(runners).unwrap_or(u32::MAX);
     let queue = name.to_string();
     let view = QueueBacklog { queue, wanted_workers, due, executing, exact, paused, concurrency, runners };
     Ok(json(StatusCode::OK, view))

@@ -6,6 +6,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::slice;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -31,7 +32,7 @@ use crate::http::revocation::RequestRight;
 use crate::view::{Moment, StateWord};
 use crate::{Api, json};
 use tickr_broker::{JobDelivery, WorkerFinish, WorkerFinished, WorkerReport};
-use tickr_handlers::{CheckedVerdict, KindDefaults, KnownKind, SentVerdict, VerdictWord, is_too_deep};
+use tickr_handlers::{CheckedVerdict, KindDefaults, KnownKind, SentVerdict, VerdictWord, wrong_json};
 use tickr_job::{AttemptToken, JobId, Name, Progress, RunnerId, State as JobState, is_terminal_control, limits};
 use tickr_store::{BEATS_PER_LEASE, Claimed, NewWorker, RemoteFetch};
 
@@ -88,7 +89,8 @@ impl Ticket {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct WorkerBody {
-    /// Name of the program. The id of the worker begins with it.
+    /// Name of the program. The id of the worker begins with its first 15 letters of English, digits, `-` and `_`, or with
+    /// `worker` if it has none.
     #[schema(min_length = 1, max_length = 64)]
     name: String,
     /// Name of its host, for operators.
@@ -322,7 +324,7 @@ pub(super) enum EndResultWord {
     Settled,
     /// The attempt had ended otherwise, such as by the end of its lease. Nothing was changed.
     LeaseLost,
-    /// No job has this token.
+    /// No job has this token, or the API key may not work on its job and the attempt has ended.
     Unknown,
     /// The verdict is not valid. Nothing was changed, and the attempt still waits for a verdict.
     Refused,
@@ -723,7 +725,7 @@ pub(super) async fn beat(
             let wrong = if text.len() > limits::MAX_CHECKPOINT_BYTES {
                 Some("must have at most 65536 bytes")
             } else {
-                is_too_deep(checkpoint).then_some("must be nested at most 64 levels deep")
+                wrong_json(checkpoint)
             };
             if let Some(wrong) = wrong {
                 refuse("checkpoint", wrong);
@@ -766,6 +768,7 @@ pub(super) async fn beat(
 )]
 pub(super) async fn finish(
     State(api): State<Api>,
+    rights: WorkerRights,
     WorkerPath(_): WorkerPath,
     PartsBody(body): PartsBody<EndsBody>,
 ) -> Result<Response, Problem> {
@@ -791,7 +794,8 @@ pub(super) async fn finish(
     }
     let settings = api.operator_settings.now();
     let limited = |queue: &Name| settings.queues.get(queue).is_some_and(|set| set.concurrency.is_some());
-    let mut finished = api.broker.finish_remotely(finishes, limited).await?.into_iter();
+    let may = |kind: &Name, queue: &Name| rights.cover(slice::from_ref(kind), slice::from_ref(queue));
+    let mut finished = api.broker.finish_remotely(finishes, limited, may).await?.into_iter();
     let results = given.into_iter().map(|(token, errors)| {
         if !errors.is_empty() {
             return EndResult { token, result: EndResultWord::Refused, state: None, errors };

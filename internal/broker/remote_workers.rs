@@ -279,7 +279,7 @@ pub enum WorkerFinished {
     Settled(State),
     /// The attempt had ended otherwise. Nothing was changed.
     LeaseLost,
-    /// There is no such job.
+    /// There is no such job, or the caller may not work on its kind and queue and does not hold the attempt.
     Unknown,
     /// The verdict is not written yet: another session locks the row of the job. The attempt waits for it.
     Locked,
@@ -473,7 +473,12 @@ impl Broker {
         if let Settled::Done { execute_at, line, released, .. } = &reaped.settled {
             released.iter().for_each(|job| self.hint_released(job));
             if let (Some(execute_at), Some((queue, priority))) = (execute_at, line) {
-                self.hint_first(reaped.id, queue, *priority, *execute_at);
+                if *execute_at <= self.store.clock().now() {
+                    self.hint_first(reaped.id, queue, *priority, *execute_at);
+                } else {
+                    // It was given back so often that it comes back later.
+                    self.hint(reaped.id, queue, *priority, *execute_at);
+                }
             }
         }
         let (verdict, state) = (Verdict::Interrupted, reaped.state);
@@ -597,7 +602,9 @@ impl Broker {
     }
 
     /// Give attempts their verdicts, in this order. A repeated call with the same verdicts has the same answers. `limited`
-    /// says which queues have a limit. A verdict that a locked row holds up does not delay the answer to the others.
+    /// says which queues have a limit. A verdict that a locked row holds up does not delay the answer to the others. The
+    /// token of an open attempt is the right to finish it. Of any other attempt the caller is told, and a note is kept,
+    /// only if it `may` work on the kind and the queue: a token that is made up names such an attempt, too.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses. Some of the verdicts may be written then; the call may be repeated.
@@ -605,12 +612,17 @@ impl Broker {
         &self,
         finishes: Vec<WorkerFinish>,
         limited: impl Fn(&Name) -> bool,
+        may: impl Fn(&Name, &Name) -> bool,
     ) -> Result<Vec<WorkerFinished>, StoreError> {
         let known = self.store.remote_attempts(finishes.iter().map(|finish| finish.id).collect()).await?;
         let mut recount: BTreeSet<(Name, RunnerId)> = BTreeSet::new();
         let mut writing = Vec::with_capacity(finishes.len());
         for finish in finishes {
-            let attempt = known.get(&finish.id);
+            let holds = |attempt: &&RemoteAttempt| {
+                attempt.open.as_ref().is_some_and(|(token, ..)| *token == finish.token)
+                    || may(&attempt.kind, &attempt.queue)
+            };
+            let attempt = known.get(&finish.id).filter(holds);
             if let Some(attempt) = attempt
                 && let Some((_, _, runner)) = &attempt.open
                 && limited(&attempt.queue)

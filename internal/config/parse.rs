@@ -93,8 +93,11 @@ pub(super) fn queues(text: &str) -> Result<Vec<String>, Wrong> {
     }
 }
 
-/// Parse a host name without a port, and convert it to lower case.
+/// Parse a host name or an address without a port. Names are converted to lower case, and addresses to their usual form.
 pub(super) fn host_name(text: &str) -> Result<String, Wrong> {
+    if let Ok(address) = text.trim_matches(['[', ']']).parse::<std::net::IpAddr>() {
+        return Ok(address.to_string());
+    }
     let legal = |b: u8| b.is_ascii_alphanumeric() || b"-._".contains(&b);
     if (1..=253).contains(&text.len()) && text.bytes().all(legal) {
         return Ok(text.to_ascii_lowercase());

@@ -206,7 +206,7 @@ pub static SETTINGS: &[Setting<Config>] = &[
     Row::new(
         "http_body_timeout",
         "DURATION",
-        "Time limit for the body of a request, or for each part of an import",
+        "Time limit for the body of a request, or for each line of an import",
         |c, t| parse::put(&mut c.http_body_timeout, duration::between(t, SECOND / 10, HOUR)),
     )
     .default("30s"),

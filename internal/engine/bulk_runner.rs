@@ -283,7 +283,7 @@ fn tell_end(lease: OperationLease, (lost, stopped): (bool, bool)) {
 async fn advance(shared: &EngineState, lease: OperationLease, most: u32) -> Result<BatchOutcome, StoreError> {
     // Only a replay makes jobs, and needs to know their kinds.
     let living_kinds = match lease.action {
-        Action::Replay => shared.store.unstopped_runners().await?.living_kinds,
+        Action::Replay => shared.store.unstopped_runners().await?.served.kinds(),
         _ => HashSet::new(),
     };
     shared.store.advance_operation(lease, most, LEASE, shared.broker.remaker(living_kinds)).await

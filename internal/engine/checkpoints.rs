@@ -15,6 +15,7 @@ use super::live::StopSwitch;
 use tickr_handlers::CheckpointSlot;
 use tickr_job::Checkpoint;
 use tickr_store::Claimed;
+use tickr_telemetry::LinePace;
 
 /// Time between the beginnings of two passes.
 const SPACING: Duration = Duration::from_millis(250);
@@ -27,14 +28,14 @@ const PAGE_BYTES: usize = 1 << 20;
 
 /// Save checkpoints until the runner stops.
 pub(super) async fn save_until_stopped(shared: &EngineState) {
-    let stop = &shared.stop_loops;
+    let (stop, mut lines) = (&shared.stop_loops, LinePace::new());
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
             () = shared.save_checkpoints.notified() => {}
         }
         let began = Instant::now();
-        let pause = match save(shared).await {
+        let pause = match save(shared, &mut lines).await {
             Pass::Done => SPACING.saturating_sub(began.elapsed()),
             Pass::Unfinished => {
                 shared.save_checkpoints.notify_one();
@@ -68,7 +69,7 @@ pub(super) async fn unsaved_after_pass(shared: &EngineState, checkpoint: &Checkp
     checkpoint.unsaved().map(|newest| newest.content)
 }
 
-async fn save(shared: &EngineState) -> Pass {
+async fn save(shared: &EngineState, lines: &mut LinePace) -> Pass {
     let _pass = shared.saving.lock().await;
     let mut unsaved = shared.live.unsaved_checkpoints().into_iter().peekable();
     let mut outcome = Pass::Done;
@@ -86,6 +87,7 @@ async fn save(shared: &EngineState) -> Pass {
         let asked = page.len();
         match shared.store.save_checkpoints(page).await {
             Ok(saved) => {
+                lines.end();
                 shared.live.record_saved(&saved);
                 // The row is locked, or the lease is lost: then the heartbeat stops the attempt.
                 if saved.len() < asked {
@@ -93,7 +95,9 @@ async fn save(shared: &EngineState) -> Pass {
                 }
             }
             Err(error) => {
-                tracing::warn!(%error, "cannot save checkpoints yet");
+                if let Some(left_out) = lines.next_line() {
+                    tracing::warn!(%error, left_out, "cannot save checkpoints yet");
+                }
                 return Pass::Unfinished;
             }
         }
@@ -107,6 +111,7 @@ pub(super) async fn read(shared: &EngineState, claimed: &Claimed, stop: &StopSwi
     if !claimed.has_checkpoint() {
         return None;
     }
+    let mut lines = LinePace::new();
     loop {
         let read = tokio::select! {
             read = shared.store.checkpoint(claimed.id) => read,
@@ -114,7 +119,11 @@ pub(super) async fn read(shared: &EngineState, claimed: &Claimed, stop: &StopSwi
         };
         match read {
             Ok(checkpoint) => return checkpoint,
-            Err(error) if error.is_transient() => tracing::warn!(%error, "cannot read the checkpoint of a job yet"),
+            Err(error) if error.is_transient() => {
+                if lines.next_line().is_some() {
+                    tracing::warn!(%error, "cannot read the checkpoint of a job yet");
+                }
+            }
             Err(error) => {
                 tracing::error!(%error, "cannot read the checkpoint of a job, beginning from the start");
                 return None;

@@ -32,6 +32,7 @@ use tickr_config::Sources;
 use tickr_event::Event;
 use tickr_job::{JobId, Name, RetryPolicy, RunnerId, State, Verdict};
 use tickr_store::{Death, DueJob, Reaped, Settled};
+use tickr_telemetry::LinePace;
 
 /// Subcommand that makes a program run one suspect instead of serving.
 pub const SUSPECT_WORD: &str = "run-suspect";
@@ -39,6 +40,8 @@ pub const SUSPECT_WORD: &str = "run-suspect";
 /// Time that a child has to give its job back after it was told to, before it is killed. Longer than a stopped handler
 /// and the settlement take, and shorter than this runner waits for its workers.
 const GIVE_BACK: Duration = Duration::from_millis(4_500);
+/// Why a child is stopped whose runner goes on.
+const NO_PERMIT: &str = "its runner had no permit of its queue for it any more";
 /// Longest wait for the last lines of a dead child. A process that its handler started may hold the socket open.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
@@ -166,7 +169,7 @@ pub(super) async fn run(
     let mut running = start(shared, program, job.id, &runner).await?;
     tracing::info!(job = %job.id, kind = %job.kind, child = %runner, pid = running.process.id(), "two runners in a row died under this job: running it in a process of its own");
     let mut heard = ChildReports::default();
-    let (status, told_to_stop) = wait_for_end(shared, (job, permit), &mut running, &mut heard).await?;
+    let (status, stopped) = wait_for_end(shared, (job, permit), &mut running, &mut heard).await?;
     let rest = async {
         while let Ok(Some(line)) = running.said.next_line().await {
             handle_report(shared, job, &line, &mut heard);
@@ -178,8 +181,8 @@ pub(super) async fn run(
         return Ok(ended);
     }
     let why = cause_of_end(status);
-    let verdict = if told_to_stop { Verdict::Interrupted } else { Verdict::Lost };
-    let error = if told_to_stop { "the runner shut down".to_owned() } else { why.clone() };
+    let verdict = if stopped.is_some() { Verdict::Interrupted } else { Verdict::Lost };
+    let error = stopped.map_or_else(|| why.clone(), str::to_owned);
     let death = Death { verdict, error, policies: Arc::new(policies(shared)) };
     if let Some(reaped) = end_attempt(shared, job.id, &runner, death).await {
         if verdict == Verdict::Lost {
@@ -225,19 +228,19 @@ async fn start(
     Ok(ChildProcess { process, said, open })
 }
 
-/// Follow the child until it has ended. The flag says whether it was told to stop.
+/// Follow the child until it has ended. Return also why it was told to stop, if it was.
 async fn wait_for_end(
     shared: &EngineState,
     (job, permit): (&DueJob, &Permit),
     running: &mut ChildProcess,
     heard: &mut ChildReports,
-) -> io::Result<(ExitStatus, bool)> {
+) -> io::Result<(ExitStatus, Option<&'static str>)> {
     let mut talks = true;
-    let mut told_to_stop: Option<Instant> = None;
+    let mut told_to_stop: Option<(Instant, &'static str)> = None;
     loop {
         let too_long = async {
             match told_to_stop {
-                Some(told) => tokio::time::sleep_until(told + GIVE_BACK).await,
+                Some((told, _)) => tokio::time::sleep_until(told + GIVE_BACK).await,
                 None => std::future::pending().await,
             }
         };
@@ -248,20 +251,20 @@ async fn wait_for_end(
                     handle_report(shared, job, &line, heard);
                     if waited && heard.claimed.is_some() && !permit.is_usable() && told_to_stop.is_none() {
                         tracing::warn!(job = %job.id, "the permit may be gone, telling the process of the suspect to give the job back");
-                        told_to_stop = Some(Instant::now());
+                        told_to_stop = Some((Instant::now(), NO_PERMIT));
                         running.open = None;
                     }
                 }
                 Ok(None) | Err(_) => talks = false,
             },
-            status = running.process.wait() => return Ok((status?, told_to_stop.is_some())),
+            status = running.process.wait() => return Ok((status?, told_to_stop.map(|(_, why)| why))),
             () = shared.grace_over.cancelled(), if told_to_stop.is_none() => {
-                told_to_stop = Some(Instant::now());
+                told_to_stop = Some((Instant::now(), executor::SHUT_DOWN));
                 running.open = None;
             }
             () = too_long => {
                 running.process.start_kill()?;
-                return Ok((running.process.wait().await?, true));
+                return Ok((running.process.wait().await?, told_to_stop.map(|(_, why)| why)));
             }
         }
     }
@@ -313,11 +316,14 @@ fn handle_report(shared: &EngineState, job: &DueJob, line: &str, heard: &mut Chi
 /// records it.
 async fn end_attempt(shared: &EngineState, job: JobId, child: &RunnerId, death: Death) -> Option<Reaped> {
     let mut pause = Duration::from_millis(100);
+    let mut lines = LinePace::new();
     loop {
         match shared.store.end_of_child(job, child.clone(), death.clone()).await {
             Ok(reaped) => return reaped,
             Err(error) if error.is_transient() => {
-                tracing::warn!(%job, %error, "cannot end the attempt of a dead process yet");
+                if lines.next_line().is_some() {
+                    tracing::warn!(%job, %error, "cannot end the attempt of a dead process yet");
+                }
             }
             Err(error) => {
                 tracing::error!(%job, %error, "cannot end the attempt of a dead process; it ends with its lease");

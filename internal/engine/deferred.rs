@@ -17,6 +17,7 @@ use tickr_event::Event;
 use tickr_handlers::{FinishKeyStore, FinishLater};
 use tickr_job::{AttemptToken, CallOutcome, JobId, Verdict};
 use tickr_store::{Claimed, Deferral, Store};
+use tickr_telemetry::LinePace;
 
 /// Shortest and longest time that another system may take.
 const WITHIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(7 * 24 * 60 * 60));
@@ -48,7 +49,7 @@ impl FinishKeyStore for FinishKeys {
         later: Option<FinishLater>,
     ) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send + '_>> {
         Box::pin(async move {
-            let began = Instant::now();
+            let (job, began, mut lines) = (self.attempt.0, Instant::now(), LinePace::new());
             loop {
                 let store = self.store.upgrade().ok_or("the runner has stopped")?;
                 // The time of the attempt goes on while MySQL is out.
@@ -59,7 +60,9 @@ impl FinishKeyStore for FinishKeys {
                 match stored {
                     Ok(()) => return Ok(()),
                     Err(error) if error.is_transient() && !self.stop.is_cancelled() => {
-                        tracing::warn!(job = %self.attempt.0, %error, "cannot store a finish key yet, trying again");
+                        if lines.next_line().is_some() {
+                            tracing::warn!(%job, %error, "cannot store a finish key yet, trying again");
+                        }
                     }
                     Err(error) => return Err(error.to_string()),
                 }
@@ -87,6 +90,7 @@ pub(super) async fn defer(
 ) -> bool {
     let deferral = deferral(later);
     let mut pause = Duration::from_millis(100);
+    let mut lines = LinePace::new();
     loop {
         let (attempt, kept) = ((claimed.id, claimed.token, claimed.number), (log.clone(), checkpoint.clone()));
         match shared.store.defer(attempt, deferral, (claimed.slots(), call), kept).await {
@@ -102,7 +106,9 @@ pub(super) async fn defer(
                 return false;
             }
             Err(error) => {
-                tracing::warn!(job = %claimed.id, %error, "cannot defer an attempt yet, trying again");
+                if lines.next_line().is_some() {
+                    tracing::warn!(job = %claimed.id, %error, "cannot defer an attempt yet, trying again");
+                }
                 shared.store_failed();
             }
         }

@@ -42,6 +42,9 @@ const LAST_GRACE: Duration = Duration::from_millis(500);
 /// by then.
 const PROCESS_END: Duration = Duration::from_secs(15);
 
+/// Why an attempt ends whose runner stops.
+pub(super) const SHUT_DOWN: &str = "the runner shut down";
+
 /// Time before its expiry, at least, at which a job whose kind has no room is looked at once more.
 const LAST_LOOK: Duration = Duration::from_secs(1);
 /// Time for which the index hides a job that expired after its claim.
@@ -646,9 +649,9 @@ fn judge(
             let ms = claimed.options.time_limit_ms().unwrap_or(defaults.timeout.as_millis() as u64);
             failed(settlement, Verdict::TimedOut, format!("timed out after {ms} ms"))
         }
-        (_, Some(StopReason::Shutdown)) => {
+        (_, Some(reason @ (StopReason::Shutdown | StopReason::GivenBack))) => {
             settlement.again = not_before.map_or(Again::Now, Again::After);
-            failed(settlement, Verdict::Interrupted, "the runner shut down".into())
+            failed(settlement, Verdict::Interrupted, why_given_back(reason).into())
         }
         (_, Some(StopReason::LeaseLost)) => {
             settlement.again = Again::NowWithinBounds;
@@ -665,6 +668,12 @@ fn judge(
             failed(settlement, Verdict::Failed, "the handler was dropped".into())
         }
     }
+}
+
+/// Return the error of an attempt that was given back. A process that runs one suspect does not know whether its runner
+/// shuts down, has no permit for it, or is gone.
+fn why_given_back(reason: StopReason) -> &'static str {
+    if reason == StopReason::GivenBack { "its process was stopped and gave the job back" } else { SHUT_DOWN }
 }
 
 /// Build the job of a follow-up. If it is not valid, return the verdict of the attempt that asked for it.

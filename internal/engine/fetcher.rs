@@ -271,7 +271,7 @@ impl Fetcher {
             Ok(DueWork::Nothing) => {}
             Err(error) => {
                 tracing::warn!(%error, "cannot read due jobs");
-                shared.store_failed();
+                shared.store_trouble.note_unclaimed();
                 return Vec::new();
             }
         }

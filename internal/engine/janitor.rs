@@ -35,6 +35,9 @@ const REST: Duration = Duration::from_secs(3_600);
 /// Jobs may be purged late, when there are many or when purges are only allowed at night. Rows that may go only after
 /// their jobs are kept for this much longer.
 const SLACK: Duration = Duration::from_secs(7 * 86_400);
+/// Pages of one round that MySQL may refuse. Each is half as large as the one before it, and the largest has two
+/// thousand rows.
+const REFUSED: usize = 11;
 /// Time for which the outbox of an application is shown after a runner has last copied from it.
 const KEEP_SOURCES: Duration = Duration::from_secs(7 * 86_400);
 
@@ -117,6 +120,11 @@ impl<'a> PageBudget<'a> {
         Self { shared, eldest, began: now, page: now, left: PAGES, permit: None }
     }
 
+    /// Return whether this table's part of the round has lasted for less than the time of the eldest runner.
+    fn has_time(&self) -> bool {
+        self.began.elapsed() < TURN
+    }
+
     /// Rest after a page. Return false when this table's part of the round is over although there is more to remove.
     pub(super) async fn next_page(&mut self) -> bool {
         self.left = self.left.saturating_sub(1);
@@ -177,9 +185,20 @@ impl GrowingTable {
         place: &mut Option<JobId>,
         mut pages: PageBudget<'_>,
     ) -> Result<bool, StoreError> {
-        let mut rows = 0;
+        let (mut rows, mut refused) = (0, 0);
         let more = loop {
-            let (removed, next) = self.page(shared, *place).await?;
+            let (removed, next) = match self.page(shared, *place).await {
+                Ok(page) => page,
+                // MySQL may have refused the page because it was too large. The next one is smaller.
+                Err(error) if error.is_transient() && refused < REFUSED && pages.has_time() => {
+                    refused += 1;
+                    if pages.next_page().await {
+                        continue;
+                    }
+                    return Err(error);
+                }
+                Err(error) => return Err(error),
+            };
             rows += removed;
             *place = next;
             if next.is_none() {

@@ -103,7 +103,6 @@ pub use recorder::Recorder;
 pub use reports::ReportKeeping;
 pub use solo::{ParentConnection, run_suspect};
 
-use std::collections::HashSet;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -131,8 +130,8 @@ use tickr_client::RunnerClient;
 use tickr_event::Event;
 use tickr_handlers::Registry;
 use tickr_index::Index;
-use tickr_job::{Hours, Name, RunnerId};
-use tickr_store::{DueJob, Retention, RunnerRow, SourceSettings, Store};
+use tickr_job::{Hours, JobId, Name, RunnerId};
+use tickr_store::{DueJob, Retention, RunnerRow, ServedKinds, SourceSettings, Store, StoreError};
 use tickr_telemetry::{Tracer, keep_attempt_logs, log_as};
 use unread::Unread;
 use worker_pool::WorkerPool;
@@ -197,8 +196,8 @@ struct EngineState {
     /// Bounds how many pages the janitor removes at the same time.
     purges: tokio::sync::Semaphore,
     store_trouble: StoreTrouble,
-    /// Kinds that at least one living runner has, as the reaper last read them.
-    living_kinds: Mutex<HashSet<Name>>,
+    /// What living runners execute, as the reaper last read it.
+    served: Mutex<ServedKinds>,
     /// Jobs that are not held any more, for [`released`].
     released: OnceLock<UnboundedSender<DueJob>>,
     /// Requests for jobs of remote workers.
@@ -241,9 +240,9 @@ impl std::fmt::Debug for Engine {
 /// Result of a stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stopped {
-    /// Attempts that still ran when the grace period ended and were given back.
+    /// Attempts whose handlers still ran when the grace period ended, and were told to stop. Their jobs are given back.
     pub given_back: usize,
-    /// Attempts that could not be settled. Their leases end by themselves.
+    /// Attempts that could not be settled, also of those that had ended before. Their leases end by themselves.
     pub abandoned: usize,
 }
 
@@ -396,11 +395,8 @@ impl Engine {
             () = async { fetching.wait().await; working.wait().await } => true,
             () = patience => false,
         };
-        let given_back = if finished { 0 } else { shared.live.close() + shared.suspects_elsewhere() };
+        let (given_back, results_waiting) = if finished { (0, 0) } else { shared.end_grace() };
         shared.grace_over.cancel();
-        if given_back > 0 {
-            tracing::info!(jobs = given_back, "the grace period is over, giving running jobs back");
-        }
         // While the fetcher has not ended, it may still start a job.
         let ended = async {
             fetching.wait().await;
@@ -433,7 +429,7 @@ impl Engine {
         // Unregister the runner only when no claim is under way and every claim was answered. Otherwise an attempt may
         // be left behind, and other runners find it through this runner's row.
         heartbeat.stop(all_settled && shared.store.unanswered_claims() == 0).await;
-        tracing::info!(runner = %shared.runner, given_back, abandoned, "runner stopped");
+        tracing::info!(runner = %shared.runner, given_back, results_waiting, abandoned, "runner stopped");
         Stopped { given_back, abandoned }
     }
 }
@@ -468,7 +464,7 @@ impl EngineState {
             live,
             heartbeats,
             store_trouble: StoreTrouble::new(),
-            living_kinds: Mutex::new(HashSet::new()),
+            served: Mutex::default(),
             released: OnceLock::new(),
             polls: tokio::sync::Mutex::new(polls),
             save_checkpoints: Arc::default(),
@@ -501,6 +497,29 @@ impl EngineState {
         self.store_trouble.note();
     }
 
+    /// Note that a job could not be claimed, and write a line about it at times.
+    fn claim_failed(&self, job: JobId, error: &StoreError) {
+        match self.store_trouble.next_claim_line() {
+            Some(left_out) => tracing::warn!(%job, %error, left_out, "cannot claim a job"),
+            None => tracing::debug!(%job, %error, "cannot claim a job"),
+        }
+        self.store_trouble.note_unclaimed();
+    }
+
+    /// Tell the attempts that are left to stop. Return how many jobs are given back, and how many attempts have ended and
+    /// wait for MySQL to take their results.
+    fn end_grace(&self) -> (usize, usize) {
+        let told = self.live.close(StopReason::Shutdown);
+        let given_back = told.running + self.suspects_elsewhere();
+        if given_back > 0 {
+            tracing::info!(jobs = given_back, "the grace period is over, giving running jobs back");
+        }
+        if told.settling > 0 {
+            tracing::info!(results_waiting = told.settling, "the grace period is over, and results wait for mysql");
+        }
+        (given_back, told.settling)
+    }
+
     /// Return the number of suspects of this runner that run in processes of their own.
     fn suspects_elsewhere(&self) -> usize {
         if self.settings.child.is_some() { self.suspects.running() } else { 0 }
@@ -508,7 +527,14 @@ impl EngineState {
 
     /// Return whether another living runner has this kind.
     fn runs_elsewhere(&self, kind: &Name) -> bool {
-        self.living_kinds.lock().unwrap_or_else(PoisonError::into_inner).contains(kind)
+        self.served.lock().unwrap_or_else(PoisonError::into_inner).has_kind(kind)
+    }
+
+    /// Return whether a living runner that serves this queue has this kind: this one, or one that the reaper has read.
+    fn is_served(&self, queue: &Name, kind: &Name) -> bool {
+        let here = self.settings.workers > 0 && self.settings.queues.contains(queue);
+        here && self.registry.runnable(kind.as_str()).is_some()
+            || self.served.lock().unwrap_or_else(PoisonError::into_inner).has(queue, kind)
     }
 }
 

@@ -1,8 +1,8 @@
 //! The attempts that run in this process now: the heartbeat renews their leases, and each of them can be told to stop.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
@@ -21,6 +21,8 @@ pub enum StopReason {
     Deadline,
     /// The runner stops.
     Shutdown,
+    /// The process that runs one suspect gives it back: its runner told it to, or is gone.
+    GivenBack,
     /// The lease was lost. The handler is told to stop, and is dropped after two seconds. A verdict that comes after the
     /// attempt was taken away becomes a note.
     LeaseLost,
@@ -44,6 +46,7 @@ impl StopSwitch {
             StopReason::Deadline => 2,
             StopReason::Shutdown => 3,
             StopReason::LeaseLost => 4,
+            StopReason::GivenBack => 5,
         };
         // A second reason changes nothing: the verdict follows from the reason that stopped the handler.
         let _ = self.reason.compare_exchange(0, code, Ordering::SeqCst, Ordering::SeqCst);
@@ -56,6 +59,7 @@ impl StopSwitch {
             2 => Some(StopReason::Deadline),
             3 => Some(StopReason::Shutdown),
             4 => Some(StopReason::LeaseLost),
+            5 => Some(StopReason::GivenBack),
             _ => None,
         }
     }
@@ -95,9 +99,18 @@ impl Drop for LiveGuard<'_> {
 #[derive(Default)]
 pub(super) struct LiveAttempts {
     attempts: Mutex<HashMap<JobId, Running, IdHashes>>,
-    /// The grace period of the runner is over. Read and written under the lock, so that no attempt starts unnoticed in
-    /// between.
-    closed: AtomicBool,
+    /// Why no attempt may start any more, once the grace period of the runner is over. Read and written under the lock,
+    /// so that no attempt starts unnoticed in between.
+    closed: OnceLock<StopReason>,
+}
+
+/// The attempts that were told to stop at the end of the grace period.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ToldToStop {
+    /// Those whose handlers still run.
+    pub(super) running: usize,
+    /// Those that have ended and whose verdicts MySQL does not have yet. They go on trying to write them.
+    pub(super) settling: usize,
 }
 
 impl LiveAttempts {
@@ -116,8 +129,8 @@ impl LiveAttempts {
         (progress, checkpoint, finish): (ProgressSlot, CheckpointSlot, FinishSlot),
     ) -> LiveGuard<'_> {
         let mut attempts = self.lock();
-        if self.closed.load(Ordering::Relaxed) {
-            stop.trigger(StopReason::Shutdown);
+        if let Some(reason) = self.closed.get() {
+            stop.trigger(*reason);
         }
         let (since, settling) = (leased, false);
         attempts.insert(id, Running { token, stop, progress, checkpoint, finish, leased, since, settling });
@@ -237,13 +250,14 @@ impl LiveAttempts {
     }
 
     /// Tell all attempts to stop, and those that are added later: the grace period is over. Return how many were told.
-    pub(super) fn close(&self) -> usize {
+    pub(super) fn close(&self, reason: StopReason) -> ToldToStop {
         let attempts = self.lock();
-        self.closed.store(true, Ordering::Relaxed);
+        let _ = self.closed.set(reason);
         for running in attempts.values() {
-            running.stop.trigger(StopReason::Shutdown);
+            running.stop.trigger(reason);
         }
-        attempts.len()
+        let settling = attempts.values().filter(|running| running.settling).count();
+        ToldToStop { running: attempts.len() - settling, settling }
     }
 }
 
@@ -287,6 +301,19 @@ mod tests {
         assert_eq!(renewed(&live), [runs].into());
         drop(still);
         assert!(renewed(&live).is_empty());
+    }
+
+    #[test]
+    fn an_attempt_whose_verdict_waits_is_not_counted_as_one_that_runs_at_a_stop() {
+        let (live, ids) = (LiveAttempts::default(), [JobId::new(), JobId::new(), JobId::new()]);
+        let stops = [StopSwitch::default(), StopSwitch::default(), StopSwitch::default()];
+        let token = AttemptToken::new();
+        let insert = |n: usize| live.insert(ids[n], token, Instant::now(), stops[n].clone(), Default::default());
+        let _attempts = (insert(0), insert(1));
+        live.mark_settling(ids[1], token);
+        assert_eq!(live.close(StopReason::Shutdown), ToldToStop { running: 1, settling: 1 });
+        let _late = insert(2);
+        assert_eq!([0, 2].map(|n| stops[n].reason()), [Some(StopReason::Shutdown); 2]);
     }
 
     #[test]

@@ -153,13 +153,16 @@ impl Reaper {
     }
 
     async fn run_once(&mut self, shared: &EngineState) -> Result<Round, StoreError> {
-        shared.store.delete_closed_batches(&shared.runner).await?;
-        let UnstoppedRunners { reading, beats, living_kinds } = shared.store.unstopped_runners().await?;
+        if let Err(error) = shared.store.delete_closed_batches(&shared.runner).await {
+            // A row that outlives its attempts has no effect, and a later round deletes it.
+            tracing::debug!(%error, "cannot delete the batches of claims that are over yet");
+        }
+        let UnstoppedRunners { reading, beats, served } = shared.store.unstopped_runners().await?;
         let may_judge = may_judge(shared, &reading);
         note_steps(shared).await;
         // Kept here because the list of runners is read anyway: the kinds tell for how long a job of a kind unknown to
         // this runner is put off.
-        *shared.living_kinds.lock().unwrap_or_else(PoisonError::into_inner) = living_kinds;
+        *shared.served.lock().unwrap_or_else(PoisonError::into_inner) = served;
         let lease = shared.settings.lease;
         let shorter = || beats.iter().map(|beat| beat.lease).filter(move |theirs| *theirs < lease);
         let mut round = Round { shortest: shorter().min(), ..Round::default() };

@@ -22,7 +22,7 @@ use tickr_event::Event;
 use tickr_index::{Fetch, Health, Popped};
 use tickr_job::{JobId, Name, RunnerId, limits};
 use tickr_store::{
-    Claim, Claimed, Depth, DueCursor, DueJob, DueLane, DueRange, MAX_REMOTE_CLAIM, MayJudge, RemoteClaims,
+    Claim, Claimed, Depth, DueCursor, DueJob, DueLane, DueRange, MAX_REMOTE_CLAIM, MayJudge, RemoteClaims, StoreError,
 };
 
 /// Most ids taken in one round trip.
@@ -46,8 +46,8 @@ const SEARCH_POLL: Duration = Duration::from_millis(10);
 const MAX_QUEUES: usize = 200;
 /// Shortest time for which the index keeps a job that it delivered too early.
 const NOT_DUE_PAUSE: TimeDelta = TimeDelta::milliseconds(3);
-/// Time for which the index hides a job whose kind no waiting request has: short if a living runner has it, long if none
-/// has.
+/// Time for which the index hides a job whose kind no waiting request has: short if a living runner that serves its queue
+/// has it, long if none has.
 const OTHERS_KIND_PAUSE_MS: i64 = 100;
 const NOBODYS_KIND_PAUSE: TimeDelta = TimeDelta::seconds(5);
 /// Shortest time for which a suspect is put off that no worker was there for. The longest is twice that.
@@ -416,12 +416,11 @@ impl WaitingPolls {
 
     /// Hide a job from the index whose kind no request has that waits here. In MySQL the job stays due.
     fn hide(&self, mut job: DueJob) {
-        let pause =
-            if self.shared.runs_elsewhere(&job.kind) || self.shared.registry.runnable(job.kind.as_str()).is_some() {
-                TimeDelta::milliseconds(OTHERS_KIND_PAUSE_MS / 2 + rand::random_range(0..OTHERS_KIND_PAUSE_MS))
-            } else {
-                NOBODYS_KIND_PAUSE
-            };
+        let pause = if self.shared.is_served(&job.queue, &job.kind) {
+            TimeDelta::milliseconds(OTHERS_KIND_PAUSE_MS / 2 + rand::random_range(0..OTHERS_KIND_PAUSE_MS))
+        } else {
+            NOBODYS_KIND_PAUSE
+        };
         job.execute_at = self.shared.store.clock().now() + pause;
         self.shared.broker.hint_due(&job);
     }
@@ -984,7 +983,8 @@ async fn is_newest(shared: &EngineState, poll: &Poll) -> bool {
     }
 }
 
-/// Send one claim. Return nothing if MySQL failed.
+/// Claim jobs. Return nothing if MySQL failed. If MySQL refuses the claim for the row of one of them, each is claimed
+/// alone, so that the row keeps no other job from its worker.
 async fn try_claim(
     shared: &EngineState,
     poll: &Poll,
@@ -992,6 +992,36 @@ async fn try_claim(
     suspects: bool,
     limited: Option<Name>,
 ) -> Option<RemoteClaims> {
+    match send_claim(shared, poll, jobs, suspects, limited.clone()).await {
+        Err(error) if error.is_about_the_row() => {}
+        claims => return claims.ok(),
+    }
+    let mut all = RemoteClaims::default();
+    for job in jobs {
+        match send_claim(shared, poll, std::slice::from_ref(job), suspects, limited.clone()).await {
+            Ok(RemoteClaims { claims, let_go, no_room, unstarted: _ }) => {
+                all.claims.extend(claims);
+                all.let_go.extend(let_go);
+                all.no_room.extend(no_room);
+            }
+            // The index gets it back later. Until an operator repairs its row, it starts nowhere.
+            Err(error) if error.is_about_the_row() => all.claims.push((job.id, Claim::Gone)),
+            // The jobs that were won are on their way, and what this claim has won is found by the next request.
+            Err(_) if all.claims.iter().any(|(_, claim)| matches!(claim, Claim::Won(_))) => break,
+            Err(_) => return None,
+        }
+    }
+    Some(all)
+}
+
+/// Send one claim.
+async fn send_claim(
+    shared: &EngineState,
+    poll: &Poll,
+    jobs: &[Taken],
+    suspects: bool,
+    limited: Option<Name>,
+) -> Result<RemoteClaims, StoreError> {
     let (heartbeats, lease) = (Arc::clone(&shared.heartbeats), shared.settings.lease);
     let may_judge: MayJudge = Arc::new(move |reading, theirs| {
         heartbeats.record_clock(reading, lease);
@@ -1008,13 +1038,15 @@ async fn try_claim(
             if !unstarted.is_empty() {
                 shared.broker.give_back_unstarted(&poll.fetch.worker.id, unstarted);
             }
-            Some(claims)
+            Ok(claims)
         }
         Err(error) => {
-            tracing::warn!(worker = %poll.fetch.worker.id, %error, "cannot claim jobs for a remote worker");
-            // The ids are gone from the index.
-            shared.reconcile.notify_one();
-            None
+            tracing::warn!(worker = %poll.fetch.worker.id, %error, jobs = jobs.len(), "cannot claim jobs for a remote worker");
+            if !error.is_about_the_row() {
+                // The ids are gone from the index.
+                shared.reconcile.notify_one();
+            }
+            Err(error)
         }
     }
 }

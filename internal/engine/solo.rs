@@ -15,7 +15,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::child::ChildReport;
 use super::heartbeat::Heartbeat;
 use super::heartbeat_history::HeartbeatHistory;
-use super::live::LiveAttempts;
+use super::live::{LiveAttempts, StopReason};
 use super::{EngineSettings, EngineState, checkpoints, executor, reaper};
 use tickr_broker::{Broker, OperatorSettingsCopy};
 use tickr_event::Event;
@@ -167,7 +167,7 @@ async fn to_its_end(
         () = give_back.cancelled() => {}
     }
     tracing::info!("told to stop, giving the job back");
-    shared.live.close();
+    shared.live.close(StopReason::GivenBack);
     shared.grace_over.cancel();
     if let Ok(ended) = tokio::time::timeout(executor::STOP_GRACE + TO_SETTLE, &mut attempt).await {
         return ended.is_ok();

@@ -218,8 +218,7 @@ async fn run_here(shared: &EngineState, claimant: &Claimant, job: DueJob) {
         // It comes back when its limit has room.
         Ok(Claim::Parked) => {}
         Err(error) => {
-            tracing::warn!(job = %job.id, %error, "cannot claim a job");
-            shared.store_failed();
+            shared.claim_failed(job.id, &error);
         }
     }
 }

@@ -156,8 +156,7 @@ async fn handle_claim(
         Ok(Claim::Parked) => {}
         Ok(Claim::Gone) => metrics::counter!("tickr_claims_dropped_total").increment(1),
         Err(error) => {
-            tracing::warn!(job = %id, %error, "cannot claim a job");
-            shared.store_failed();
+            shared.claim_failed(id, &error);
             // The id is gone from the index. Either the job still waits in MySQL, and the reconciler puts it back; or
             // the claim was committed and its answer was lost, and the reaper gives the attempt back.
             tokio::time::sleep(Duration::from_millis(50)).await;

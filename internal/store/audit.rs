@@ -26,7 +26,7 @@ pub(super) const CLOCKS: TimeDelta = TimeDelta::minutes(5);
 const MAX_FOLDED: u32 = 20_000;
 
 /// The table `audit`, purged in the order in which the actions were requested.
-const ACTS: Aged = Aged { table: "audit", made: "at" };
+const ACTS: Aged = Aged { table: "audit", made: "at", page: |pages| &pages.acts };
 
 /// An operator's action that is about to change something.
 #[derive(Clone, Debug)]
@@ -275,11 +275,6 @@ impl Store {
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     #[boxed]
     pub async fn purge_audit(&self, after: Option<Uuid>, keep: Duration) -> Result<(usize, Option<Uuid>), StoreError> {
-        let shared = self.shared.clone();
-        transact(&self.shared.pools.loops, "purge the audit", move |conn, _| {
-            let shared = shared.clone();
-            Box::pin(async move { purge_aged(conn, &shared, &ACTS, after, keep).await })
-        })
-        .await
+        purge_aged(&self.shared, "purge the audit", &ACTS, after, keep).await
     }
 }

@@ -86,7 +86,8 @@ const LEASED: &str = "lease_until = IF(steered_until IS NULL, UTC_TIMESTAMP(6) +
 pub(super) const AT_THE_END: Uuid = Uuid::max();
 
 /// Bulk operations by age. One that is still running counts as new, so it is never purged.
-const OPERATIONS: Aged = Aged { table: "operations", made: "COALESCE(ended_at, UTC_TIMESTAMP(6))" };
+const OPERATIONS: Aged =
+    Aged { table: "operations", made: "COALESCE(ended_at, UTC_TIMESTAMP(6))", page: |pages| &pages.operations };
 
 const COLUMNS: &str = "id, action, filter, params, rate, state, actor, created_at, started_at, ended_at, done, skipped, \
                        failed, estimate, capped, last_error, \
@@ -587,12 +588,7 @@ impl Store {
         after: Option<Uuid>,
         keep: Duration,
     ) -> Result<(usize, Option<Uuid>), StoreError> {
-        let shared = self.shared.clone();
-        transact(&self.shared.pools.loops, "purge operations", move |conn, _| {
-            let shared = shared.clone();
-            Box::pin(async move { purge_aged(conn, &shared, &OPERATIONS, after, keep).await })
-        })
-        .await
+        purge_aged(&self.shared, "purge operations", &OPERATIONS, after, keep).await
     }
 }
 
@@ -1253,7 +1249,7 @@ impl Work {
             if !self.begins(conn, id).await? {
                 continue;
             }
-            let applied = apply_event(conn, shared, id, event, &ordered, PriorRun::Nothing).await;
+            let applied = apply_event(conn, shared, id, event, &ordered).await;
             let AppliedAction { outcome, counts, .. } = match applied {
                 Err(error) if waited_for_lock(&error) && self.leaves(conn, id).await => continue,
                 applied => applied?,

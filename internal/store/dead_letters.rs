@@ -18,6 +18,7 @@ use crate::idempotency::{Answer, IdempotentOutcome, IdempotentRequest, ResponseB
 use crate::jobs::actions::{ActionOutcome, UpdatedJob};
 use crate::jobs::key_holders::take_for_operator;
 use crate::jobs::read::read_job;
+use crate::jobs::subjects::{LockedKeys, subjects_of_change};
 use crate::rows::alerts::failed_deliveries;
 use crate::rows::dead_letters::{NewDeadLetter, StatusColumns, group, insert_dead_letters, write};
 use crate::rows::jobs::{Accepted, accepted_at, mark_held, receipts, write_jobs};
@@ -30,7 +31,7 @@ use crate::sql::connection::{PriorRun, on_pool, transact};
 use crate::sql::error::corrupt;
 use crate::sql::pools::transact_in_turn;
 use crate::sql::session::Session;
-use crate::sql::turns::Subject;
+use crate::sql::turns::{Subject, keys_of};
 use crate::{Store, StoreError};
 use tickr_job::{
     Actor, DeadLetterStatus, Due, Fingerprint, JobId, JobOptions, Name, NewJob, OnConflict, Priority, State, Timestamp,
@@ -371,7 +372,9 @@ impl Store {
     ) -> Result<IdempotentOutcome<Result<Accepted, Refusal>>, StoreError> {
         let shared = self.shared.clone();
         let act = AuditEntry::new(by, "job.replay", id.to_string()).with(json!({"replayed_as": job.id}));
-        let subjects = BTreeSet::from([Subject::Job(id), Subject::Change]);
+        // The new job has the keys of the failed one.
+        let mut subjects = BTreeSet::from([Subject::Job(id), Subject::Change]);
+        subjects.extend(keys_of(&job));
         transact_in_turn(&self.shared.pools, subjects, "replay a dead letter", move |conn, earlier| {
             let (shared, act, idempotent, build, job) =
                 (shared.clone(), act.clone(), idempotent.clone(), Arc::clone(&build), job.clone());
@@ -411,7 +414,7 @@ impl Store {
     ) -> Result<IdempotentOutcome<Result<(), Refusal>>, StoreError> {
         let shared = self.shared.clone();
         let act = AuditEntry::new(by, "job.discard", id.to_string()).with(json!({"reason": reason}));
-        let subjects = BTreeSet::from([Subject::Job(id), Subject::Change]);
+        let subjects = subjects_of_change(&self.shared.pools, id, LockedKeys::Order).await;
         transact_in_turn(&self.shared.pools, subjects, "discard a dead letter", move |conn, earlier| {
             let (shared, act, idempotent, build, reason) =
                 (shared.clone(), act.clone(), idempotent.clone(), Arc::clone(&build), reason.clone());

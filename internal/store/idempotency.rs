@@ -18,14 +18,14 @@ use uuid::Uuid;
 use crate::audit::{AuditEntry, record};
 use crate::rows::aged::{Aged, purge_aged};
 use crate::sql::batches::{bind_padded, groups_by_bytes, padded_len, placeholders, statement, tuples};
-use crate::sql::connection::{on_pool, transact};
+use crate::sql::connection::on_pool;
 use crate::sql::error::{Fault, corrupt, fault, waited_for_lock};
 use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::Timestamp;
 
 /// Stored responses, in the order of their requests.
-const ANSWERS: Aged = Aged { table: "idempotency_keys", made: "created_at" };
+const ANSWERS: Aged = Aged { table: "idempotency_keys", made: "created_at", page: |pages| &pages.answers };
 
 /// A SHA-256 digest.
 pub type Digest = [u8; 32];
@@ -260,11 +260,6 @@ impl Store {
         after: Option<Uuid>,
         keep: Duration,
     ) -> Result<(usize, Option<Uuid>), StoreError> {
-        let shared = self.shared.clone();
-        transact(&self.shared.pools.loops, "purge idempotency keys", move |conn, _| {
-            let shared = shared.clone();
-            Box::pin(async move { purge_aged(conn, &shared, &ANSWERS, after, keep).await })
-        })
-        .await
+        purge_aged(&self.shared, "purge idempotency keys", &ANSWERS, after, keep).await
     }
 }

@@ -20,6 +20,9 @@ use tickr_job::{Actor, DeclaredKind, Editions, Name, Push, PushSecret, Timestamp
 /// Most kinds that operators can declare. Each of them may be the label of a metric.
 pub const MAX_DECLARED_KINDS: usize = 500;
 
+/// Largest first version of a declaration. Each change increments it, and the column has room for as many changes again.
+const MAX_FIRST_VERSION: u32 = u32::MAX / 2;
+
 /// A declared kind as it is stored.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KindSetting {
@@ -91,6 +94,9 @@ impl Store {
             "secret": kind.push.as_ref().is_some_and(|push| push.secret.is_some()),
         }));
         let shared = self.shared.clone();
+        // A declaration that was removed may be made again. If both began with the same version, a client that read the
+        // first one would change the second.
+        let first_version = rand::random_range(1..=MAX_FIRST_VERSION);
         transact(&self.shared.pools.controls, "declare a kind", move |conn, earlier| {
             let (shared, kind, act, condition) = (shared.clone(), kind.clone(), act.clone(), condition.clone());
             Box::pin(async move {
@@ -100,7 +106,7 @@ impl Store {
                     && was_recorded(conn, &act).await?
                     && let Some(before) = before
                 {
-                    let new = before.version == 1;
+                    let new = before.version == first_version;
                     return Ok(DeclareOutcome::Done(before, new));
                 }
                 if !condition.is_met_by(before.as_ref().map(|before| before.version)) {
@@ -118,7 +124,7 @@ impl Store {
                         if usize::try_from(rows).is_ok_and(|rows| rows >= MAX_DECLARED_KINDS) {
                             return Ok(DeclareOutcome::TooMany);
                         }
-                        1
+                        first_version
                     }
                 };
                 let set = KindSetting { kind, changed: (now, act.actor.clone()), version };

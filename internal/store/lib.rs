@@ -81,7 +81,9 @@ pub use attempts::checkpoints::NewCheckpoint;
 pub use attempts::claim::{Claim, Claimed, Opened, Unreadable};
 pub use attempts::claim_batches::{BatchPage, LapseRule, Lapsed};
 pub use attempts::deferred::{Deferral, DeferredAttempt, FinishKeyDigest, Reported};
-pub use attempts::lease::{HeartbeatConnection, OwedPage, Reaped, RunnerBeat, RunnerRow, UnstoppedRunners};
+pub use attempts::lease::{
+    HeartbeatConnection, OwedPage, Reaped, RunnerBeat, RunnerRow, ServedKinds, UnstoppedRunners,
+};
 pub use attempts::limited::LimitSweep;
 pub use attempts::permits::{MayJudge, PermitGrant, PermitRequest};
 pub use attempts::readers::{Reader, UNREAD};
@@ -204,6 +206,7 @@ use attempts::limited::{FreedSlots, SlotsOfJob, SlotsReply};
 use attempts::settle::Settles;
 use jobs::idempotent_inserts::IdempotentInserts;
 use jobs::insert::{Inserts, OrderedInserts, together};
+use rows::aged::AgedPages;
 use rows::limits::KnownLimits;
 use rows::tallies::Lanes;
 use sql::connection::Target;
@@ -269,6 +272,11 @@ struct StoreInner {
     /// The number of children that one transaction looks at, and of jobs of a batch that one cancels.
     children: PageSize,
     cancelled_jobs: PageSize,
+    /// The number of ledger lines, of discarded jobs, and of rows of other tables, of which one transaction removes the
+    /// old ones.
+    purged_jobs: PageSize,
+    purged_discarded: PageSize,
+    aged_pages: AgedPages,
 }
 
 impl StoreInner {
@@ -392,6 +400,9 @@ impl Store {
             batches_changed: Notify::new(),
             children: PageSize::new(jobs::dependencies::CHILDREN),
             cancelled_jobs: PageSize::new(batches::cancel::JOBS),
+            purged_jobs: PageSize::new(retention::purge::PAGE),
+            purged_discarded: PageSize::new(retention::purge::DISCARDED),
+            aged_pages: AgedPages::new(),
         });
         let (options, tasks) = (&shared.options, &shared.tasks);
         let inserts = Inserts { clock: shared.clock.clone(), limits: Arc::clone(&shared.limits) };

@@ -210,6 +210,47 @@ impl Store {
         .await
     }
 
+    /// List the newest living runners that serve a queue, processes before remote workers. Processes for suspects are
+    /// among them whatever they serve.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    #[boxed]
+    pub async fn runners_of_queue(&self, queue: &Name, limit: u32) -> Result<Vec<RunnerSeen>, StoreError> {
+        let listed = in_list_of_names(queue);
+        on_pool(&self.shared.pools.reads, "list the runners of a queue", move |conn, _| {
+            let listed = listed.clone();
+            Box::pin(async move {
+                let sql = format!(
+                    "SELECT {COLUMNS} FROM runners FORCE INDEX (runners_stopped) WHERE stopped_at IS NULL \
+                     AND (parent IS NOT NULL OR INSTR(queues, ?) > 0) ORDER BY via, started_at DESC LIMIT ?"
+                );
+                let found = statement(sql).bind(listed).bind(limit).fetch_all(conn).await?;
+                found.iter().map(seen).collect()
+            })
+        })
+        .await
+    }
+
+    /// Count the living runners that take new work of a queue.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    #[boxed]
+    pub async fn takers_of_queue(&self, queue: &Name) -> Result<u32, StoreError> {
+        let listed = in_list_of_names(queue);
+        on_pool(&self.shared.pools.reads, "count the runners of a queue", move |conn, _| {
+            let listed = listed.clone();
+            Box::pin(async move {
+                let sql = "SELECT COUNT(*) FROM runners FORCE INDEX (runners_stopped) WHERE stopped_at IS NULL \
+                           AND drained_at IS NULL AND parent IS NULL AND INSTR(queues, ?) > 0";
+                let count: i64 = sqlx::query_scalar(sql).bind(listed).fetch_one(conn).await?;
+                Ok(u32::try_from(count).unwrap_or(u32::MAX))
+            })
+        })
+        .await
+    }
+
     /// Count the runners that have neither stopped nor been found dead. Their number is bounded by nothing but the
     /// fleet, so they are not listed.
     ///
@@ -405,6 +446,11 @@ impl Store {
         })
         .await
     }
+}
+
+/// Return how a list of names in JSON has this one. A name needs no escape.
+fn in_list_of_names(name: &Name) -> String {
+    format!("\"{name}\"")
 }
 
 async fn worker_jobs_of(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<Vec<(RunnerId, WorkerJob)>, sqlx::Error> {

@@ -13,10 +13,10 @@
 //! snapshots: a missing entry may be on its way, so it is a fault only if it stays missing for longer than the repair
 //! loops need.
 //!
-//! The report names everything that could not be checked (Redis did not answer, time was over, a row cannot be read,
-//! another session locks a key, there were more differences than can be looked at again, a lease is too long to wait
-//! for its end). A check whose time is over reports the faults that it has found until then.
-//! The verdict is then never [`VerifyVerdict::Kept`].
+//! The report names everything that could not be checked (Redis did not answer, time was over, MySQL failed, a row
+//! cannot be read, another session locks a key, there were more differences than can be looked at again, a lease is too
+//! long to wait for its end). A check whose time is over, or during which MySQL fails, reports the faults that it has
+//! found until then. The verdict is then never [`VerifyVerdict::Kept`].
 //!
 //! The checker trusts the database's clock, except around the moments when the clock was set. Runners record these
 //! (`store/sql/clock_steps.rs`), and times around them prove no order. A step that no runner recorded looks like a
@@ -32,6 +32,7 @@ pub use check::Check;
 pub use report::{Finding, LookedAt, Report, Sample, VerifyVerdict};
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
@@ -111,16 +112,34 @@ impl Pace {
         }
     }
 
-    /// Finish a part of a check that began at this moment. Return false if the time of the check is over before. What
-    /// the part has reported until then stays in the report.
+    /// Finish a part of a check that began at this moment. What the part has reported until it ends stays in the
+    /// report.
     async fn finish(
         self,
         began: Instant,
         part: impl Future<Output = Result<(), StoreError>>,
-    ) -> Result<bool, StoreError> {
+    ) -> Result<(), Unfinished> {
         match tokio::time::timeout(self.left(began), part).await {
-            Ok(done) => done.map(|()| true),
-            Err(_) => Ok(false),
+            Ok(done) => done.map_err(Unfinished::Error),
+            Err(_) => Err(Unfinished::TimeOver),
+        }
+    }
+}
+
+/// The reason why a part of a check was cut short.
+#[derive(Clone, Debug)]
+enum Unfinished {
+    TimeOver,
+    Error(StoreError),
+}
+
+impl fmt::Display for Unfinished {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TimeOver => f.write_str("time was over"),
+            Self::Error(error) if error.is_about_the_row() => write!(f, "a row could not be read ({error})"),
+            // The text of such an error names servers and accounts. Reports are shown to callers of the API.
+            Self::Error(_) => f.write_str("MySQL failed"),
         }
     }
 }
@@ -150,8 +169,9 @@ const BEYOND_PAGES: [Check; 6] =
 /// Check everything. `progress` receives the number of jobs read so far.
 ///
 /// # Errors
-/// [`StoreError`] if MySQL cannot be read. A Redis that does not answer is not an error: the report lists its checks as
-/// skipped. Neither is a time limit that is over: the report has the faults found until then, and is not complete.
+/// [`StoreError`] if MySQL cannot be read at all. A Redis that does not answer is not an error: the report lists its
+/// checks as skipped. Neither is a time limit that is over, nor a MySQL that fails later: the report has the faults
+/// found until then, and is not complete.
 pub async fn verify(
     store: &Store,
     index: &Index,
@@ -163,10 +183,16 @@ pub async fn verify(
     let mut report = Report::new(evidence.at(), settings.since);
     let mut abandoned = Abandoned::new(MAX_ABANDONED);
     let reading = tables(store, &mut evidence, (settings, began), &mut abandoned, &mut report, progress);
-    if !pace.finish(began, Box::pin(reading)).await? {
-        report.cut_short(&[Check::Batch, Check::Counted, Check::DeadLetter]);
-        report.cut_short(&BEYOND_PAGES);
-        report.record_unchecked("time was over before the tables were read".into());
+    if let Err(why) = pace.finish(began, Box::pin(reading)).await {
+        if let Unfinished::Error(error) = &why
+            && report.is_untouched()
+        {
+            return Err(error.clone());
+        }
+        report.cut_short(&[Check::Batch, Check::Counted, Check::DeadLetter], &why);
+        report.cut_short(&BEYOND_PAGES, &why);
+        report.record_unchecked(format!("{why} before the tables were read"));
+        report.keep_error(why);
     }
     let (unreadable, examples) = evidence.unreadable();
     if unreadable > 0 {
@@ -174,21 +200,24 @@ pub async fn verify(
     }
     drop(evidence);
     let suspects = abandoned.suspects.len();
-    if !pace.finish(began, abandoned.look_again(store, patience, &mut report)).await? && suspects > 0 {
-        report.cut_short(&[Check::Abandoned]);
-        report.record_unchecked(format!(
-            "time was over before {suspects} leases that ended long ago had been looked at again"
-        ));
+    if let Err(why) = pace.finish(began, abandoned.look_again(store, patience, &mut report)).await
+        && suspects > 0
+    {
+        report.cut_short(&[Check::Abandoned], &why);
+        report.record_unchecked(format!("{why} before {suspects} leases that ended long ago had been looked at again"));
+        report.keep_error(why);
     }
-    if !pace.finish(began, stranded(store, patience, &mut report)).await? {
-        report.cut_short(&[Check::Limit]);
-        report.record_unchecked("time was over before the parked jobs of removed limits were looked at".into());
+    if let Err(why) = pace.finish(began, stranded(store, patience, &mut report)).await {
+        report.cut_short(&[Check::Limit], &why);
+        report.record_unchecked(format!("{why} before the parked jobs of removed limits were looked at"));
+        report.keep_error(why);
     }
     let left = pace.left(began);
     let comparing = drift::compare(store, index, (settings, left), &mut report);
-    if !pace.finish(began, Box::pin(comparing)).await? {
-        report.cut_short(&[Check::Overdue, Check::IndexMissing, Check::IndexExtra, Check::IndexScore]);
-        report.record_unchecked("time was over before Redis was compared with MySQL".into());
+    if let Err(why) = pace.finish(began, Box::pin(comparing)).await {
+        report.cut_short(&[Check::Overdue, Check::IndexMissing, Check::IndexExtra, Check::IndexScore], &why);
+        report.record_unchecked(format!("{why} before Redis was compared with MySQL"));
+        report.keep_error(why);
     }
     report.elapsed = began.elapsed();
     Ok(report)
@@ -250,11 +279,11 @@ async fn tables(
         let moment = SnapshotFacts { at: evidence.at(), patience: None, steps: &steps };
         whole = beyond_pages(evidence, kept_since, &moment, (settings.pace, began), report).await?;
     } else {
-        report.cut_short(&[Check::Batch]);
+        report.cut_short(&[Check::Batch], &Unfinished::TimeOver);
     }
     if !whole {
         let note = format!("time was over after the oldest {} jobs; the rest was not looked at", report.looked_at.jobs);
-        report.cut_short(&BEYOND_PAGES);
+        report.cut_short(&BEYOND_PAGES, &Unfinished::TimeOver);
         report.record_unchecked(note);
     }
     counted(evidence, &ended, report).await
@@ -644,7 +673,26 @@ mod tests {
             report.add_finding(Check::Lost, JobId::new(), "it is lost".to_owned());
             std::future::pending().await
         };
-        assert!(pace.finish(Instant::now(), hanging).await.is_ok_and(|done| !done));
+        assert!(matches!(pace.finish(Instant::now(), hanging).await, Err(Unfinished::TimeOver)));
         assert_eq!(report.finding(Check::Lost).faults, 1);
+    }
+
+    #[test]
+    fn the_text_of_an_error_of_mysql_is_in_no_report() {
+        let denied = StoreError::Unavailable {
+            attempted: "read batches",
+            cause: "Access denied for user 'tickr'@'db-7.internal'".to_owned(),
+            source: None,
+        };
+        let unreadable = StoreError::corrupt("read batches", "event \"later\"");
+        let mut report = Report::new(Timestamp::UNIX_EPOCH, None);
+        for why in [denied, unreadable].map(Unfinished::Error) {
+            report.cut_short(&[Check::BatchEnd], &why);
+            report.record_unchecked(format!("{why} before the tables were read"));
+            report.keep_error(why);
+        }
+        let told = serde_json::to_string(&report).unwrap();
+        assert!(!told.contains("db-7") && told.contains("later"), "{told}");
+        assert!(report.errors[0].to_string().contains("db-7"));
     }
 }

@@ -6,9 +6,9 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::ser::Serializer;
 
-use super::Check;
+use super::{Check, Unfinished};
 use tickr_job::{JobId, Timestamp};
-use tickr_store::JobEvidence;
+use tickr_store::{JobEvidence, StoreError};
 
 /// Maximum number of samples for each check. All faults are counted.
 const MAX_SAMPLES: usize = 20;
@@ -35,6 +35,9 @@ pub struct Report {
     pub checks: Vec<Finding>,
     /// Notes for a person that are not faults.
     pub notes: Vec<String>,
+    /// Errors of MySQL that cut parts of the check short. Their texts are for logs and terminals only.
+    #[serde(skip)]
+    pub errors: Vec<StoreError>,
     /// Duration of the check, in milliseconds.
     #[serde(rename = "elapsed_ms", serialize_with = "in_ms")]
     pub elapsed: Duration,
@@ -128,8 +131,14 @@ impl Report {
             looked_at: LookedAt::default(),
             checks: Check::ALL.into_iter().map(finding).collect(),
             notes: Vec::new(),
+            errors: Vec::new(),
             elapsed: Duration::ZERO,
         }
+    }
+
+    /// Return whether nothing was read and nothing was found.
+    pub(super) fn is_untouched(&self) -> bool {
+        self.looked_at == LookedAt::default() && self.verdict == VerifyVerdict::Kept
     }
 
     /// Return the number of faults of each check that found any.
@@ -167,10 +176,17 @@ impl Report {
         self.checks[check as usize].repaired += entries;
     }
 
-    /// Mark checks that need all of the tables as skipped because time was over.
-    pub(super) fn cut_short(&mut self, checks: &[Check]) {
+    /// Mark checks that need all of the tables as skipped, for this reason.
+    pub(super) fn cut_short(&mut self, checks: &[Check], why: &Unfinished) {
         for check in checks {
-            self.checks[*check as usize].skipped = Some("time was over before all rows were looked at".into());
+            self.checks[*check as usize].skipped = Some(format!("{why} before all rows were looked at"));
+        }
+    }
+
+    /// Keep the error of MySQL that cut a part short, if it was one.
+    pub(super) fn keep_error(&mut self, why: Unfinished) {
+        if let Unfinished::Error(error) = why {
+            self.errors.push(error);
         }
     }
 

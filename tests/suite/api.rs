@@ -241,9 +241,12 @@ async fn a_result_is_200_when_over_202_while_not_and_the_waiter_is_woken() {
     let failed = tickr.get(&format!("/v1/jobs/{id}/result?wait=30s")).await;
     assert_eq!((&failed.body["state"], &failed.body["last_error"]), (&json!("failed"), &json!("rejected on request")));
 
-    for wrong in ["wait=30", "wait=-1s", "wait=s", "wait=", "wait=1h", "patience=1s", "wait=99999999999999999999s"] {
+    for wrong in
+        ["wait=30", "wait=-1s", "wait=s", "wait=", "wait=61s", "wait=1h", "patience=1s", "wait=99999999999999999999s"]
+    {
         let answer = tickr.get(&format!("/v1/jobs/{id}/result?{wrong}")).await;
         assert_eq!((answer.status, answer.code()), (422, "invalid_request"), "{wrong}");
+        assert_eq!(answer.pointers(), [wrong.split('=').next().unwrap()], "{:#}", answer.body);
     }
     let nobody = tickr.get(&format!("/v1/jobs/{}/result?wait=30s", JobId::new())).await;
     assert_eq!((nobody.status, nobody.code()), (404, "not_found"));

@@ -14,7 +14,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::browser::{Browser, link};
 use crate::support::{
-    Halt, Owed, Proxy, TestApp, connect, database, drop_database, eventually, http, server_options, table_prefix,
+    DEADLINE, Halt, Owed, Proxy, TestApp, connect, database, drop_database, eventually, http, server_options,
+    table_prefix,
 };
 
 const DIGITS: &str = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
@@ -394,32 +395,11 @@ async fn tallies_of_a_thousand_queues_end_and_every_sum_stays() {
     tickr.stop().await;
 }
 
-/// Wait until a session of tickr waits for the lock on the row of a job.
-async fn until_locked_out(tickr: &TestApp) {
-    eventually("the purge waits for the row", || async {
-        let rows = sqlx::raw_sql("SHOW FULL PROCESSLIST").fetch_all(&mut tickr.mysql().await).await.unwrap();
-        let name = tickr.config.mysql_url().unwrap().expose().to_owned();
-        let waits = rows.iter().any(|row| {
-            // MySQL returns these texts as bytes.
-            let said = |column: &str| {
-                let bytes: Option<Vec<u8>> = row.try_get_unchecked(column).unwrap();
-                bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
-            };
-            let (database, info) = (said("db"), said("Info"));
-            database.is_some_and(|database| name.contains(&database))
-                // Not the statement of the holder, which a busy server may still show after it has answered.
-                && info.is_some_and(|sql| sql.starts_with("SELECT id FROM jobs FORCE INDEX") && sql.contains("FOR UPDATE"))
-        });
-        waits.then_some(())
-    })
-    .await;
-}
-
-/// A job is found old enough, but is retried and ends again before the purge gets its lock. Then it must stay.
+/// A job is found old enough, but is retried and ends again before the purge has its lock. Then it must stay.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_that_ended_anew_while_the_purge_waited_for_it_stays() {
+async fn a_job_that_ended_anew_before_the_purge_had_its_lock_stays() {
     let tickr = TestApp::start().await;
-    let store = tickr.app.broker().store();
+    let (store, proxy, mut mysql) = store_behind_proxy(tickr.config.mysql_url().unwrap().expose()).await;
     let fails = json!({"kind": "fail", "payload": {"permanent": true}});
     let (aged, discarded) = (tickr.enqueue(fails.clone()).await, tickr.enqueue(fails).await);
     tickr.until(aged, State::Failed).await;
@@ -431,13 +411,7 @@ async fn a_job_that_ended_anew_while_the_purge_waited_for_it_stays() {
         (aged, Retention { failed: Duration::ZERO, ..Retention::all(DAY) }),
         (discarded, Retention { discarded: Duration::ZERO, ..Retention::all(DAY) }),
     ] {
-        let bytes = format!("UNHEX('{}')", id.uuid().simple());
-        let mut holder = tickr.mysql().await;
-        let sql = |sql: String| sqlx::raw_sql(sqlx::AssertSqlSafe(sql));
-        holder
-            .execute(sql(format!("START TRANSACTION; SELECT id FROM jobs WHERE id = {bytes} FOR UPDATE")))
-            .await
-            .unwrap();
+        proxy.hold_back("SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE id IN");
         let purge = {
             let (store, keep) = (store.clone(), keep.clone());
             tokio::spawn(async move {
@@ -448,18 +422,17 @@ async fn a_job_that_ended_anew_while_the_purge_waited_for_it_stays() {
                 }
             })
         };
-        until_locked_out(&tickr).await;
+        eventually("the purge is about to lock the row", || async { proxy.holds_one_back().then_some(()) }).await;
         // These rows are what a retry and its failure leave behind.
-        let now = "UTC_TIMESTAMP(6)";
-        holder
-            .execute(sql(format!(
-                "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, end_state, error) \
-                 SELECT job_id, 2, 1, runner, {now}, {now}, {now}, 'rejected', 'failed', error FROM attempts WHERE job_id = {bytes}; \
-                 UPDATE dead_letters SET standing = 'open', since = {now}, failed_at = {now}, actor = NULL, reason = NULL \
-                 WHERE job_id = {bytes}; COMMIT"
-            )))
-            .await
-            .unwrap();
+        let (now, bytes) = ("UTC_TIMESTAMP(6)", format!("UNHEX('{}')", id.uuid().simple()));
+        let anew = format!(
+            "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, end_state, error) \
+             SELECT job_id, 2, 1, runner, {now}, {now}, {now}, 'rejected', 'failed', error FROM attempts WHERE job_id = {bytes}; \
+             UPDATE dead_letters SET standing = 'open', since = {now}, failed_at = {now}, actor = NULL, reason = NULL \
+             WHERE job_id = {bytes}"
+        );
+        mysql.execute(sqlx::raw_sql(AssertSqlSafe(anew))).await.unwrap();
+        proxy.pass_held_back();
         assert_eq!(purge.await.unwrap(), 0, "{id}");
         assert_eq!(tickr.job(id).await["attempts"].as_array().unwrap().len(), 2);
     }
@@ -467,6 +440,7 @@ async fn a_job_that_ended_anew_while_the_purge_waited_for_it_stays() {
     let keep = Retention { failed: Duration::ZERO, ..Retention::all(DAY) };
     tokio::time::sleep(Duration::from_millis(5)).await;
     assert_eq!(store.purge_page(None, &keep).await.unwrap().jobs, 2);
+    store.close().await;
     tickr.stop().await;
 }
 
@@ -591,6 +565,82 @@ async fn a_purge_of_jobs_of_many_schedules_goes_on_in_another_transaction() {
     assert_eq!(first.jobs, 400, "two jobs of each of two hundred schedules");
     assert_eq!(store.purge_page(first.next, &keep).await.unwrap().jobs, 100);
     assert_eq!(marked_ticks(&mut mysql).await, 500);
+    drop(store);
+    drop_database(&url, &name).await;
+}
+
+/// Discard all jobs but the first `kept`.
+async fn discard_behind(mysql: &mut MySqlConnection, kept: u32) {
+    let sql = format!(
+        "INSERT INTO dead_letters (job_id, kind, queue, fingerprint, failed_at, error, standing, since, actor, reason) \
+         SELECT id, kind, queue, UNHEX('0123456789abcdef'), created_at, 'broken', 'discarded', created_at, 'test', 'known' \
+         FROM jobs FORCE INDEX (PRIMARY) ORDER BY id LIMIT 10000 OFFSET {kept}"
+    );
+    mysql.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await.unwrap();
+}
+
+/// Lock the rows of the oldest jobs, as a runner does that freezes while it removes them.
+async fn lock_oldest(session: &mut MySqlConnection, jobs: u32) {
+    let lock = format!("SELECT id FROM jobs FORCE INDEX (PRIMARY) ORDER BY id LIMIT {jobs} FOR UPDATE");
+    session.execute("START TRANSACTION").await.unwrap();
+    session.execute(AssertSqlSafe(lock)).await.unwrap();
+}
+
+/// Much shorter than the eight waits for a locked row after which a call fails.
+const NO_WAIT: Duration = Duration::from_secs(20);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ended_jobs_that_another_session_locks_hold_up_the_removal_of_no_other() {
+    let (name, url) = database().await;
+    let (store, _proxy, mut mysql) = store_behind_proxy(&url).await;
+    let mut frozen = connect(&url).await;
+    let keep = Retention::all(DAY);
+    ended_of_schedules(&mut mysql, 600, 10_000).await;
+    discard_behind(&mut mysql, 300).await;
+    lock_oldest(&mut frozen, 1).await;
+    // The row of a job that stays, in a table with fewer rows than the page has jobs.
+    frozen.execute("SELECT job_id FROM dead_letters ORDER BY job_id DESC LIMIT 1 FOR UPDATE").await.unwrap();
+    let purged = tokio::time::timeout(NO_WAIT, store.purge_page(None, &keep)).await;
+    assert_eq!(purged.expect("the purge waits for a locked row").unwrap().jobs, 299);
+    frozen.execute("ROLLBACK").await.unwrap();
+    assert_eq!(store.purge_page(None, &keep).await.unwrap().jobs, 1);
+    // The discarded ones of a whole page and some more are locked.
+    lock_oldest(&mut frozen, 260).await;
+    let purged = tokio::time::timeout(NO_WAIT, store.purge_discarded(&keep)).await;
+    assert_eq!(purged.expect("the purge waits for a locked row").unwrap(), (40, false));
+    frozen.execute("ROLLBACK").await.unwrap();
+    assert_eq!(store.purge_discarded(&keep).await.unwrap(), (256, true));
+    assert_eq!(store.purge_discarded(&keep).await.unwrap(), (4, false));
+    drop(store);
+    drop_database(&url, &name).await;
+}
+
+/// MySQL may refuse a transaction for its size, as in group replication, or may not end it in time.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_purge_that_mysql_does_not_carry_out_goes_on_in_smaller_pages() {
+    let (name, url) = database().await;
+    let (store, proxy, mut mysql) = store_behind_proxy(&url).await;
+    ended_of_schedules(&mut mysql, 300, 10_000).await;
+    answered(&mut mysql, 10_000).await;
+    let keep = Retention::all(DAY);
+    // Each page is tried three times. Those of 2,000, 1,000, 500 and 250 attempts are refused.
+    proxy.refuse("COMMIT", 3100, 12);
+    for _ in 0..4 {
+        let refused = store.purge_page(None, &keep).await.unwrap_err();
+        assert!(refused.is_transient(), "{refused}");
+    }
+    assert!(proxy.is_through());
+    let (began, mut place, mut gone) = (Instant::now(), None, 0);
+    while gone < 300 {
+        // The server may still be rolling back the last page, and rows that it has locked are left out.
+        assert!(began.elapsed() < DEADLINE, "{gone} jobs are removed");
+        let purged = store.purge_page(place, &keep).await.unwrap();
+        assert!(purged.jobs <= 125, "{purged:?}");
+        (gone, place) = (gone + purged.jobs, purged.next);
+    }
+    proxy.refuse("COMMIT", 3100, 3);
+    store.purge_idempotency_keys(None, 7 * DAY).await.unwrap_err();
+    assert_eq!(store.purge_idempotency_keys(None, 7 * DAY).await.unwrap().0, 500);
     drop(store);
     drop_database(&url, &name).await;
 }

@@ -4,14 +4,14 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use reqwest::Method;
+use reqwest::{Method, RequestBuilder};
 use serde_json::{Value, json};
 use tickr::config::Config;
 use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Answer, Proxy, TestApp, answer, gated, http};
+use crate::support::{Answer, Proxy, TestApp, answer, eventually, eventually_seen, gated, http};
 
 const LATER_MS: u64 = 3_600_000;
 
@@ -249,6 +249,97 @@ async fn a_change_whose_commit_was_not_answered_is_recognised_and_not_repeated()
         assert_eq!(acts(&tickr, id).await.len(), 1);
     }
     cut.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+/// Send a request about a job through the proxy. MySQL commits it, and the job has ended for the `nth` time before the
+/// runner learns that it gets no answer.
+async fn answered_after_the_end(
+    tickr: &TestApp,
+    proxy: &Proxy,
+    (id, nth): (JobId, usize),
+    call: RequestBuilder,
+) -> Answer {
+    let cuts = proxy.cuts();
+    proxy.keep_commit_of("INSERT INTO audit");
+    let ends = async {
+        eventually("the answer to the COMMIT is lost", || async { (proxy.cuts() > cuts).then_some(()) }).await;
+        eventually_seen("the job has ended", || async {
+            // The runner of the request has given no hint to the index yet.
+            tickr.post(&format!("/v1/jobs/{id}/run-now"), json!({})).await;
+            let job = tickr.job(id).await;
+            let ended = matches!(job["state"].as_str(), Some("completed" | "failed"));
+            if ended && job["attempts"].as_array().unwrap().len() == nth { Ok(()) } else { Err(job) }
+        })
+        .await;
+        proxy.let_in();
+    };
+    tokio::join!(answer(call), ends).0
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_whose_commit_was_not_answered_is_done_once_although_its_job_has_ended_since() {
+    let tickr = TestApp::start().await;
+    let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
+    let through = Config::for_tests(&proxy.url(), "redis://unused");
+    let elsewhere = |config: &mut Config| {
+        config.mysql_url = through.mysql_url;
+        config.queues = vec!["nothing".into()];
+    };
+    let cut = tickr.another_with(elsewhere, Registry::new()).await;
+    let url = |path: String| format!("http://{}/v1/jobs/{path}", cut.addr());
+    let done =
+        async |id: JobId, action: &str| acts(&tickr, id).await.iter().filter(|act| act["action"] == action).count();
+
+    let failed = tickr.enqueue(json!({"kind": "fail", "payload": {"times": 9}, "max_attempts": 1})).await;
+    tickr.until(failed, State::Failed).await;
+    let retry = http().post(url(format!("{failed}/retry")));
+    let retried = answered_after_the_end(&tickr, &proxy, (failed, 2), retry).await;
+    assert_eq!((retried.status, &retried.body["state"]), (200, &json!("failed")), "{:#}", retried.body);
+    assert_eq!(done(failed, "job.retry").await, 1);
+
+    let hastened = tickr.enqueue(later()).await;
+    let run_now = http().post(url(format!("{hastened}/run-now")));
+    let hurried = answered_after_the_end(&tickr, &proxy, (hastened, 1), run_now).await;
+    assert_eq!((hurried.status, &hurried.body["state"]), (200, &json!("completed")), "{:#}", hurried.body);
+
+    // With an idempotency key, the first answer is the one that every later request gets.
+    for (key, state) in [(None, "completed"), (Some("lost"), "waiting")] {
+        let id = tickr.enqueue(later()).await;
+        let send = || {
+            let request = http().request(Method::PATCH, url(id.to_string())).json(&json!({"priority": 3}));
+            key.into_iter().fold(request, |request, key| request.header("Idempotency-Key", key))
+        };
+        let changed = answered_after_the_end(&tickr, &proxy, (id, 1), send()).await;
+        assert_eq!((changed.status, &changed.body["state"]), (200, &json!(state)), "{:#}", changed.body);
+        assert_eq!(changed.body["priority"], 3);
+        let again = answer(send()).await;
+        assert_eq!((again.status, again.body == changed.body), if key.is_some() { (200, true) } else { (409, false) });
+        assert_eq!(done(id, "job.change").await, 1);
+    }
+    cut.stop(CancellationToken::new()).await;
+    tickr.until_idle().await;
+    assert_eq!(tickr.job(failed).await["attempts"].as_array().unwrap().len(), 2);
+    tickr.stop().await;
+}
+
+/// Unlike in a new job, neither the kind nor the expiry is a field of a change.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_change_points_at_a_field_of_its_body_although_the_cause_lies_in_the_job() {
+    let tickr = TestApp::start().await;
+    assert_eq!(tickr.put("/v1/kinds/resize", json!({"queue": "pictures"})).await.status, 201);
+    let picture = tickr.enqueue(json!({"kind": "resize", "delay_ms": LATER_MS})).await;
+    assert_eq!(tickr.delete("/v1/kinds/resize").await.status, 204);
+    let expires = tickr.enqueue(json!({"kind": "noop", "delay_ms": LATER_MS, "expires_in_ms": 2 * LATER_MS})).await;
+    let too_late = chrono::Utc::now() + chrono::TimeDelta::hours(3);
+    for (id, body, code, pointer) in [
+        (picture, json!({"payload": {"path": "a.png"}}), "unknown_kind", "/payload"),
+        (expires, json!({"delay_ms": 3 * LATER_MS}), "invalid_request", "/delay_ms"),
+        (expires, json!({"execute_at": too_late}), "invalid_request", "/execute_at"),
+    ] {
+        let refused = patch(&tickr, id, &[], &body).await;
+        assert_eq!((refused.status, refused.code(), refused.pointers()), (422, code, vec![pointer]), "{body}");
+    }
     tickr.stop().await;
 }
 

@@ -125,15 +125,17 @@ async fn a_schedule_of_the_file_goes_to_the_queue_of_its_declared_kind() {
 async fn declarations_have_versions_and_are_listed_beside_the_compiled_kinds() {
     let tickr = TestApp::start().await;
     let declared = tickr.put("/v1/kinds/resize", resize()).await;
-    assert_eq!((declared.status, declared.header("etag")), (201, "\"1\""));
-    assert_eq!(tickr.put("/v1/kinds/resize", resize()).await.header("etag"), "\"1\"");
-    let with = |tag: &'static str, body: Value| {
+    let first = declared.header("etag").to_owned();
+    assert_eq!(declared.status, 201);
+    assert_eq!(tickr.put("/v1/kinds/resize", resize()).await.header("etag"), first);
+    let with = |tag: &str, body: Value| {
         let request = tickr.request(Method::PUT, "/v1/kinds/resize").header("if-match", tag).json(&body);
         async move { answer(request).await }
     };
-    let changed = with("\"1\"", json!({"max_attempts": 2})).await;
-    assert_eq!((changed.status, changed.header("etag")), (200, "\"2\""));
-    let stale = with("\"1\"", json!({"max_attempts": 3})).await;
+    let changed = with(&first, json!({"max_attempts": 2})).await;
+    let second = changed.header("etag").to_owned();
+    assert_eq!((changed.status, second == first), (200, false), "{first} {second}");
+    let stale = with(&first, json!({"max_attempts": 3})).await;
     assert_eq!((stale.status, stale.code()), (412, "precondition_failed"));
     let absent = tickr.request(Method::PUT, "/v1/kinds/resize").header("if-none-match", "*").json(&json!({}));
     assert_eq!(answer(absent).await.status, 412);
@@ -145,7 +147,7 @@ async fn declarations_have_versions_and_are_listed_beside_the_compiled_kinds() {
     };
     assert_eq!(origin("resize"), Some((json!("declared"), json!(2))));
     assert_eq!(origin("noop").map(|(origin, _)| origin), Some(json!("compiled")));
-    assert_eq!(tickr.get("/v1/kinds/resize").await.header("etag"), "\"2\"");
+    assert_eq!(tickr.get("/v1/kinds/resize").await.header("etag"), second);
     assert_eq!(tickr.get("/v1/kinds/noop").await.body["origin"], "compiled");
     assert_eq!(tickr.get("/v1/kinds/nothing").await.status, 404);
 
@@ -167,6 +169,18 @@ async fn declarations_have_versions_and_are_listed_beside_the_compiled_kinds() {
     let acts = tickr.get("/v1/audit").await.body;
     let acts: Vec<&str> = acts["data"].as_array().unwrap().iter().map(|act| act["action"].as_str().unwrap()).collect();
     assert_eq!(acts, ["kind.remove", "kind.declare", "kind.declare"]);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_version_of_a_removed_declaration_changes_none_that_has_its_name() {
+    let tickr = TestApp::start().await;
+    let first = tickr.put("/v1/kinds/resize", json!({"max_attempts": 1})).await.header("etag").to_owned();
+    assert_eq!(tickr.delete("/v1/kinds/resize").await.status, 204);
+    assert_eq!(tickr.put("/v1/kinds/resize", json!({"max_attempts": 2})).await.status, 201);
+    let put = tickr.request(Method::PUT, "/v1/kinds/resize").header("if-match", &first);
+    assert_eq!(answer(put.json(&json!({"max_attempts": 3}))).await.status, 412);
+    assert_eq!(tickr.get("/v1/kinds/resize").await.body["max_attempts"], 2);
     tickr.stop().await;
 }
 

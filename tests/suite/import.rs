@@ -452,6 +452,15 @@ async fn what_was_sent_is_answered_before_the_rest_and_a_sender_that_falls_silen
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 500);
     drop(sender);
 
+    // Bytes that come one by one do not keep an import open.
+    let trickle = stream::unfold((), |()| async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        Some((Ok::<_, std::io::Error>("\n"), ()))
+    });
+    let trickled = import(&tickr, "", None, reqwest::Body::wrap_stream(trickle));
+    let trickled = tokio::time::timeout(DEADLINE, trickled).await.expect("the import ends");
+    assert_eq!(trickled.end["problem"]["code"], "request_timeout", "{:#}", trickled.end);
+
     let wrong = http().post(tickr.url("/v1/jobs/import")).json(&json!({})).send().await.unwrap();
     assert_eq!(wrong.status(), 415);
     for query in ["?on_error=explode", "?receipts=some", "?colour=red"] {

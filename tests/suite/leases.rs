@@ -126,6 +126,34 @@ async fn a_row_that_a_silent_runner_locks_delays_no_other_of_its_lost_attempts()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_finished_batch_that_another_session_locks_delays_no_lost_attempt() {
+    let tickr = bystander().await;
+    let mut silent = Runner::start(&tickr, &[("TICKR_WORKERS", "1"), ("TICKR_LEASE", "6s")]);
+    let id = tickr.enqueue(json!({"kind": "sleep", "payload": {"ms": 600_000}})).await;
+    tickr.until(id, State::Executing).await;
+    let pulse = Pulse::start(&tickr).await;
+    silent.kill9();
+    let killed = Instant::now();
+    // A batch of the runner whose attempts have ended. Another runner froze while it deleted that.
+    let mut holder = tickr.mysql().await;
+    let runner: String = sqlx::query_scalar("SELECT runner FROM owed").fetch_one(&mut holder).await.unwrap();
+    let over = "INSERT INTO claim_batches (runner, id, token, ids) VALUES (?, ?, ?, ?)";
+    let over = sqlx::query(over).bind(&runner).bind(&[1_u8; 16][..]).bind(&[2_u8; 16][..]).bind(&[3_u8; 16][..]);
+    over.execute(&mut holder).await.unwrap();
+    let mut held = holder.begin().await.unwrap();
+    let lock = "SELECT id FROM claim_batches WHERE runner = ? AND id = ? FOR UPDATE";
+    let locked = sqlx::query(lock).bind(&runner).bind(&[1_u8; 16][..]).fetch_all(&mut *held).await.unwrap();
+    assert_eq!(locked.len(), 1);
+    tickr.until_count(LOST, 1).await;
+    let (after, leeway_ms) = (killed.elapsed(), pulse.leeway_ms(killed, 6).unsigned_abs());
+    println!("the attempt was lost after {after:?}, with {leeway_ms} ms for stalls of the machine");
+    assert!(after < Duration::from_secs(11) + Duration::from_millis(leeway_ms), "{after:?}");
+    held.rollback().await.unwrap();
+    tickr.sql("UPDATE owed SET execute_at = UTC_TIMESTAMP(3) + INTERVAL 1 HOUR").await;
+    tickr.stop_broken("no runner has the queue of its jobs").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 #[ignore = "waits for the limit of a silent transaction, 15 s; MariaDB only"]
 async fn jobs_that_a_runner_was_claiming_when_it_froze_run_elsewhere() {
     let tickr = bystander().await;

@@ -717,13 +717,16 @@ async fn a_result_waits_for_as_long_as_mysql_takes_none_and_no_longer_than_its_j
     behind.stop_broken("rows were deleted behind the back of a runner").await;
 }
 
+/// Lets a runner log each claim that fails. At the level `info` it logs one of them in thirty seconds.
+const EACH_CLAIM: (&str, &str) = ("TICKR_LOG", "info,tickr_engine=debug");
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_runner_whose_commits_are_refused_fetches_no_job_until_one_succeeds() {
     const DUE: usize = 200;
     let behind = TestApp::start_alone(|_| {}, bystander).await;
     let proxy = Proxy::start(behind.config.mysql_url().unwrap().expose()).await;
     let url = proxy.url();
-    let env = [("TICKR_MYSQL_URL", url.as_str()), ("TICKR_LEASE", "30s"), ("TICKR_WORKERS", "8")];
+    let env = [("TICKR_MYSQL_URL", url.as_str()), ("TICKR_LEASE", "30s"), ("TICKR_WORKERS", "8"), EACH_CLAIM];
     let mut runner = Runner::start(&behind, &env);
     runner.base().await;
     let first = behind.enqueue(json!({"kind": "noop"})).await;
@@ -742,6 +745,76 @@ async fn a_runner_whose_commits_are_refused_fetches_no_job_until_one_succeeds() 
         behind.until(*id, State::Completed).await;
     }
     assert_eq!(behind.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'").await, 1 + DUE as i64);
+    runner.signal("TERM");
+    assert_eq!(runner.exit_code().await, Some(0), "{}", runner.log());
+    behind.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runner_whose_claims_alone_are_refused_slows_down_until_one_succeeds() {
+    const DUE: usize = 200;
+    let behind = TestApp::start_alone(|_| {}, bystander).await;
+    let proxy = Proxy::start(behind.config.mysql_url().unwrap().expose()).await;
+    let url = proxy.url();
+    let env = [("TICKR_MYSQL_URL", url.as_str()), ("TICKR_LEASE", "30s"), ("TICKR_WORKERS", "8"), EACH_CLAIM];
+    let mut runner = Runner::start(&behind, &env);
+    runner.base().await;
+    let first = behind.enqueue(json!({"kind": "noop"})).await;
+    behind.until(first, State::Completed).await;
+    // The account has lost a right on this table. The write of a probe needs another one.
+    proxy.refuse("INSERT INTO claim_batches", 1142, usize::MAX);
+    let due = behind.enqueue_many((0..DUE).map(|_| json!({"kind": "noop"}))).await;
+    runner.until_log("cannot claim a job").await;
+    // A runner without a pause tries each of the jobs in this time.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let log = runner.log();
+    let lines: Vec<&str> = log.lines().filter(|line| line.contains("cannot claim a job")).collect();
+    let warnings = lines.iter().filter(|line| line.contains("WARN")).count();
+    println!("{} of {DUE} jobs were tried, {warnings} warnings", lines.len());
+    assert!(lines.len() < DUE / 2, "{} jobs were tried", lines.len());
+    assert_eq!(warnings, 1, "{log}");
+    proxy.pass();
+    for id in &due {
+        behind.until(*id, State::Completed).await;
+    }
+    assert_eq!(behind.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'").await, 1 + DUE as i64);
+    runner.signal("TERM");
+    assert_eq!(runner.exit_code().await, Some(0), "{}", runner.log());
+    behind.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runner_whose_results_find_no_room_is_not_ready_and_fetches_no_job() {
+    let behind = TestApp::start_alone(|_| {}, bystander).await;
+    let proxy = Proxy::start(behind.config.mysql_url().unwrap().expose()).await;
+    let url = proxy.url();
+    // Verdicts of 64 jobs may wait in such a runner while it runs eight more.
+    let env = [("TICKR_MYSQL_URL", url.as_str()), ("TICKR_LEASE", "30s"), ("TICKR_WORKERS", "8")];
+    let mut runner = Runner::start(&behind, &env);
+    let base = runner.base().await;
+    let client = http();
+    let ready = async || answer(client.get(format!("{base}/readyz"))).await.status;
+    eventually("the runner is ready", || async { (ready().await == 200).then_some(()) }).await;
+    // The disk has no room for new rows. A change of a row that is there needs none.
+    proxy.refuse("INSERT INTO attempts", 1114, usize::MAX);
+    let due = behind.enqueue_many((0..100).map(|_| json!({"kind": "sleep", "payload": {"ms": 150}}))).await;
+    runner.until_log("cannot settle yet").await;
+    eventually("the runner is not ready", || async { (ready().await == 503).then_some(()) }).await;
+    let claimed = async || behind.count("SELECT COUNT(*) FROM owed WHERE state = 'executing'").await;
+    let before = claimed().await;
+    // Waiting verdicts are tried again each two seconds, and each time the write of a probe succeeds.
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    let after = claimed().await;
+    println!("{before} jobs were claimed, {after} after a while");
+    // Eight claims may have been under way.
+    assert!(after <= before + 8, "{before} jobs were claimed, {after} after a while");
+    assert_eq!(ready().await, 503);
+    proxy.pass();
+    for id in &due {
+        behind.until(*id, State::Completed).await;
+    }
+    eventually("the runner is ready", || async { (ready().await == 200).then_some(()) }).await;
+    behind.assert_each_ran_once(100).await;
     runner.signal("TERM");
     assert_eq!(runner.exit_code().await, Some(0), "{}", runner.log());
     behind.stop().await;

@@ -471,6 +471,7 @@ async fn an_operation_finds_ended_jobs_of_thousands_of_lines() {
 async fn an_operation_that_cannot_be_meant_is_refused_and_a_key_starts_it_once() {
     let tickr = TestApp::start().await;
     let far = chrono::Utc::now() + chrono::TimeDelta::hours(366 * 24 + 1);
+    let (one, two) = (Uuid::now_v7(), Uuid::now_v7());
     for (body, pointers) in [
         (json!({"action": "cancel"}), vec!["/filter"]),
         (json!({"action": "cancel", "filter": {}}), vec!["/filter"]),
@@ -492,6 +493,16 @@ async fn an_operation_that_cannot_be_meant_is_refused_and_a_key_starts_it_once()
             vec!["/filter/payload/a..b", "/filter/payload/c"],
         ),
         (json!({"action": "cancel", "filter": {"colour": "red"}}), vec!["/filter/colour"]),
+        // Every condition must hold, and these name two values for one thing.
+        (
+            json!({"action": "cancel", "filter": {"q": "payload.tenant:42", "payload": {"tenant": 43}}}),
+            vec!["/filter/payload/tenant"],
+        ),
+        (
+            json!({"action": "cancel", "filter": {"payload": {"user.id": 1, "\"user\".id": 2}}}),
+            vec!["/filter/payload/user.id"],
+        ),
+        (json!({"action": "cancel", "filter": {"q": format!("id:{one}"), "ids": [two]}}), vec!["/filter/ids"]),
     ] {
         let answer = tickr.post("/v1/operations", body.clone()).await;
         assert_eq!((answer.status, answer.code()), (422, "invalid_request"), "{body}");

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -598,6 +599,22 @@ async fn a_key_whose_row_is_locked_delays_the_jobs_of_no_other_key() {
     assert_eq!(accepted.status, 201, "{:#}", accepted.body);
     tickr.until_idle().await;
     assert_eq!(log.order()["locked"], [0, 1]);
+    tickr.stop().await;
+}
+
+/// A runner that freezes in the end of a job keeps the row of its order key.
+#[tokio::test(flavor = "multi_thread")]
+async fn cancels_that_wait_for_a_locked_order_key_hold_up_no_other_change() {
+    let tickr = TestApp::start().await;
+    let job = json!({"kind": "noop", "order_key": "k", "delay_ms": 3_600_000});
+    let ids = tickr.enqueue_many(vec![job; 8]).await;
+    let mut session = tickr.mysql().await;
+    session.execute("BEGIN").await.unwrap();
+    session.execute("SELECT * FROM order_keys WHERE order_key = 'k' FOR UPDATE").await.unwrap();
+    let paths = ids.iter().map(|id| format!("/v1/jobs/{id}/cancel")).collect::<Vec<_>>();
+    let cancels = join_all(paths.iter().map(|path| async { tickr.post(path, json!({})).await.status }));
+    let answers = tickr.goes_on_beside(cancels, &mut session).await;
+    assert_eq!(answers, [200; 8]);
     tickr.stop().await;
 }
 

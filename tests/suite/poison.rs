@@ -638,6 +638,8 @@ async fn a_child_whose_runner_is_killed_gives_its_job_back_and_ends() {
     let found_ms: i64 = sqlx::query_scalar(sql).bind(killed).fetch_one(&mut tickr.mysql().await).await.unwrap();
     // Found by the lease alone, it would take the lease plus five seconds.
     assert!(found_ms < 10_000 + pulse.leeway_ms(began, 0), "given back after {found_ms} ms");
+    let stopped = "SELECT COUNT(*) FROM attempts WHERE error = 'its process was stopped and gave the job back'";
+    assert_eq!(tickr.count(stopped).await, 2);
     // No attempt is used up, and the jobs are suspects as before.
     let as_before = "SELECT COUNT(*) FROM owed WHERE losses = 2 AND attempt - spared = 2 AND state = 'waiting'";
     assert_eq!(tickr.count(as_before).await, 2, "{:?}", tickr.job(ids[0]).await);

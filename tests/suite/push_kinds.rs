@@ -540,6 +540,30 @@ async fn a_receiver_that_never_finishes_is_called_again_at_its_lease_and_its_lat
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_finish_is_refused_when_the_process_has_ended_the_attempt_with_the_same_word() {
+    let tickr = TestApp::start().await;
+    let receiver = Receiver::start().await;
+    tickr.declare(&receiver.kind(json!({"answer_ms": 1_000}), json!({"max_attempts": 2}))).await;
+    receiver.plan([Reaction::Silence]);
+    let id = tickr.resize().await;
+    let first = receiver.call().await.token();
+    assert_eq!(tickr.until_attempts(id, 1).await["attempts"][0]["verdict"], "failed", "no answer in time");
+    let late = json!({"verdict": "failed", "error": "disk full", "delay_ms": 600_000, "checkpoint": {"at": 7}});
+    let refused = tickr.finish_pushed(&first, late).await;
+    assert_eq!((refused.status, refused.code()), (409, "attempt_ended"), "{:#}", refused.body);
+    // The verdict of the receiver itself has the same answer again.
+    tickr.until_held_by_receiver(id).await;
+    let second = until_called(&receiver, id).await;
+    assert_eq!((&second.document["attempt"], second.document.get("checkpoint")), (&json!(2), None));
+    for _ in 0..2 {
+        let finished = tickr.finish_pushed(&second.token(), json!({"verdict": "failed", "error": "disk full"})).await;
+        assert_eq!((finished.status, &finished.body["state"]), (200, &json!("failed")), "{:#}", finished.body);
+    }
+    assert_eq!(tickr.verdicts(id).await, ["failed", "failed"]);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 #[ignore = "the receiver takes twenty minutes"]
 async fn a_receiver_finishes_after_twenty_minutes() {
     let tickr = TestApp::start().await;

@@ -869,6 +869,17 @@ async fn what_is_set_about_a_queue_is_checked_versioned_and_shown() {
     assert!(code == 0 && out.contains("paused       no"), "{out}");
     let (code, _, err) = run(&["queues", "set", "mail", "--concurrency", "few"]).await;
     assert!(code == 2 && err.contains("none"), "{err}");
+
+    // The queue of a drained runner is known, also before its first job.
+    assert_eq!(tickr.get("/v1/queues/default").await.body["runners"], 1);
+    let runner = tickr.app.runner().as_str().replace('/', "%2F");
+    assert_eq!(tickr.post(&format!("/v1/runners/{runner}/drain"), json!({})).await.status, 200);
+    let served = tickr.get("/v1/queues/default").await;
+    assert_eq!((served.status, &served.body["runners"]), (200, &json!(0)), "{:#}", served.body);
+    let listed = tickr.get("/v1/queues").await.body;
+    assert!(listed["data"].as_array().unwrap().iter().any(|queue| queue["name"] == "default"), "{listed:#}");
+    let (code, _, err) = run(&["queues", "pause", "default"]).await;
+    assert_eq!(code, 0, "{err}");
     tickr.stop().await;
 }
 

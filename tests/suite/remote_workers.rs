@@ -4,6 +4,8 @@ use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::{Connection, Executor};
@@ -433,6 +435,63 @@ async fn a_job_that_waited_for_a_worker_of_its_kind_starts_when_the_worker_asks(
     pulse.assert_within(Duration::from_millis(2_500), began, "the job comes before its pause is over");
     worker.finish(at, &job, json!({"verdict": "succeeded"})).await;
     waiting.abort();
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_whose_kind_no_runner_of_its_queue_has_is_looked_at_every_few_seconds() {
+    let tickr = started_with(|config| config.queues = vec!["elsewhere".to_owned()]).await;
+    let at = tickr.app.addr();
+    assert_eq!(tickr.put("/v1/kinds/crop", json!({"queue": "pictures"})).await.status, 201);
+    // The kind turns from workers to a receiver, which the process calls, but not for this queue.
+    let push = json!({"queue": "pictures", "run": {"push": {"url": "http://127.0.0.1:9/jobs"}}});
+    let declared = tickr.put("/v1/kinds/resize", push).await;
+    assert_eq!(declared.status, 200, "{:#}", declared.body);
+    tickr.until_count("SELECT COUNT(*) FROM runners WHERE kinds LIKE '%\"resize\"%'", 1).await;
+    let crops = json!({"name": "crop", "kinds": ["crop"], "queues": ["pictures"], "slots": 1});
+    let other = Worker::register_as(&tickr, crops).await;
+    let waiting = tokio::spawn(async move { other.fetch(at, 1, 60_000, &[]).await });
+    tickr.until_count("SELECT COUNT(*) FROM runners WHERE fetch_id IS NOT NULL", 1).await;
+    let id = tickr.enqueue_kind("resize", json!(1)).await;
+    let key = tickr.key("waiting");
+    // A job that a runner of its queue executes is hidden for a fifth of a second at most.
+    eventually("the job is hidden for seconds", || async {
+        let mut redis = tickr.redis().await;
+        let mut all = redis::cmd("ZRANGE");
+        let all = all.arg(&key).arg(0).arg(-1).arg("WITHSCORES");
+        let hidden: Vec<(String, f64)> = all.query_async(&mut redis).await.unwrap();
+        let far = chrono::Utc::now().timestamp_millis() as f64 + 1_000.0;
+        hidden.iter().any(|(entry, due)| entry.contains(&id.to_string()) && *due > far).then_some(())
+    })
+    .await;
+    waiting.abort();
+    assert_eq!(tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await.status, 200);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_of_a_queue_is_seen_behind_more_workers_of_others_than_are_listed() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let only = json!({"name": "test", "kinds": ["resize"], "queues": ["pictures"], "slots": 1});
+    let worker = Worker::register_as(&tickr, only).await;
+    let row = |n: usize| {
+        format!(
+            "('many{n}.w', '', '[\"crop\"]', '[\"others\"]', 1, 3600000, UTC_TIMESTAMP(6) + INTERVAL 1 SECOND, \
+             UTC_TIMESTAMP(6), TRUE, 'http')"
+        )
+    };
+    let rows: Vec<String> = (0..1_001).map(row).collect();
+    let columns = "id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at, claim_batches, via";
+    tickr.sql(format!("INSERT INTO runners ({columns}) VALUES {}", rows.join(", "))).await;
+    let id = tickr.enqueue_kind("resize", json!(1)).await;
+    assert_eq!(tickr.get("/v1/queues/pictures/backlog").await.body["runners"], 1);
+    let why = tickr.get(&format!("/v1/jobs/{id}/explain")).await.body;
+    let codes: Vec<&Value> = why["reasons"].as_array().unwrap().iter().map(|reason| &reason["code"]).collect();
+    assert!(codes.iter().all(|code| **code != "queue_not_served" && **code != "kind_unknown"), "{why:#}");
+    tickr.sql("DELETE FROM runners WHERE id LIKE 'many%'").await;
+    let job = worker.fetch(at, 1, 20_000, &[]).await.pop().unwrap();
+    worker.finish(at, &job, json!({"verdict": "succeeded"})).await;
     tickr.stop().await;
 }
 
@@ -895,10 +954,65 @@ async fn a_job_that_the_next_request_does_not_list_is_given_back_at_once_whateve
     }
     let stale = worker.finish(tickr.app.addr(), &held[1], json!({"verdict": "succeeded"})).await;
     assert_eq!(stale["result"], "lease_lost", "the attempt that was given back is another one");
+    // The process has given it back, with the verdict of a release.
+    let released = json!({"verdict": "released", "checkpoint": {"at": 7}});
+    assert_eq!(worker.finish(tickr.app.addr(), &held[1], released).await["result"], "lease_lost");
     assert_eq!(tickr.verdicts(id_of(&held[1])).await, ["interrupted", "succeeded"]);
     assert_eq!(tickr.verdicts(id_of(&held[0])).await, ["succeeded"]);
     assert_eq!(ids.len(), 2);
     stop(other).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_never_arrives_comes_back_later_each_time_and_uses_no_attempt() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 1).await;
+    let id = tickr.enqueue_kind("resize", json!(1)).await;
+    // A client that cannot read the answers lists nothing.
+    for number in 1..=101 {
+        assert_eq!(worker.fetch(at, 1, 30_000, &[]).await.len(), 1, "{number}");
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts").await, 100);
+    // The next two requests give it back, each for longer than the one before. The claim keeps the due time.
+    for (number, ms) in [(101, 850), (102, 1_700)] {
+        worker.fetch(at, 1, 0, &[]).await;
+        let late = format!(
+            "SELECT COUNT(*) FROM owed o JOIN attempts a ON a.job_id = o.id AND a.number = {number} \
+             AND a.verdict = 'interrupted' WHERE o.execute_at >= a.finished_at + INTERVAL {ms}000 MICROSECOND"
+        );
+        assert_eq!(tickr.count(late).await, 1, "after attempt {number}");
+        if number == 101 {
+            assert_eq!(worker.fetch(at, 1, 30_000, &[]).await.len(), 1);
+        }
+    }
+    let job = worker.fetch(at, 1, 30_000, &[]).await.pop().unwrap();
+    assert_eq!((id_of(&job), &job["attempt"]), (id, &json!(1)));
+    assert_eq!(worker.finish(at, &job, json!({"verdict": "succeeded"})).await["state"], "completed");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_at_the_last_number_of_an_attempt_keeps_no_other_job_from_its_worker() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let ids = tickr.enqueue_many((0..3).map(|n| json!({"kind": "resize", "payload": n}))).await;
+    let of_first = format!("WHERE id = x'{}'", ids[0].uuid().simple());
+    tickr.sql(format!("UPDATE owed SET attempt = 65535, spared = 65535 {of_first}")).await;
+    let worker = Worker::register(&tickr, 3).await;
+    let mut held = worker.fetch(at, 3, 30_000, &[]).await;
+    while held.len() < 2 {
+        held.extend(worker.fetch(at, 2, 30_000, &held.iter().collect::<Vec<_>>()).await);
+    }
+    let mut got: Vec<JobId> = held.iter().map(id_of).collect();
+    got.sort_unstable();
+    assert_eq!(got, ids[1..]);
+    for job in &held {
+        assert_eq!(worker.finish(at, job, json!({"verdict": "succeeded"})).await["state"], "completed");
+    }
+    tickr.sql(format!("UPDATE owed SET attempt = 0, spared = 0 {of_first}")).await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{}/cancel", ids[0]), json!({})).await.status, 200);
     tickr.stop().await;
 }
 
@@ -2663,8 +2777,29 @@ async fn a_key_that_is_limited_to_kinds_and_queues_works_on_nothing_else() {
         assert_eq!(call(&other).await.status, 404, "{verb}");
         assert!(call(&own).await.status < 300, "{verb}");
     }
-    let still = called(at, Method::POST, format!("/v1/workers/{other}/beat"), all, json!({"holding": []})).await;
+    let still =
+        called(at, Method::POST, format!("/v1/workers/{other}/beat"), all.clone(), json!({"holding": []})).await;
     assert_eq!(still.status, 200, "no call of the other key ended it");
+
+    // A token that names an attempt of another kind tells the key nothing of its job.
+    let job = json!({"kind": "secret", "payload": 1});
+    assert_eq!(called(at, Method::POST, "/v1/jobs".to_owned(), admin, job).await.status, 201);
+    let fetch = json!({"slots": 1, "wait_ms": 20_000, "holding": [], "fetch_id": Uuid::now_v7()});
+    let fetched = called(at, Method::POST, format!("/v1/workers/{other}/fetch"), all.clone(), fetch).await;
+    let token = fetched.body["jobs"][0]["token"].as_str().unwrap().to_owned();
+    let finish = |worker: &str, key: &str, token: &str| {
+        let verdicts = json!({"verdicts": [{"token": token, "verdict": "succeeded"}]});
+        called(at, Method::POST, format!("/v1/workers/{worker}/finish"), key.to_owned(), verdicts)
+    };
+    let result = |answer: Answer| answer.body["results"][0].clone();
+    assert_eq!(result(finish(&other, &all, &token).await)["result"], "settled");
+    let mut made_up = URL_SAFE_NO_PAD.decode(&token).unwrap();
+    made_up[16..32].copy_from_slice(Uuid::new_v4().as_bytes());
+    for token in [token.as_str(), &URL_SAFE_NO_PAD.encode(made_up)] {
+        let told = result(finish(&own, &limited, token).await);
+        assert_eq!((&told["result"], told.get("state")), (&json!("unknown"), None), "{told:#}");
+    }
+    assert_eq!(result(finish(&other, &all, &token).await)["state"], "completed", "a repetition");
     tickr.stop().await;
 }
 

@@ -382,6 +382,92 @@ async fn streams_imports_and_waits_end_with_their_key_on_every_runner() {
     tickr.stop().await;
 }
 
+/// A request whose head was let in, and whose body is not complete.
+struct Begun {
+    socket: tokio::net::TcpStream,
+    rest: String,
+}
+
+impl Begun {
+    /// Send the head and half of the body. The server asks for the body once it has let the head in.
+    async fn send(tickr: &TestApp, line: &str, key: &str, body: &Value) -> Self {
+        let (body, length) = (body.to_string(), body.to_string().len());
+        let auth = if key.is_empty() { String::new() } else { format!("Authorization: Bearer {key}\r\n") };
+        let head = format!(
+            "{line} HTTP/1.1\r\nHost: 127.0.0.1\r\n{auth}Content-Type: application/json\r\n\
+             Content-Length: {length}\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n"
+        );
+        let mut socket = tokio::net::TcpStream::connect(tickr.app.addr()).await.unwrap();
+        socket.write_all(head.as_bytes()).await.unwrap();
+        let mut asked = [0; 25];
+        tokio::time::timeout(DEADLINE, socket.read_exact(&mut asked)).await.expect("a word about the body").unwrap();
+        assert_eq!(&asked, b"HTTP/1.1 100 Continue\r\n\r\n");
+        let (half, rest) = body.split_at(length / 2);
+        socket.write_all(half.as_bytes()).await.unwrap();
+        Self { socket, rest: rest.to_owned() }
+    }
+
+    /// Send the rest of the body, if the server still takes it. Return the answer.
+    async fn end(mut self) -> String {
+        let _ = self.socket.write_all(self.rest.as_bytes()).await;
+        self.answer().await
+    }
+
+    /// Return the answer to the request as it is.
+    async fn answer(mut self) -> String {
+        let mut answer = Vec::new();
+        // The connection of an answer that came before the body may be reset after it.
+        let read = tokio::time::timeout(DEADLINE, self.socket.read_to_end(&mut answer)).await;
+        let _ = read.expect("an answer");
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_whose_body_is_under_way_does_nothing_after_its_key_has_ended() {
+    let tickr = TestApp::start().await;
+    let url = tickr.url("");
+    let job = json!({"kind": "noop", "delay_ms": 3_600_000});
+    let anonymous = Begun::send(&tickr, "POST /v1/jobs", "", &job).await;
+    let admin = make_api_key(&url, "", "ops", json!({"scope": "admin"})).await;
+    let old = make_api_key(&url, &admin, "old", json!({"scope": "admin"})).await;
+    knows(&url, &old, 200).await;
+    knows(&url, "", 401).await;
+    let answer = anonymous.end().await;
+    assert!(answer.starts_with("HTTP/1.1 401 ") && answer.contains("since this request began"), "{answer}");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 0);
+
+    let back = Begun::send(&tickr, "PUT /v1/api-keys/back", &old, &json!({"scope": "admin"})).await;
+    let kept = Begun::send(&tickr, "POST /v1/jobs", &admin, &job).await;
+    assert_eq!(call(&url, Method::DELETE, "/v1/api-keys/old", &admin, None).await.status, 200);
+    knows(&url, &old, 401).await;
+    let answer = back.end().await;
+    assert!(answer.starts_with("HTTP/1.1 401 ") && answer.contains("was revoked"), "{answer}");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM api_keys WHERE name = 'back'").await, 0);
+    // Requests with other API keys are not affected.
+    let answer = kept.end().await;
+    assert!(answer.starts_with("HTTP/1.1 201 "), "{answer}");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_finish_key_that_no_attempt_has_is_refused_before_its_body_is_read() {
+    let tickr = TestApp::start().await;
+    make_api_key(&tickr.url(""), "", "ops", json!({"scope": "admin"})).await;
+    let path = format!("/v1/attempts/fin_{}", "0".repeat(64));
+    for verb in ["report", "finish"] {
+        let body = json!({"checkpoint": "x".repeat(60_000)});
+        let answer = Begun::send(&tickr, &format!("POST {path}/{verb}"), "", &body).await.answer().await;
+        assert!(answer.starts_with("HTTP/1.1 404 ") && answer.contains("no attempt"), "{answer}");
+        // A client that sends everything first gets the answer as well.
+        let whole =
+            http().post(format!("{}{path}/{verb}", tickr.url(""))).json(&json!({"result": "x".repeat(250_000)}));
+        let refused = crate::support::answer(whole).await;
+        assert_eq!((refused.status, refused.code()), (404, "not_found"), "{verb}: {:#}", refused.body);
+    }
+    tickr.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn one_key_takes_a_share_of_streams_and_imports_and_leaves_room_for_others_and_operators() {
     let tickr = TestApp::start_with(|config: &mut Config| config.http_streams = 8, Registry::new()).await;
@@ -518,6 +604,7 @@ async fn an_open_api_refuses_pages_of_other_sites_proxies_and_hosts_that_cannot_
         ("Host: localhost\r\nHost: evil.example\r\n", 403),
         ("Host: localhost\r\nHost: localhost\r\n", 403),
         ("Host: evil.example\r\n", 403),
+        ("Host: 0.0.0.0:7070\r\n", 403),
     ] {
         let (got, answer) = ask(headers).await;
         assert_eq!(got, status, "{headers:?}: {answer}");

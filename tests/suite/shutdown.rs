@@ -224,12 +224,26 @@ async fn a_stop_while_mysql_and_redis_are_out_still_ends() {
     let tickr = TestApp::start_alone(|_| {}, hasty).await;
     let id = tickr.enqueue(sleep(600_000)).await;
     tickr.until(id, State::Executing).await;
+    // Of this runner, one job ends during the outage.
+    let env = [("TICKR_QUEUES", "other"), ("TICKR_SHUTDOWN_GRACE", "200ms"), ("TICKR_LEASE", "30s")];
+    let mut runner = Runner::start(&tickr, &env);
+    for ms in [600_000, 8_000] {
+        let mut job = sleep(ms);
+        job["queue"] = json!("other");
+        let id = tickr.enqueue(job).await;
+        tickr.until(id, State::Executing).await;
+    }
     tickr.services().redis().kill9().unwrap();
     tickr.services().mysql().kill9().unwrap();
+    runner.until_log("cannot settle yet").await;
+    runner.signal("TERM");
     let began = Instant::now();
     let stopped = tickr.stop_broken("its servers are gone").await;
     // Its verdict could not be written, and its lease expires.
     assert_eq!(stopped.abandoned, 1);
     println!("stopped without servers in {:?}", began.elapsed());
     assert!(began.elapsed() < Duration::from_secs(25), "{:?}", began.elapsed());
+    assert_eq!(runner.exit_code().await, Some(0), "{}", runner.log());
+    let counts = "given_back=1 results_waiting=1 abandoned=2";
+    assert!(runner.log().contains(counts), "{}", runner.log());
 }

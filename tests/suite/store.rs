@@ -23,7 +23,7 @@ use tokio::task::JoinHandle;
 
 use crate::support::{
     DEADLINE, Halt, Proxy, Pulse, connect, default_queue, drop_database, eventually, halted, migrated_database,
-    open_transactions, server_options, table_prefix, until_said,
+    open_transactions, server_options, table_prefix, unique_name, until_said,
 };
 
 struct TestStore {
@@ -1084,6 +1084,50 @@ async fn a_locked_row_holds_up_none_of_the_ends_in_its_batch_for_more_than_one_w
     assert!(matches!(waits.await.unwrap().unwrap(), Settled::Done { state: State::Completed, .. }));
     assert_eq!(test.count("SELECT COUNT(*) FROM attempts WHERE end_state = 'completed'").await, 131);
     assert_eq!(test.count("SELECT CAST(SUM(n) AS SIGNED) FROM tallies").await, 131);
+    test.stop().await;
+}
+
+/// A server may end each statement after a time. A wait for a lock then ends with another error than by its own limit.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_time_limit_of_the_server_ends_no_wait_for_a_locked_row() {
+    let is_mysql = std::env::var_os("TICKR_MYSQLD").is_some_and(|path| !path.is_empty());
+    // MySQL limits reads only.
+    let limit = if is_mysql { "--max-execution-time=3000" } else { "--max-statement-time=3" };
+    let own = Services::start(&server_options().mysql_flag(limit)).unwrap();
+    let name = unique_name();
+    let url = own.mysql_url(&name);
+    Store::create_database(&url).await.unwrap();
+    // With one flusher, every batch has to wait for the one before it.
+    let test = TestStore::with_flushers(name, url.clone(), url, 1).await;
+    let jobs: Vec<NewJob> = (0..3).map(|_| job()).collect();
+    let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
+    test.store.insert(jobs).await.unwrap();
+    // In a table with few other rows the server reads every row, and waits for the locked one whichever row it needs.
+    for _ in 0..4 {
+        let later = || NewJob { due: Due::After(Duration::from_secs(86_400)), ..job() };
+        test.store.insert((0..1_000).map(|_| later()).collect()).await.unwrap();
+    }
+    test.mysql().await.execute("ANALYZE TABLE owed").await.unwrap();
+    let [first, stuck, free] = [test.claimed(ids[0]).await, test.claimed(ids[1]).await, test.claimed(ids[2]).await];
+    let (mut operator, mut other) = (test.mysql().await, test.mysql().await);
+    let held = hold(&mut operator, stuck.id).await;
+    let first_held = hold(&mut other, first.id).await;
+    let settle = |claimed: &Claimed| {
+        let (store, end) = (test.store.clone(), settlement(claimed, Verdict::Succeeded));
+        handed_in(async move { store.settle(end).await })
+    };
+    // While the first one waits, the others arrive. So they are one batch.
+    let front = settle(&first).await;
+    test.until_said("DELETE FROM owed", 1).await;
+    let (waits, free) = (settle(&stuck).await, settle(&free).await);
+    first_held.commit().await.unwrap();
+    // If the limit ended the wait, no call would learn that a row is locked, and both would fail together.
+    for end in [front, free] {
+        assert!(matches!(end.await.unwrap().unwrap(), Settled::Done { state: State::Completed, .. }));
+    }
+    assert!(!waits.is_finished());
+    held.commit().await.unwrap();
+    assert!(matches!(waits.await.unwrap().unwrap(), Settled::Done { state: State::Completed, .. }));
     test.stop().await;
 }
 

@@ -793,6 +793,30 @@ async fn requests_that_wait_for_a_locked_unique_key_hold_up_no_other_change() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn retries_and_replays_that_wait_for_a_locked_unique_key_hold_up_no_other_change() {
+    let tickr = TestApp::start().await;
+    let job = |payload: Value| json!({"kind": "fail", "payload": payload, "unique_key": "k", "delay_ms": 0});
+    let mut failed = Vec::new();
+    for _ in 0..4 {
+        failed.push(tickr.enqueue(job(json!({"permanent": true}))).await);
+        tickr.until(*failed.last().unwrap(), State::Failed).await;
+    }
+    let holder = tickr.enqueue(json!({"kind": "fail", "payload": {}, "unique_key": "k", "delay_ms": HOUR_MS})).await;
+    let mut session = tickr.mysql().await;
+    for verb in ["retry", "replay"] {
+        session.execute("BEGIN").await.unwrap();
+        session.execute("SELECT * FROM unique_keys WHERE kind = 'fail' AND unique_key = 'k' FOR UPDATE").await.unwrap();
+        let paths = failed.iter().map(|id| format!("/v1/jobs/{id}/{verb}")).collect::<Vec<_>>();
+        let calls = join_all(paths.iter().map(|path| async { tickr.post(path, json!({})).await }));
+        for answer in tickr.goes_on_beside(calls, &mut session).await {
+            let (status, code) = (answer.status, answer.code());
+            assert_eq!((status, code, &answer.body["holder"]), (409, "unique_key_taken", &json!(holder)), "{verb}");
+        }
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_a_lost_commit_put_off_is_the_answer_after_it_started() {
     let starts = Starts::default();
     let tickr = TestApp::start_with(|_| {}, touch(&starts)).await;

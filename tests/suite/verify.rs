@@ -804,6 +804,8 @@ async fn a_row_that_cannot_be_read_is_told_and_is_not_green() {
     let tickr = TestApp::start().await;
     let done = tickr.enqueue_kind("noop", json!({})).await;
     let other = tickr.enqueue(json!({"kind": "noop", "delay_ms": 86_400_000})).await;
+    let batch = tickr.post("/v1/batches", json!({})).await.body["id"].as_str().unwrap().to_owned();
+    assert_eq!(tickr.put("/v1/limits/calls", json!({"concurrency": 1})).await.status, 201);
     tickr.until(done, State::Completed).await;
     let rest = tickr.halt().await;
     rest.sql(format!("UPDATE jobs SET kind = 'Not A Name' WHERE id = UNHEX('{}')", done.uuid().simple())).await;
@@ -812,11 +814,25 @@ async fn a_row_that_cannot_be_read_is_told_and_is_not_green() {
     assert_eq!((code, &report["verdict"], &report["complete"]), (3, &json!("unchecked"), &json!(false)), "{out}{err}");
     let why = report["unchecked"][0].as_str().unwrap();
     assert!(why.starts_with("1 rows could not be read") && why.contains(&done.to_string()), "{why}");
-    // A real fault is found as well, and decides the result.
+    // A real fault is found as well, and decides the result. A later version has written a batch and a limit.
     rest.sql(format!("DELETE FROM owed WHERE id = UNHEX('{}')", other.uuid().simple())).await;
-    let (code, out, _) = outcome(run(&rest, &["verify"])).await;
-    assert_eq!(code, 1, "{out}");
-    assert!(out.contains("not checked: 1 rows") && out.contains("promises were broken"), "{out}");
+    let later =
+        r#"UPDATE batches SET callbacks = '[{"event":"later"}]'; UPDATE limits SET overrides = '{"a":{"new":1}}'"#;
+    rest.sql(later).await;
+    let (code, out, err) = outcome(run(&rest, &["verify"])).await;
+    assert_eq!(code, 1, "{out}{err}");
+    assert!(out.contains("not checked: 3 rows") && out.contains("promises were broken"), "{out}{err}");
+    assert!(out.contains("limits calls") && out.contains(&format!("batches {batch}")), "{out}");
+    // So is one that was found before MySQL failed.
+    rest.sql("DROP TABLE ticks").await;
+    let (code, out, err) = outcome(run(&rest, &["verify", "--json"])).await;
+    let report: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &report["verdict"]), (1, &json!("broken")), "{out}{err}");
+    let lost = report["checks"].as_array().unwrap().iter().find(|check| check["name"] == "lost").unwrap();
+    assert_eq!(lost["faults"], 1, "{out}");
+    let unchecked = report["unchecked"].as_array().unwrap();
+    assert!(unchecked.contains(&json!("MySQL failed before the tables were read")), "{out}");
+    assert!(err.contains("ticks"), "the error is told: {err}");
     rest.drop().await;
 }
 

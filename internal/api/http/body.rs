@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
+use axum::body::BodyDataStream;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
@@ -16,6 +17,7 @@ use utoipa::openapi::{OpenApi, RefOr, Required};
 use crate::Api;
 use crate::http::answers::operations;
 use crate::http::problem::{Code, Problem, add_problems};
+use crate::http::revocation::RequestRight;
 pub(crate) use tickr_broker::Object;
 use tickr_handlers::wording;
 use tickr_job::limits::{MAX_LEVELS, deeper_than};
@@ -27,6 +29,8 @@ const MAX_PROBLEMS: usize = 20;
 const MAX_BYTES_READ_AGAIN: usize = 64 << 10;
 /// Number of bytes that are still read and discarded from a body that is too large.
 const MAX_FORGOTTEN_BYTES: usize = 8 << 20;
+/// Time for which a body that is not wanted is read and discarded.
+const FORGETTING: Duration = Duration::from_secs(1);
 
 /// A JSON body of type `T`, and its text. Unknown fields are errors.
 pub(crate) struct Body<T>(pub(crate) T, pub(crate) Vec<u8>);
@@ -85,9 +89,7 @@ async fn read_json<T: DeserializeOwned>(
     let media = declared.split(';').next().unwrap_or("").trim();
     let is_json = media.eq_ignore_ascii_case("application/json") || media.to_ascii_lowercase().ends_with("+json");
     let encoding = check_encoding(request.headers());
-    let read = read_body(request.into_body(), limit);
-    let bytes =
-        tokio::time::timeout(api.body_timeout, read).await.map_err(|_| body_timeout_problem(api.body_timeout))?;
+    let bytes = read_while_allowed(request, api, limit).await?;
     if let (Some(absent), Ok([])) = (absent, bytes.as_deref()) {
         return Ok((parse(absent)?, absent.to_vec()));
     }
@@ -120,9 +122,7 @@ impl<T: DeserializeOwned> FromRequest<Api> for AnyMediaBody<T> {
 
     async fn from_request(request: Request, api: &Api) -> Result<Self, Problem> {
         let encoding = check_encoding(request.headers());
-        let read = read_body(request.into_body(), api.body_limit_bytes);
-        let bytes =
-            tokio::time::timeout(api.body_timeout, read).await.map_err(|_| body_timeout_problem(api.body_timeout))?;
+        let bytes = read_while_allowed(request, api, api.body_limit_bytes).await?;
         encoding?;
         let bytes = bytes?;
         parse(&bytes).map(|parsed| Self(parsed, bytes))
@@ -147,14 +147,50 @@ pub(crate) fn empty_object() -> Box<RawValue> {
     RawValue::from_string("{}".into()).unwrap_or_default()
 }
 
-pub(crate) fn body_timeout_problem(patience: Duration) -> Problem {
+fn body_timeout_problem(patience: Duration) -> Problem {
     Problem::new(Code::RequestTimeout, format!("the body did not arrive within {} s", patience.as_secs_f64()))
+}
+
+/// Read the body of a request in time, and while the request may continue: its API key may be revoked before the body is
+/// complete. The inner result is that of [`read_body`].
+async fn read_while_allowed(request: Request, api: &Api, limit: usize) -> Result<Result<Vec<u8>, Problem>, Problem> {
+    let right = RequestRight::of(request.extensions(), api);
+    let mut body = request.into_body().into_data_stream();
+    let read = read_body(&mut body, limit);
+    let read = async {
+        match right {
+            Some(mut right) => right.wait_for(read).await,
+            None => Ok(read.await),
+        }
+    };
+    let read = tokio::time::timeout(api.body_timeout, read).await;
+    let read = read.map_err(|_| body_timeout_problem(api.body_timeout))?;
+    if read.is_err() {
+        forget(&mut body).await;
+    }
+    read
+}
+
+/// Read and discard a body that is not wanted, up to a bound and for a moment, for the reason that [`read_body`] has.
+pub(crate) async fn forget_body(body: axum::body::Body) {
+    forget(&mut body.into_data_stream()).await;
+}
+
+async fn forget(chunks: &mut BodyDataStream) {
+    let discard = async {
+        let mut most = MAX_FORGOTTEN_BYTES;
+        while most > 0
+            && let Some(Ok(chunk)) = chunks.next().await
+        {
+            most = most.saturating_sub(chunk.len());
+        }
+    };
+    let _ = tokio::time::timeout(FORGETTING, discard).await;
 }
 
 /// Read a body of at most `limit` bytes. Read and discard the rest of a larger one, up to a bound: if the server closes
 /// a connection while the client still sends, TCP resets it and the response is lost.
-async fn read_body(body: axum::body::Body, limit: usize) -> Result<Vec<u8>, Problem> {
-    let mut chunks = body.into_data_stream();
+async fn read_body(chunks: &mut BodyDataStream, limit: usize) -> Result<Vec<u8>, Problem> {
     let (mut kept, mut size) = (Vec::new(), 0);
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk.map_err(|_| Problem::new(Code::InvalidJson, "the body ended too early"))?;

@@ -59,7 +59,13 @@ fn hosts(headers: &HeaderMap, uri: &Uri) -> Option<Vec<String>> {
 /// Return whether a host name is one that no other site can give to an address of this host.
 fn is_own(host: &str, names: &BTreeSet<String>) -> bool {
     let plain = host.trim_end_matches('.');
-    host.parse::<IpAddr>().is_ok() || plain == "localhost" || plain.ends_with(".localhost") || names.contains(plain)
+    // An open API listens on loopback alone. For a page at 0.0.0.0, which leads there as well, browsers send none of the
+    // headers that the other checks read.
+    let is_own_address = |address: IpAddr| address.to_canonical().is_loopback() || names.contains(&address.to_string());
+    host.parse().is_ok_and(is_own_address)
+        || plain == "localhost"
+        || plain.ends_with(".localhost")
+        || names.contains(plain)
 }
 
 /// Refuse a request that a page of another site or a proxy sends to an open API.
@@ -132,11 +138,21 @@ mod tests {
             "tickr.localhost:80",
             "jobs.internal:7070",
             "LOCALHOST.",
+            "127.0.0.2",
+            "[::ffff:127.0.0.1]:7070",
             "absent",
         ] {
             assert!(passes(&Method::GET, own, &[]) && passes(&Method::POST, own, &[]), "{own}");
         }
-        for foreign in ["evil.example:7070", "localhost.evil.example", "127.0.0.1.nip.example", "notlocalhost"] {
+        for foreign in [
+            "evil.example:7070",
+            "localhost.evil.example",
+            "127.0.0.1.nip.example",
+            "notlocalhost",
+            "0.0.0.0:7070",
+            "[::]:7070",
+            "192.0.2.1:7070",
+        ] {
             assert!(!passes(&Method::GET, foreign, &[]) && !passes(&Method::POST, foreign, &[]), "{foreign}");
         }
     }

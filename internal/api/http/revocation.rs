@@ -1,12 +1,13 @@
-//! The right of a request to continue. `auth.rs` checks a request once, at its start, but streams, imports, downloads
-//! and long waits last. They end within two seconds when their API key is revoked, or when an open API stops being
-//! open.
+//! The right of a request to continue. `auth.rs` checks a request once, at its start, but streams, imports, downloads,
+//! long waits and bodies that arrive slowly last. They end within two seconds when their API key is revoked, or when an
+//! open API stops being open.
 
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::FromRequestParts;
+use axum::http::Extensions;
 use axum::http::request::Parts;
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -32,11 +33,21 @@ impl FromRequestParts<Api> for RequestRight {
 
     async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Infallible> {
         let auth_method = parts.extensions.get::<AuthMethod>().copied().unwrap_or(AuthMethod::Open);
-        Ok(Self { api: Arc::clone(api), auth_method, settings: api.operator_settings.listen() })
+        Ok(Self::new(auth_method, api))
     }
 }
 
 impl RequestRight {
+    fn new(auth_method: AuthMethod, api: &Api) -> Self {
+        Self { api: Arc::clone(api), auth_method, settings: api.operator_settings.listen() }
+    }
+
+    /// Return the right of a request with these extensions. `None` for a request whose path holds its right, such as one
+    /// with a finish key: no revocation ends it.
+    pub(crate) fn of(extensions: &Extensions, api: &Api) -> Option<Self> {
+        extensions.get::<AuthMethod>().map(|auth_method| Self::new(*auth_method, api))
+    }
+
     /// Return whether the request may continue.
     pub(crate) fn is_good(&self) -> bool {
         match self.auth_method {

@@ -18,7 +18,7 @@ use crate::http::idempotency::{Key, ResponseContent, replay_stored, respond_to_o
 use crate::http::problem::{Code, Problem};
 use crate::jobs::{due, json_answer};
 use crate::view::JobView;
-use tickr_broker::{Draft, problem_of_due};
+use tickr_broker::{Draft, Invalid, problem_of_due};
 use tickr_job::{Attempt, Job, JobId, Priority, Timestamp};
 use tickr_store::{Change, ChangeCondition, ChangeOutcome, NewPayload, UpdatedJob};
 
@@ -70,8 +70,26 @@ impl ChangeBody {
 async fn checked(api: &Api, id: JobId, payload: Box<RawValue>) -> Result<NewPayload, Problem> {
     let (job, _) = api.broker.store().job(id).await?.ok_or_else(|| Problem::not_found("job", id))?;
     let draft = Draft::new(job.kind.as_str(), payload);
-    let job = api.broker.prepare(draft).map_err(|invalid| Problem::invalid("", invalid))?;
+    let job = api.broker.prepare(draft).map_err(unfit)?;
     Ok(NewPayload { text: job.payload, host: job.host })
+}
+
+/// Make the problem for a payload that does not fit the kind of its job, or whose kind is gone. The body names no kind.
+fn unfit(invalid: Invalid) -> Problem {
+    if !matches!(invalid, Invalid::UnknownKind { .. }) {
+        return Problem::invalid("", invalid);
+    }
+    let detail = "cannot be checked: the kind of the job is not registered; see /v1/kinds";
+    let here = tickr_handlers::Problem::at("/payload", detail);
+    Problem::new(Code::UnknownKind, invalid.to_string()).at("", vec![here])
+}
+
+/// Make the problem for a new due time that is not before the expiry of the job. `pointer` points at the due time.
+fn too_late(pointer: &str, expires_at: Timestamp) -> Problem {
+    let expires_at = expires_at.to_rfc3339_opts(SecondsFormat::Millis, true);
+    let detail = format!("the new due time must be before the job expires, at {expires_at}: it would never start");
+    let here = tickr_handlers::Problem::at(pointer, format!("must be before {expires_at}, when the job expires"));
+    Problem::new(Code::InvalidRequest, detail).at("", vec![here])
 }
 
 /// Change the due time, the priority or the payload of a waiting job
@@ -89,7 +107,7 @@ async fn checked(api: &Api, id: JobId, payload: Box<RawValue>) -> Result<NewPayl
         (status = 404, description = "not_found", body = Problem),
         (status = 409, description = "wrong_state: the job is running or has ended", body = Problem),
         (status = 412, description = "precondition_failed: the job has another ETag now; nothing was changed", body = Problem),
-        (status = 422, description = "invalid_id, invalid_request, invalid_payload", body = Problem),
+        (status = 422, description = "invalid_id, invalid_request, unknown_kind, invalid_payload", body = Problem),
     )
 )]
 pub(crate) async fn change(
@@ -109,6 +127,7 @@ pub(crate) async fn change(
         },
         None => None,
     };
+    let due_field = if body.execute_at.is_some() { "/execute_at" } else { "/delay_ms" };
     let change = body.read(payload, api.broker.store().clock().now())?;
     let condition = tags?.map(|tags| -> ChangeCondition {
         Arc::new(move |job: &Job, attempts: &[Attempt]| tags.match_strongly(&etag::compute(&text_of(job, attempts))))
@@ -127,12 +146,7 @@ pub(crate) async fn change(
                 let detail = "the job waits for its turn, so its due time cannot be changed: for a job in front of it, a limit or its parents";
                 Problem::new(Code::WrongState, detail).in_state(state)
             }
-            ChangeOutcome::AfterExpiry(expires_at) => {
-                let expires_at = expires_at.to_rfc3339_opts(SecondsFormat::Millis, true);
-                let detail =
-                    format!("the new due time must be before the job expires, at {expires_at}: it would never start");
-                Problem::new(Code::InvalidRequest, detail)
-            }
+            ChangeOutcome::AfterExpiry(expires_at) => too_late(due_field, expires_at),
             ChangeOutcome::Unmet => {
                 let detail = "the job no longer has an ETag of If-Match; nothing was changed; read the job again";
                 Problem::new(Code::PreconditionFailed, detail)

@@ -95,6 +95,9 @@ pub(crate) enum ReasonCode {
     Overdue,
 }
 
+/// Most runners that are read for one explanation.
+const MAX_RUNNERS: u32 = 1_000;
+
 /// The data that an explanation is made from.
 struct Evidence<'a> {
     job: &'a Job,
@@ -131,6 +134,8 @@ struct Runners<'a> {
     willing: Vec<&'a RunnerSeen>,
     /// Processes that run one suspect. Such a process serves no queue, and keeps one worker of its parent runner busy.
     children: Vec<&'a RunnerSeen>,
+    /// There may be more runners than were read. Then nothing is said of what all of them lack.
+    are_more: bool,
 }
 
 impl<'a> Runners<'a> {
@@ -142,7 +147,8 @@ impl<'a> Runners<'a> {
         let knowing: Vec<_> = serving.iter().copied().filter(|runner| runner.kinds.contains(&job.kind)).collect();
         let able: Vec<_> = knowing.iter().copied().filter(|runner| !refused.contains(&runner.id)).collect();
         let willing = able.iter().copied().filter(|runner| runner.takes_jobs()).collect();
-        Self { living, serving, knowing, able, willing, children }
+        let are_more = all.len() >= MAX_RUNNERS as usize;
+        Self { living, serving, knowing, able, willing, children, are_more }
     }
 
     /// Return the workers of the willing runners, and how many of them are busy.
@@ -384,6 +390,7 @@ fn queue_not_served(Evidence { job, runners, .. }: &Evidence<'_>) -> Option<Stri
     match runners.living.len() {
         0 => None,
         _ if !runners.serving.is_empty() => None,
+        _ if runners.are_more => Some(format!("no living runner serves the queue {}", job.queue)),
         1 => Some(format!("the only living runner does not serve the queue {}", job.queue)),
         count => Some(format!("none of the {count} living runners serves the queue {}", job.queue)),
     }
@@ -393,7 +400,7 @@ fn kind_unknown(Evidence { job, runners, .. }: &Evidence<'_>) -> Option<String> 
     let (queue, kind) = (&job.queue, &job.kind);
     match runners.serving.len() {
         0 => None,
-        _ if !runners.able.is_empty() => None,
+        _ if !runners.able.is_empty() || runners.are_more => None,
         _ if !runners.knowing.is_empty() => {
             Some(format!("no living runner that serves {queue} has a version of the kind {kind} that can read the job"))
         }
@@ -403,8 +410,8 @@ fn kind_unknown(Evidence { job, runners, .. }: &Evidence<'_>) -> Option<String> 
 }
 
 fn runners_draining(evidence: &Evidence<'_>) -> Option<String> {
-    let Runners { able, willing, .. } = &evidence.runners;
-    let drain = able.first().and_then(|runner| runner.drain.as_ref()).filter(|_| willing.is_empty())?;
+    let Runners { able, willing, are_more, .. } = &evidence.runners;
+    let drain = able.first().and_then(|runner| runner.drain.as_ref()).filter(|_| willing.is_empty() && !are_more)?;
     let reason = drain.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
     let (when, by) = (evidence.since(drain.at), &drain.by);
     Some(match able.len() {
@@ -426,7 +433,7 @@ fn queue_full(evidence: &Evidence<'_>) -> Option<String> {
 fn workers_busy(Evidence { runners, .. }: &Evidence<'_>) -> Option<String> {
     let (workers, busy) = runners.workers();
     let count = runners.willing.len();
-    (count > 0 && busy >= workers)
+    (count > 0 && busy >= workers && !runners.are_more)
         .then(|| format!("all {workers} workers of the {count} runners that could run it are busy"))
 }
 
@@ -526,7 +533,11 @@ pub(crate) async fn show(State(api): State<Api>, IdPath(id): IdPath) -> Result<R
         }
         _ => 0,
     };
-    let runners = store.runners(1_000).await?;
+    let mut runners = store.runners_of_queue(&job.queue, MAX_RUNNERS).await?;
+    if runners.iter().all(|runner| runner.parent.is_some() || runner.is_silent()) {
+        // The others say whether any runner is alive.
+        runners = store.runners(MAX_RUNNERS).await?;
+    }
     let refused = if job.state.is_end() { BTreeSet::new() } else { store.runners_that_refused(id, &job.kind).await? };
     let at = standing.map_or_else(|| store.clock().now(), |standing| standing.at);
     let health = api.index.health().now();

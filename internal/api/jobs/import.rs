@@ -17,11 +17,12 @@ use axum::response::{IntoResponse, Response};
 use futures_util::{StreamExt as _, stream};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use tokio::time::Instant;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::Api;
 use crate::http::auth::PermitOwner;
-use crate::http::body::{QueryParams, body_timeout_problem, check_encoding, parse};
+use crate::http::body::{QueryParams, check_encoding, parse};
 use crate::http::caller::Requester;
 use crate::http::idempotency::Key;
 use crate::http::problem::{Code, Problem};
@@ -674,6 +675,7 @@ struct LineReader {
     /// Bytes that were read but do not form a complete line yet.
     rest: VecDeque<u8>,
     limit: usize,
+    /// Longest time that a line may take to arrive.
     patience: Duration,
     number: u64,
     /// Number of bytes of the rest that have been searched for the end of a line.
@@ -692,9 +694,11 @@ impl LineReader {
         next.map_or(self.number, |line| line.number - 1)
     }
 
-    /// Return the next line that is not empty, or `None` at the end. Return an error when the body broke off or came
-    /// too slowly.
+    /// Return the next line that is not empty, or `None` at the end. Return an error when the body broke off, or when the
+    /// line does not arrive in time. Empty lines in front of it do not prolong its time: otherwise a client that sends a
+    /// byte now and then could keep its place among the imports for ever.
     async fn next(&mut self) -> Result<Option<ImportedLine>, Problem> {
+        let mut deadline = None;
         // A line that is too long is read to its end and discarded.
         let mut forgotten = false;
         loop {
@@ -715,7 +719,7 @@ impl LineReader {
                         self.rest.clear();
                         self.searched = 0;
                     }
-                    self.read().await?;
+                    self.read(*deadline.get_or_insert_with(|| Instant::now() + self.patience)).await?;
                     continue;
                 }
             };
@@ -755,9 +759,14 @@ impl LineReader {
         response.map(|text| Body::from_stream(text.into_data_stream().chain(rest)))
     }
 
-    async fn read(&mut self) -> Result<(), Problem> {
-        let chunk = tokio::time::timeout(self.patience, self.body.next()).await;
-        match chunk.map_err(|_| body_timeout_problem(self.patience))? {
+    fn timeout_problem(&self) -> Problem {
+        let detail = format!("the next line did not arrive within {} s", self.patience.as_secs_f64());
+        Problem::new(Code::RequestTimeout, detail)
+    }
+
+    async fn read(&mut self, deadline: Instant) -> Result<(), Problem> {
+        let chunk = tokio::time::timeout_at(deadline, self.body.next()).await;
+        match chunk.map_err(|_| self.timeout_problem())? {
             Some(Ok(bytes)) => self.rest.extend(bytes),
             Some(Err(_)) => return Err(Problem::new(Code::InvalidJson, "the body ended too early")),
             None => self.ended = true,
@@ -797,6 +806,20 @@ mod tests {
             assert_eq!(kept, stored);
             let again = import_lines(&[1], &kept, true).remove(0).problem.unwrap();
             assert_eq!((first.code, again.code), (code, code), "{problem}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_line_that_trickles_in_ends_its_import() {
+        for trickled in ["x", "\n", " \n"] {
+            let bytes = stream::unfold((), move |()| async move {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                Some((Ok::<_, Infallible>(Bytes::from_static(trickled.as_bytes())), ()))
+            });
+            let mut lines = LineReader::new(Body::from_stream(bytes), 1 << 20, Duration::from_millis(200));
+            let ended = tokio::time::timeout(Duration::from_secs(30), lines.next()).await;
+            let problem = ended.expect("the line ends").err().unwrap();
+            assert_eq!(problem.code, Code::RequestTimeout, "{trickled:?}");
         }
     }
 

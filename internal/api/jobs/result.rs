@@ -75,9 +75,7 @@ pub(crate) async fn result(
 ) -> Result<Response, Problem> {
     let wait = match asked.wait.as_deref() {
         None => Duration::ZERO,
-        Some(text) => parse_wait(text).filter(|wait| *wait <= MAX_WAIT).ok_or_else(|| {
-            Problem::new(Code::InvalidRequest, "wait must be a number with ms, s or m, such as 30s, and at most 60s")
-        })?,
+        Some(text) => wait_of(text)?,
     };
     let deadline = Instant::now() + wait;
     let mut stop = api.stopping.clone();
@@ -118,6 +116,15 @@ pub(crate) async fn result(
             }
         }
     }
+}
+
+/// Read the longest wait that a request asks for.
+fn wait_of(text: &str) -> Result<Duration, Problem> {
+    parse_wait(text).filter(|wait| *wait <= MAX_WAIT).ok_or_else(|| {
+        let detail = "must be a number with ms, s or m, such as 30s, and at most 60s";
+        let here = tickr_handlers::Problem::at("wait", detail);
+        Problem::new(Code::InvalidRequest, format!("wait {detail}")).at("", vec![here])
+    })
 }
 
 /// Wait until the job may have changed.

@@ -88,6 +88,9 @@ impl Parts {
             },
         };
         if let Ok(report) = &found {
+            for error in &report.errors {
+                tracing::warn!(%error, "a part of a requested verification failed");
+            }
             let faults: u64 = report.faults().values().sum();
             tracing::info!(
                 verdict = report.verdict.as_str(),
@@ -173,8 +176,8 @@ pub(crate) struct ReportView {
     /// True when everything was checked. Large tables are read for two minutes, from the oldest job on; use `since` to
     /// check only newer jobs. The whole check ends after four minutes, with the faults found until then.
     complete: bool,
-    /// Parts that could not be checked, with the reason: Redis did not answer, the time was over, a row could not be
-    /// read, a lease is too long to wait for its end.
+    /// Parts that could not be checked, with the reason: Redis did not answer, MySQL failed, the time was over, a row
+    /// could not be read, a lease is too long to wait for its end.
     unchecked: Vec<String>,
     /// Time at which the tables were read, by the clock of the database.
     #[schema(format = DateTime)]

@@ -13,7 +13,7 @@ use crate::attempts::claim_batches::OpenClaims;
 use crate::rows::checkpoints::HAS_CHECKPOINT;
 use crate::rows::limits::{KnownLimits, LimitKey, LimitsOfClaim};
 use crate::rows::order::held_until;
-use crate::rows::owed::{DueJob, SKIP_LOCKED, SUSPECT_FROM, due_job, unreadable};
+use crate::rows::owed::{DueJob, MAX_NUMBER, SKIP_LOCKED, SUSPECT_FROM, due_job, unreadable};
 use crate::sql::batch::Batch;
 use crate::sql::batches::placeholders;
 use crate::sql::connection::{DbFuture, PriorRun};
@@ -554,7 +554,7 @@ impl Claims {
         }
         values.extend(of_last_attempts);
         let condition = format!(
-            "{is_due} AND {NOT_EXPIRED} AND kind IN {}{last_attempts}{}",
+            "{is_due} AND {NOT_EXPIRED} AND attempt < {MAX_NUMBER} AND kind IN {}{last_attempts}{}",
             placeholders(self.kinds.len().max(1)),
             if self.suspects { String::new() } else { format!(" AND losses < {SUSPECT_FROM}") },
         );
@@ -607,7 +607,7 @@ impl Claims {
         let sql = format!(
             "SELECT id, queue, priority, execute_at, kind, losses >= {SUSPECT_FROM} AND execute_at <= UTC_TIMESTAMP(6) \
              AS due_suspect, {LAST_ATTEMPT} AND execute_at <= UTC_TIMESTAMP(6) AS due_last FROM owed FORCE INDEX (PRIMARY) \
-             WHERE id IN {list} AND state IN ('waiting', 'retrying') AND {NOT_EXPIRED}"
+             WHERE id IN {list} AND state IN ('waiting', 'retrying') AND {NOT_EXPIRED} AND attempt < {MAX_NUMBER}"
         );
         script.push(sql, values);
         let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|done| done.rows).collect();

@@ -17,10 +17,11 @@ use chrono::TimeDelta;
 use sqlx::Row;
 use uuid::Uuid;
 
-use crate::sql::batches::{MAX_ROWS, in_list, padded, padded_len, placeholders, statement};
+use crate::rows::owed::SKIP_LOCKED;
+use crate::sql::batches::{MAX_ROWS, bind_padded, in_list, padded, padded_len, placeholders, statement};
 use crate::sql::cluster::{Locked, lock_in_cluster};
 use crate::sql::connection::on_pool;
-use crate::sql::error::corrupt;
+use crate::sql::error::{Fault, corrupt, fault};
 use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{AttemptToken, IdHashes, JobId, RunnerId, Timestamp};
@@ -283,7 +284,8 @@ impl Store {
         .await
     }
 
-    /// Delete the rows of batches that this process has settled, up to the limit of one call.
+    /// Delete the rows of batches that this process has settled, up to the limit of one call. Rows that another session
+    /// locks are left for a later call.
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement. A later call deletes the rows.
@@ -304,10 +306,9 @@ impl Store {
             Box::pin(async move { delete(conn, &runner, &rows).await })
         })
         .await;
-        if deleted.is_err() {
-            open_claims.lock().closed.extend_from_slice(&closed);
-        }
-        deleted
+        let left = deleted.as_ref().map_or(&*closed, Vec::as_slice);
+        open_claims.lock().closed.extend_from_slice(left);
+        deleted.map(drop)
     }
 
     /// Number of attempts of this process that are to be given back: their claims were never answered and may have been
@@ -384,9 +385,20 @@ async fn page_of(
             }
         }
     }
-    let settled: Vec<Uuid> = batches.into_iter().collect();
-    delete(conn, runner, &settled).await?;
+    delete_if_free(conn, runner, &batches.into_iter().collect::<Vec<_>>()).await?;
     Ok(page)
+}
+
+/// Do what [`delete`] does. A row that outlives its attempts has no effect, so a lock or a deadlock is no error: the
+/// caller has found attempts that must not wait.
+async fn delete_if_free(conn: &mut Session<'_>, runner: &RunnerId, rows: &[Uuid]) -> Result<(), sqlx::Error> {
+    match delete(conn, runner, rows).await {
+        Err(error) if fault(&error) == Fault::Again => {
+            tracing::debug!(%error, "cannot delete batches that are over yet");
+            Ok(())
+        }
+        done => done.map(drop),
+    }
 }
 
 /// Return those attempts of these jobs that other systems finish: their handlers have left them, or the systems have
@@ -434,22 +446,29 @@ pub(super) async fn have_reached(
     Ok(false)
 }
 
-async fn delete(conn: &mut Session<'_>, runner: &RunnerId, rows: &[Uuid]) -> Result<(), sqlx::Error> {
-    let mut rows = rows.to_vec();
+/// Delete these rows, but for those that another session locks, perhaps in a process that froze. Returns the rows that
+/// were left.
+async fn delete(conn: &mut Session<'_>, runner: &RunnerId, rows: &[Uuid]) -> Result<Vec<Uuid>, sqlx::Error> {
+    let (mut rows, mut left) = (rows.to_vec(), Vec::new());
     rows.sort_unstable();
     for rows in rows.chunks(MAX_ROWS) {
-        // A single-table DELETE accepts no index hint. The ORDER BY and the LIMIT have the same effect.
-        let sql = format!(
-            "DELETE FROM claim_batches WHERE runner = ? AND id IN {} ORDER BY runner, id LIMIT ?",
-            placeholders(padded_len(rows.len()))
-        );
-        let mut query = statement(sql).bind(runner.as_str());
-        for row in padded(rows) {
-            query = query.bind(row);
+        let mut tx = conn.begin().await?;
+        let mine = format!("runner = ? AND id IN {}", placeholders(padded_len(rows.len())));
+        let free = format!("SELECT id FROM claim_batches WHERE {mine} ORDER BY runner, id FOR UPDATE{SKIP_LOCKED}");
+        let free = bind_padded(statement(free).bind(runner.as_str()), rows).fetch_all(&mut *tx).await?;
+        let free: Vec<Uuid> = free.iter().map(|row| row.try_get("id")).collect::<Result<_, _>>()?;
+        if !free.is_empty() {
+            // A single-table DELETE accepts no index hint. The ORDER BY and the LIMIT have the same effect.
+            let list = placeholders(padded_len(free.len()));
+            let sql =
+                format!("DELETE FROM claim_batches WHERE runner = ? AND id IN {list} ORDER BY runner, id LIMIT ?");
+            let query = bind_padded(statement(sql).bind(runner.as_str()), &free);
+            query.bind(i64::try_from(free.len()).unwrap_or(i64::MAX)).execute(&mut *tx).await?;
         }
-        query.bind(i64::try_from(rows.len()).unwrap_or(i64::MAX)).execute(&mut *conn).await?;
+        tx.commit().await?;
+        left.extend(rows.iter().filter(|row| !free.contains(row)));
     }
-    Ok(())
+    Ok(left)
 }
 
 /// An attempt whose lease had lapsed when it was read.

@@ -11,7 +11,7 @@ use uuid::Uuid;
 use crate::attempts::claim_batches::{LapseRule, Lapsed, Unstarted, deferred_among, have_reached};
 use crate::attempts::remote::left_among;
 use crate::attempts::renewal::{Caution, HeartbeatAnswer, PAUSE, TRIES, look, progress_text, renew, write_progress};
-use crate::attempts::settle::{decide, write_moves};
+use crate::attempts::settle::{decide, read_earlier_lives, write_moves};
 use crate::attempts::settlement::{Again, CheckpointUse, Settled, Settlement};
 use crate::rows::order::{OrderedJobs, lock_free_keys_of, lock_keys_of};
 use crate::rows::owed::{Owed, SKIP_LOCKED, lock_free, lock_held};
@@ -101,8 +101,45 @@ pub struct UnstoppedRunners {
     pub reading: Reading,
     /// Each of them.
     pub beats: Vec<RunnerBeat>,
-    /// The kinds of those that have sent a heartbeat within their lease.
-    pub living_kinds: HashSet<Name>,
+    /// What those of them execute that have sent a heartbeat within their lease.
+    pub served: ServedKinds,
+}
+
+/// The queues and the kinds of living runners.
+#[derive(Debug, Default)]
+pub struct ServedKinds(Vec<(HashSet<Name>, HashSet<Name>)>);
+
+impl ServedKinds {
+    /// Return whether a runner serves this queue and has this kind.
+    #[must_use]
+    pub fn has(&self, queue: &Name, kind: &Name) -> bool {
+        self.0.iter().any(|(queues, kinds)| queues.contains(queue) && kinds.contains(kind))
+    }
+
+    /// Return whether a runner has this kind, whatever queues it serves.
+    #[must_use]
+    pub fn has_kind(&self, kind: &Name) -> bool {
+        self.0.iter().any(|(_, kinds)| kinds.contains(kind))
+    }
+
+    /// Return the kinds of all of them.
+    #[must_use]
+    pub fn kinds(self) -> HashSet<Name> {
+        self.0.into_iter().flat_map(|(_, kinds)| kinds).collect()
+    }
+
+    /// Read the lists of runners. Most runners have the same ones.
+    fn read<'t>(lists: impl IntoIterator<Item = (&'t str, &'t str)>) -> Self {
+        let names = |text: &str| -> HashSet<Name> {
+            // One bad row must not keep the caller from its other work.
+            serde_json::from_str(text).unwrap_or_else(|error| {
+                tracing::error!(%error, "cannot read the queues or the kinds of a runner");
+                HashSet::new()
+            })
+        };
+        let distinct: HashSet<(&str, &str)> = lists.into_iter().collect();
+        Self(distinct.into_iter().map(|(queues, kinds)| (names(queues), names(kinds))).collect())
+    }
 }
 
 /// One page of a walk through the `owed` rows.
@@ -153,6 +190,7 @@ impl Store {
                 // One statement, and a row even when there is no runner.
                 let sql = "SELECT UTC_TIMESTAMP(6) AS now, r.id, r.lease_ms, r.heartbeat_at, r.claim_batches, \
                            r.via = 'http' AS is_remote, \
+                           r.queues, \
                            IF(r.heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL r.lease_ms * 1000 MICROSECOND, r.kinds, NULL) \
                            AS kinds FROM (SELECT 1 AS n) one LEFT JOIN runners r FORCE INDEX (runners_stopped) \
                            ON r.stopped_at IS NULL";
@@ -162,8 +200,8 @@ impl Store {
                 let moment = found.first().ok_or_else(|| corrupt("a clock without a row"))?.try_get("now")?;
                 clock.sample(sent, received, moment);
                 let reading = Reading { sent, received, moment };
-                let mut runners = UnstoppedRunners { reading, beats: Vec::new(), living_kinds: HashSet::new() };
-                let mut texts = HashSet::new();
+                let mut runners = UnstoppedRunners { reading, beats: Vec::new(), served: ServedKinds::default() };
+                let mut lists = Vec::new();
                 for row in &found {
                     let Some(id) = row.try_get("id")? else { continue };
                     runners.beats.push(RunnerBeat {
@@ -173,15 +211,11 @@ impl Store {
                         writes_batches: row.try_get("claim_batches")?,
                         is_remote: row.try_get::<i64, _>("is_remote")? != 0,
                     });
-                    texts.extend(row.try_get::<Option<&str>, _>("kinds")?);
-                }
-                for text in texts {
-                    // One bad row must not keep the caller from its other work.
-                    match serde_json::from_str::<Vec<Name>>(text) {
-                        Ok(names) => runners.living_kinds.extend(names),
-                        Err(error) => tracing::error!(%error, "cannot read the kinds of a runner"),
+                    if let Some(kinds) = row.try_get::<Option<&str>, _>("kinds")? {
+                        lists.push((row.try_get("queues")?, kinds));
                     }
                 }
+                runners.served = ServedKinds::read(lists);
                 Ok(runners)
             })
         })
@@ -239,6 +273,12 @@ impl Store {
                 // does not wait for that, and comes back.
                 let lock = statement(format!("SELECT id FROM runners WHERE id = ? FOR UPDATE{SKIP_LOCKED}"));
                 if lock.bind(runner.id.as_str()).fetch_optional(&mut *conn).await?.is_none() {
+                    return Ok(());
+                }
+                // Another session may lock a batch that is over. The update would wait for it.
+                let batch =
+                    sqlx::query("SELECT 1 FROM claim_batches WHERE runner = ? LIMIT 1").bind(runner.id.as_str());
+                if batch.fetch_optional(&mut *conn).await?.is_some() {
                     return Ok(());
                 }
                 sqlx::query(
@@ -312,7 +352,7 @@ impl Store {
                 // wait for that.
                 let uuids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect();
                 let (ordered, locked) = lock_free_keys_of(conn, &uuids).await?;
-                let held = lock_free(conn, ids.into_iter().filter(|id| !locked.contains(&id.uuid()))).await?;
+                let mut held = lock_free(conn, ids.into_iter().filter(|id| !locked.contains(&id.uuid()))).await?;
                 // A beat that was under way when the attempt was left to another system has shortened its lease.
                 let deferred = deferred_among(conn, held.keys().map(|id| id.uuid()).collect()).await?;
                 let left = left_among(conn, &held.values().map(|owed| owed.runner.as_str()).collect()).await?;
@@ -328,12 +368,13 @@ impl Store {
                     .map(|lapsed| {
                         let owed = &held[&lapsed.id];
                         if left.contains(owed.runner.as_str()) {
-                            return ending(lapsed.id, owed, Verdict::Interrupted, LEFT, Again::Now);
+                            return given_back(lapsed.id, owed, LEFT);
                         }
                         let again = after_loss(owed, policy(&lapsed.id));
                         ending(lapsed.id, owed, Verdict::Lost, "the runner died or lost its lease", again)
                     })
                     .collect();
+                read_earlier_lives(conn, ends.iter(), &mut held).await?;
                 end(conn, &shared, &ends, &held, &ordered).await
             })
         })
@@ -347,7 +388,7 @@ impl Store {
     }
 
     /// Give back attempts whose handler was not started, if the token still holds them. They do not count against
-    /// `max_attempts`, and their jobs are due at once.
+    /// `max_attempts`, and their jobs are due at once, or later if that has happened very often ([`Again::NowOrLater`]).
     ///
     /// This waits for the row locks of a claim whose COMMIT is under way, so that the claim is either committed or
     /// rolled back when the rows are read.
@@ -406,7 +447,7 @@ impl Store {
             let (shared, ids, which) = (shared.clone(), Arc::clone(&ids), which.clone());
             Box::pin(async move {
                 let uuids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect();
-                let (ordered, held) = if which == GivenBack::Free {
+                let (ordered, mut held) = if which == GivenBack::Free {
                     let (ordered, locked) = lock_free_keys_of(conn, &uuids).await?;
                     let free = ids.iter().copied().filter(|id| !locked.contains(&id.uuid()));
                     (ordered, lock_free(conn, free).await?)
@@ -421,8 +462,8 @@ impl Store {
                     return Ok(Vec::new());
                 }
                 let ours = held.iter().filter(|(_, owed)| owed.token == token);
-                let unstarted: Vec<Settlement> =
-                    ours.map(|(id, owed)| ending(*id, owed, Verdict::Interrupted, why, Again::Now)).collect();
+                let unstarted: Vec<Settlement> = ours.map(|(id, owed)| given_back(*id, owed, why)).collect();
+                read_earlier_lives(conn, unstarted.iter(), &mut held).await?;
                 end(conn, &shared, &unstarted, &held, &ordered).await
             })
         })
@@ -469,6 +510,11 @@ impl Store {
 /// times.
 pub(crate) fn after_loss(owed: &Owed, policy: RetryPolicy) -> Again {
     if owed.losses == 0 { Again::Now } else { Again::Backoff(policy, rand::random()) }
+}
+
+/// Build the end of an attempt that is given back without a word of its worker.
+fn given_back(id: JobId, owed: &Owed, why: &str) -> Settlement {
+    ending(id, owed, Verdict::Interrupted, why, Again::NowOrLater(rand::random()))
 }
 
 /// Build the end of an attempt that its holder does not settle.
@@ -767,4 +813,83 @@ async fn write_runner(
         }
     }
     Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use chrono::TimeDelta;
+
+    use super::*;
+    use crate::rows::owed::MAX_EXECUTIONS;
+
+    /// Return the row of a job that executes, none of whose earlier attempts was used.
+    fn executing(attempt: u32, now: Timestamp) -> Owed {
+        Owed {
+            kind: "noop".parse().unwrap(),
+            queue: "default".parse().unwrap(),
+            priority: 4,
+            max_attempts: 3,
+            state: State::Executing,
+            execute_at: now - TimeDelta::seconds(60),
+            attempt,
+            spared: attempt - 1,
+            spared_before: 0,
+            losses: 0,
+            runner: RunnerId::from_stored("test".to_owned()),
+            token: AttemptToken::new(),
+            started_at: now,
+            lease_until: now,
+            cancel_requested_at: None,
+            keyed: false,
+            links: 0,
+        }
+    }
+
+    #[test]
+    fn a_job_that_never_arrives_comes_back_later_each_time_and_uses_no_attempt() {
+        let now = chrono::Utc::now();
+        let seconds = |attempt: u32, spared_before: u32| {
+            let owed = Owed { spared_before, ..executing(attempt, now) };
+            let item = given_back(JobId::new(), &owed, "test");
+            let step = decide(0, &item, &owed, now).unwrap();
+            assert!(!step.state.is_end(), "{attempt}");
+            (step.execute_at.unwrap() - now).num_milliseconds() as f64 / 1_000.0
+        };
+        assert_eq!((seconds(1, 0), seconds(100, 0)), (-60.0, -60.0), "it keeps its position");
+        for (attempt, delay) in [(101, 1.0), (102, 2.0), (104, 8.0), (111, 600.0), (9_000, 600.0)] {
+            let said = seconds(attempt, 0);
+            assert!(said > delay * 0.89 && said < delay * 1.11, "{attempt}: {said}");
+        }
+        assert_eq!(seconds(150, 50), -60.0, "executions before an operator's retry do not count");
+    }
+
+    #[test]
+    fn a_job_ends_before_the_column_for_the_number_of_its_attempt_does() {
+        let now = chrono::Utc::now();
+        let state = |attempt: u32, again: fn(&Owed) -> Settlement| {
+            let owed = executing(attempt, now);
+            let item = again(&owed);
+            decide(0, &item, &owed, now).unwrap().state
+        };
+        let given = |owed: &Owed| given_back(JobId::new(), owed, "test");
+        let interrupted = |owed: &Owed| ending(JobId::new(), owed, Verdict::Interrupted, "test", Again::Now);
+        let unstarted = |owed: &Owed| ending(JobId::new(), owed, Verdict::Interrupted, "test", Again::Unstarted);
+        for again in [given as fn(&Owed) -> Settlement, interrupted] {
+            assert!(!state(MAX_EXECUTIONS - 1, again).is_end());
+            assert_eq!(state(MAX_EXECUTIONS, again), State::Failed);
+        }
+        assert!(!state(MAX_EXECUTIONS, unstarted).is_end(), "its number is given back");
+    }
+
+    #[test]
+    fn a_kind_is_served_in_the_queues_of_the_runners_that_have_it_alone() {
+        let name = |text: &str| -> Name { text.parse().unwrap() };
+        let lists = [(r#"["a","b"]"#, r#"["resize"]"#), (r#"["c"]"#, r#"["crop"]"#), ("no list", r#"["mail"]"#)];
+        let served = ServedKinds::read(lists);
+        let has = |queue: &str, kind: &str| served.has(&name(queue), &name(kind));
+        assert_eq!((has("a", "resize"), has("b", "resize"), has("c", "crop")), (true, true, true));
+        assert_eq!((has("c", "resize"), has("a", "crop"), has("a", "mail")), (false, false, false));
+        assert!(served.has_kind(&name("crop")) && served.has_kind(&name("mail")) && !served.has_kind(&name("noop")));
+        assert_eq!(served.kinds(), ["resize", "crop", "mail"].map(name).into());
+    }
 }

@@ -11,7 +11,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::Duration;
 
 use chrono::TimeDelta;
 use serde_json::value::RawValue;
@@ -29,7 +28,9 @@ use crate::rows::ledger::{AttemptRow, append_to_ledger};
 use crate::rows::limits::KnownLimits;
 use crate::rows::links::{LinkedEnd, check_links, record_ends};
 use crate::rows::order::{OrderedJobs, close_places, lock_keys_of_and, order_key_of};
-use crate::rows::owed::{DEFERRED, DueJob, MAX_LOSSES, MAX_SPARED, Owed, RESTS, delete_owed, lock_held};
+use crate::rows::owed::{
+    DEFERRED, DueJob, MAX_EXECUTIONS, MAX_LOSSES, MAX_SPARED, Owed, RESTS, delete_owed, lock_held,
+};
 use crate::rows::tallies::{Lanes, count};
 use crate::rows::unique_keys::release_key_of;
 use crate::sql::batch::Batch;
@@ -39,7 +40,9 @@ use crate::sql::connection::{DbFuture, PriorRun};
 use crate::sql::error::corrupt;
 use crate::sql::script::Script;
 use crate::sql::session::Session;
-use tickr_job::{JobId, Name, NewJob, Priority, State, StateInput, Timestamp, Verdict, ceil_ms, limits, next};
+use tickr_job::{
+    JobId, Name, NewJob, Priority, RetryPolicy, State, StateInput, Timestamp, Verdict, ceil_ms, limits, next,
+};
 
 /// The group commit of settlements.
 pub(crate) struct Settles {
@@ -149,7 +152,7 @@ impl Settles {
         // Read the clock after the locks, for which this may have waited. So a cancel that held a lock has an earlier
         // time than the end.
         let now = read_clock(&mut tx, &self.clock).await?;
-        read_earlier_lives(&mut tx, items, &mut held).await?;
+        read_earlier_lives(&mut tx, items.iter().map(|(_, item)| *item), &mut held).await?;
         let mut moves: Vec<Transition<'_>> = Vec::with_capacity(items.len());
         for (place, item) in items {
             if let Some(owed) = held.get(&item.id).filter(|owed| owed.token == item.token) {
@@ -179,12 +182,12 @@ impl Settles {
 
 /// Set `spared_before` for jobs that are about to exceed [`MAX_SPARED`]. An operator's retry counts all executions
 /// before it as spared. Their number is that of the last line that ended the job.
-async fn read_earlier_lives(
+pub(super) async fn read_earlier_lives<'i>(
     conn: &mut Session<'_>,
-    items: &[(usize, &Settlement)],
+    items: impl Iterator<Item = &'i Settlement> + Send,
     held: &mut BTreeMap<JobId, Owed>,
 ) -> Result<(), sqlx::Error> {
-    for (_, item) in items.iter().filter(|(_, item)| item.is_counted()) {
+    for item in items.filter(|item| item.is_bounded()) {
         let Some(owed) = held.get_mut(&item.id).filter(|owed| owed.spared >= MAX_SPARED) else { continue };
         let before: Option<u32> =
             sqlx::query_scalar("SELECT MAX(number) FROM attempts WHERE job_id = ? AND end_state IS NOT NULL")
@@ -236,10 +239,14 @@ pub(crate) fn decide<'a>(
     owed: &'a Owed,
     now: Timestamp,
 ) -> Result<Transition<'a>, sqlx::Error> {
-    let too_often = owed.spared - owed.spared_before >= MAX_SPARED && item.is_counted();
-    let verdict = if too_often { Verdict::Failed } else { item.verdict };
-    let unstarted = item.is_unstarted();
-    let undone = unstarted && owed.cancel_requested_at.is_none();
+    let spared_now = owed.spared - owed.spared_before;
+    let undone = item.is_unstarted() && owed.cancel_requested_at.is_none();
+    let verdict = match item.verdict {
+        verdict @ (Verdict::Succeeded | Verdict::Cancelled) => verdict,
+        _ if owed.attempt >= MAX_EXECUTIONS && !undone && owed.cancel_requested_at.is_none() => Verdict::Rejected,
+        _ if spared_now >= MAX_SPARED && item.is_counted() => Verdict::Failed,
+        verdict => verdict,
+    };
     let spared = owed.spared + u32::from(!verdict.burns_attempt() && !undone);
     // Losses are counted in a row. A verdict of its own shows that the job did not kill its runner, so it is no suspect
     // any more. An interruption is no such verdict: the count stays. Otherwise each stop of a runner would turn a
@@ -261,20 +268,27 @@ pub(crate) fn decide<'a>(
     };
     let state = next(owed.state, event).map_err(|e| corrupt(e.to_string()))?;
     let delay = match &item.again {
-        Again::Backoff(policy, chance) => policy.delay(burned, *chance),
-        Again::After(delay) | Again::ForAnother(delay) | Again::UnstartedFor(delay) => *delay,
-        Again::Now | Again::NowWithinBounds | Again::Unstarted => Duration::ZERO,
+        Again::Backoff(policy, chance) => Some(policy.delay(burned, *chance)),
+        Again::After(delay) | Again::ForAnother(delay) | Again::UnstartedFor(delay) => Some(*delay),
+        Again::NowOrLater(chance) if spared_now >= MAX_SPARED => {
+            Some(spared_backoff().delay(spared_now - MAX_SPARED + 1, *chance))
+        }
+        Again::Now | Again::NowWithinBounds | Again::NowOrLater(_) | Again::Unstarted => None,
     };
-    let due = || ceil_ms(now + TimeDelta::from_std(delay).unwrap_or(TimeDelta::zero()));
     // An interrupted job keeps its position in its lane. Every other job gets its new due time. If the old due time is
     // in the future, the clock has been set back since, so the current time is used.
-    let execute_at = match (state.is_end(), &item.again) {
+    let execute_at = match (state.is_end(), delay) {
         (true, _) => None,
-        (false, Again::Now | Again::NowWithinBounds | Again::Unstarted) => Some(owed.execute_at.min(ceil_ms(now))),
-        (false, _) => Some(due()),
+        (false, None) => Some(owed.execute_at.min(ceil_ms(now))),
+        (false, Some(delay)) => Some(ceil_ms(now + TimeDelta::from_std(delay).unwrap_or(TimeDelta::zero()))),
     };
     let rests = undone && matches!(item.again, Again::UnstartedFor(_));
     Ok(Transition { place, item, owed, verdict, state, execute_at, burned, spared, losses, undone, rests })
+}
+
+/// Return the delays of a job that comes back again and again without reaching a worker, from the 101st time on.
+fn spared_backoff() -> RetryPolicy {
+    RetryPolicy { cap_ms: 600_000, ..RetryPolicy::default() }
 }
 
 /// What decided settlements brought about.
@@ -473,9 +487,9 @@ async fn accept_follow_ups(
 }
 
 /// Recognise settlements that an earlier run has written, of this batch or of one that its caller gave up. If the
-/// answer to its COMMIT was lost, the token is gone and the ledger has our line. Only the holder of the token and the
-/// reaper write the line of an attempt, and the reaper's line says `lost`. So any other line with our verdict is ours.
-/// This is checked before a caller is told that its lease was taken away.
+/// answer to its COMMIT was lost, the token is gone and the ledger has our line. Others write lines as well: the reaper,
+/// the process that gives an undelivered attempt back, and beside a receiver the process that called it. So only a line
+/// with our verdict and our error is ours. This is checked before a caller is told that its lease was taken away.
 async fn recognise_own_work(
     conn: &mut Session<'_>,
     items: &[(usize, &Settlement)],
@@ -489,13 +503,17 @@ async fn recognise_own_work(
         let ours = sqlx::query(
             "SELECT COALESCE(a.end_state, o.state, (SELECT l.end_state FROM attempts l WHERE l.job_id = a.job_id \
              ORDER BY l.number DESC LIMIT 1)) AS state, o.execute_at FROM attempts a \
-             LEFT JOIN owed o ON o.id = a.job_id WHERE a.job_id = ? AND a.number = ? AND a.verdict IN (?, ?)",
+             LEFT JOIN owed o ON o.id = a.job_id WHERE a.job_id = ? AND a.number = ? AND a.error <=> ? \
+             AND a.verdict IN (?, ?, ?)",
         )
         .bind(item.id.uuid())
         .bind(item.number)
+        .bind(item.error.as_deref())
         .bind(item.verdict.as_str())
         // A snooze or an interruption beyond the limit was written as a failure.
         .bind(if item.is_counted() { Verdict::Failed.as_str() } else { item.verdict.as_str() })
+        // So was any verdict of an execution with the last numbers.
+        .bind(if item.number >= MAX_EXECUTIONS { Verdict::Rejected.as_str() } else { item.verdict.as_str() })
         .fetch_optional(&mut *conn)
         .await?;
         if let Some(row) = ours {

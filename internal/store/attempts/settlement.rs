@@ -97,6 +97,10 @@ pub enum Again {
     /// At once, but only as often as snoozes are allowed. This is for attempts that were interrupted while their runner
     /// goes on, because that can happen again and again.
     NowWithinBounds,
+    /// At once, and after a growing delay once [`MAX_SPARED`](crate::MAX_SPARED) attempts of the job were not used. No
+    /// attempt is used in either case: the job did not reach its worker, or the worker left. The random number,
+    /// 0.0..=1.0, was drawn by the caller.
+    NowOrLater(f64),
     /// At once, as if it had not been claimed: its handler was not started. The ledger gets no row of the attempt.
     Unstarted,
     /// After this delay, as if it had not been claimed. The ledger gets no row of the attempt.
@@ -114,6 +118,11 @@ impl Settlement {
     pub(crate) fn is_counted(&self) -> bool {
         self.verdict == Verdict::Snoozed
             || (self.verdict == Verdict::Interrupted && matches!(self.again, Again::NowWithinBounds))
+    }
+
+    /// Return whether the outcome of this settlement depends on how many attempts of the job were not used.
+    pub(crate) fn is_bounded(&self) -> bool {
+        self.is_counted() || matches!(self.again, Again::NowOrLater(_))
     }
 }
 

@@ -8,10 +8,11 @@ use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use uuid::Uuid;
 
-use crate::audit::{AuditEntry, record};
+use crate::audit::{AuditEntry, record, was_recorded};
 use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, finish, stored_before};
 use crate::jobs::key_holders::take_for_operator;
 use crate::jobs::read::read_job;
+use crate::jobs::subjects::{LockedKeys, subjects_of_change};
 use crate::rows::checkpoints::checkpoint_bit;
 use crate::rows::dead_letters::{delete_dead_letter, was_replayed};
 use crate::rows::jobs::Accepted;
@@ -32,7 +33,6 @@ use crate::sql::connection::PriorRun;
 use crate::sql::error::corrupt;
 use crate::sql::pools::transact_in_turn;
 use crate::sql::session::Session;
-use crate::sql::turns::Subject;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{Actor, Attempt, Job, JobId, JobOptions, Name, State, StateInput, Timestamp, Verdict, floor_ms, next};
 
@@ -99,12 +99,15 @@ impl Store {
     async fn act_without_answer(&self, id: JobId, action: JobAction, by: &Actor) -> Result<ActionOutcome, StoreError> {
         let shared = self.shared.clone();
         let act = action.audit_entry(id, by);
-        let subjects = BTreeSet::from([Subject::Job(id), Subject::Change]);
+        let subjects = subjects_of_change(&self.shared.pools, id, action.locked_keys()).await;
         let outcome = transact_in_turn(&self.shared.pools, subjects, action.attempted(), move |conn, earlier| {
             let (shared, act) = (shared.clone(), act.clone());
             Box::pin(async move {
                 let ordered = lock_for(conn, action.event(), &[id.uuid()]).await?;
-                let step = apply_event(conn, &shared, id, action.event(), &ordered, earlier).await?;
+                if let Some(updated) = done_before(conn, id, (action, &act), earlier).await? {
+                    return Ok(updated.outcome);
+                }
+                let step = apply_event(conn, &shared, id, action.event(), &ordered).await?;
                 if step.outcome.is_done() {
                     record(conn, &act, step.now).await?;
                 }
@@ -134,7 +137,7 @@ impl Store {
     ) -> Result<IdempotentOutcome<ActionOutcome>, StoreError> {
         let shared = self.shared.clone();
         let act = action.audit_entry(id, by);
-        let subjects = BTreeSet::from([Subject::Job(id), Subject::Change]);
+        let subjects = subjects_of_change(&self.shared.pools, id, action.locked_keys()).await;
         let outcome = transact_in_turn(&self.shared.pools, subjects, action.attempted(), move |conn, earlier| {
             let (shared, act, idempotent, build) =
                 (shared.clone(), act.clone(), idempotent.clone(), Arc::clone(&build));
@@ -170,6 +173,13 @@ impl JobAction {
             Self::CancelUnlessExecuting => StateInput::CancelUnlessExecuting,
             Self::Retry => StateInput::Retry,
             Self::RunNow => StateInput::RunNow,
+        }
+    }
+
+    const fn locked_keys(self) -> LockedKeys {
+        match self {
+            Self::Cancel | Self::CancelUnlessExecuting | Self::Retry => LockedKeys::OrderAndUnique,
+            Self::RunNow => LockedKeys::None,
         }
     }
 
@@ -214,8 +224,14 @@ async fn act_and_answer(
     // The locks on the job come first, so that two equal requests take turns there. The second one finds the stored row
     // of the first, whatever the job allows by then. A repeated run finds its own row in the same way.
     let ordered = lock_for(conn, action.event(), &[id.uuid()]).await?;
-    let AppliedAction { outcome, counts, now } =
-        apply_event(conn, shared, id, action.event(), &ordered, earlier).await?;
+    if let Some(updated) = done_before(conn, id, (action, act), earlier).await? {
+        if let Some(stored) = stored_before(conn, idempotent, Some(updated.outcome.clone())).await? {
+            return Ok(stored);
+        }
+        let answer = build(&updated);
+        return Ok(IdempotentOutcome::First { done: Some(updated.outcome), answer });
+    }
+    let AppliedAction { outcome, counts, now } = apply_event(conn, shared, id, action.event(), &ordered).await?;
     if !outcome.is_done() {
         return Ok(stored_before(conn, idempotent, None).await?.unwrap_or(IdempotentOutcome::Refused(outcome)));
     }
@@ -227,6 +243,51 @@ async fn act_and_answer(
         count(conn, shared.lanes.any(), &counts).await?;
     }
     Ok(outcome)
+}
+
+/// Return the job after an earlier run of this action that was committed without an answer. The job may have started or
+/// ended since, and the action is not carried out again. The order keys are locked, as [`lock_for`] does it.
+async fn done_before(
+    conn: &mut Session<'_>,
+    id: JobId,
+    (action, act): (JobAction, &AuditEntry),
+    earlier: PriorRun,
+) -> Result<Option<UpdatedJob>, sqlx::Error> {
+    if earlier == PriorRun::Nothing {
+        return Ok(None);
+    }
+    // The lock waits for the end of the earlier run.
+    let held = lock_held(conn, std::iter::once(id)).await?;
+    if !was_recorded(conn, act).await? {
+        return Ok(None);
+    }
+    let Some((job, attempts)) = read_job(conn, id).await? else { return Ok(None) };
+    let outcome = match held.get(&id) {
+        Some(owed)
+            if action == JobAction::Cancel && owed.state == State::Executing && owed.cancel_requested_at.is_some() =>
+        {
+            ActionOutcome::StopRequested
+        }
+        owed => outcome_by_now(&job, owed),
+    };
+    Ok(Some(UpdatedJob { outcome, job, attempts }))
+}
+
+/// Return the outcome of an action that was carried out some time ago. `owed` is the locked row of the job, if the job
+/// has not ended.
+pub(super) fn outcome_by_now(job: &Job, owed: Option<&Owed>) -> ActionOutcome {
+    match owed {
+        Some(owed) if owed.state != State::Executing => ActionOutcome::Waits(Accepted {
+            id: job.id,
+            kind: job.kind.clone(),
+            queue: job.queue.clone(),
+            priority: job.priority,
+            execute_at: job.execute_at,
+            created_at: job.created_at,
+            held: waits_for_turn(owed.execute_at),
+        }),
+        _ => ActionOutcome::Done(job.state),
+    }
 }
 
 /// End a waiting job whose row is locked as cancelled, without a runner. The caller must release its unique key and close
@@ -374,43 +435,18 @@ pub(crate) async fn apply_event(
     id: JobId,
     event: StateInput,
     ordered: &OrderedJobs,
-    earlier: PriorRun,
 ) -> Result<AppliedAction, sqlx::Error> {
     let held = lock_held(conn, std::iter::once(id)).await?;
     // Read only now: the lock may have waited for a settle, whose end must not lie after what follows it.
     let now = read_clock(conn, &shared.clock).await?;
     let done = |outcome: ActionOutcome| AppliedAction { outcome, counts: BTreeMap::new(), now };
-    let Some(owed) = held.get(&id) else {
-        let step = ended(conn, id, event, ordered, now).await?;
-        return Ok(match (&step.outcome, event, earlier) {
-            // The earlier run may have committed without an answer. Whichever request cancelled the job, the answer 200
-            // is true.
-            (
-                ActionOutcome::Refused(State::Cancelled),
-                StateInput::Cancel | StateInput::CancelUnlessExecuting,
-                PriorRun::MayHaveCommitted,
-            ) => done(ActionOutcome::Done(State::Cancelled)),
-            _ => step,
-        });
-    };
+    let Some(owed) = held.get(&id) else { return ended(conn, id, event, ordered, now).await };
     let priority = owed.priority.try_into().map_err(corrupt)?;
     let waits = |execute_at| {
         let (kind, queue) = (owed.kind.clone(), owed.queue.clone());
         Accepted { id, kind, queue, priority, execute_at, created_at: now, held: waits_for_turn(execute_at) }
     };
-    let Ok(state) = next(owed.state, event) else {
-        return Ok(done(match (owed.state, event, earlier) {
-            // Our own retry, whose answer was lost.
-            (State::Waiting, StateInput::Retry, PriorRun::MayHaveCommitted) => {
-                ActionOutcome::Waits(waits(owed.execute_at))
-            }
-            // The earlier run made it due, and a runner has started it since.
-            (State::Executing, StateInput::Retry | StateInput::RunNow, PriorRun::MayHaveCommitted) => {
-                ActionOutcome::Done(owed.state)
-            }
-            _ => ActionOutcome::Refused(owed.state),
-        }));
-    };
+    let Ok(state) = next(owed.state, event) else { return Ok(done(ActionOutcome::Refused(owed.state))) };
     match event {
         StateInput::Cancel | StateInput::CancelUnlessExecuting if state == State::Cancelled => {
             cancel_waiting(conn, id, owed, now, None).await?;

@@ -12,7 +12,7 @@ use sqlx::Row;
 
 use crate::audit::{AuditEntry, was_recorded};
 use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, finish, stored_before};
-use crate::jobs::actions::{ActionOutcome, UpdatedJob};
+use crate::jobs::actions::{ActionOutcome, UpdatedJob, outcome_by_now};
 use crate::jobs::read::read_job;
 use crate::rows::jobs::{Accepted, due_at};
 use crate::rows::limits::{is_parked, note_due_time, unpark, waits_for_turn};
@@ -130,6 +130,11 @@ async fn apply_change(
     let Some((job, attempts)) = read_job(conn, id).await? else {
         return refuse(conn, request, ChangeOutcome::Missing).await;
     };
+    let own = earlier == PriorRun::MayHaveCommitted && was_recorded(conn, &request.act).await?;
+    if own {
+        let outcome = outcome_by_now(&job, held.get(&id));
+        return answer_again(conn, request, UpdatedJob { outcome, job, attempts }).await;
+    }
     let Some(owed) = held.get(&id) else { return refuse(conn, request, ChangeOutcome::Refused(job.state)).await };
     let waits = |priority, execute_at, held| {
         ActionOutcome::Waits(Accepted {
@@ -142,18 +147,6 @@ async fn apply_change(
             held,
         })
     };
-    let own = earlier == PriorRun::MayHaveCommitted && was_recorded(conn, &request.act).await?;
-    if own {
-        // An earlier run of this transaction was committed, but its answer was lost. The job may be executing by now.
-        let outcome = if job.state == State::Executing {
-            ActionOutcome::Done(job.state)
-        } else {
-            waits(job.priority, job.execute_at, waits_for_turn(owed.execute_at))
-        };
-        let updated = UpdatedJob { outcome, job, attempts };
-        let answer = (request.build)(&updated);
-        return Ok(IdempotentOutcome::First { done: Some(ChangeOutcome::Done(updated.outcome)), answer });
-    }
     if next(owed.state, StateInput::Change).is_err() {
         return refuse(conn, request, ChangeOutcome::Refused(owed.state)).await;
     }
@@ -225,6 +218,20 @@ async fn apply_change(
     }
     let act = request.act.clone().with(detail);
     finish(conn, request.idempotent.as_ref(), &act, (ChangeOutcome::Done(updated.outcome), answer), now).await
+}
+
+/// Answer for an earlier run of this transaction that was committed without an answer. The job may have started or ended
+/// since. With an idempotency key, the answer is the one that was committed with the change, as for later requests.
+async fn answer_again(
+    conn: &mut Session<'_>,
+    request: &ChangeRequest,
+    updated: UpdatedJob,
+) -> Result<IdempotentOutcome<ChangeOutcome>, sqlx::Error> {
+    let done = || Some(ChangeOutcome::Done(updated.outcome.clone()));
+    if let Some(stored) = stored_before(conn, request.idempotent.as_ref(), done()).await? {
+        return Ok(stored);
+    }
+    Ok(IdempotentOutcome::First { done: done(), answer: (request.build)(&updated) })
 }
 
 /// Let a parked job go if its new payload calls another host: it waits in the line of the former one, whose breaker may be

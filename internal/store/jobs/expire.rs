@@ -16,7 +16,7 @@ use crate::rows::links::{AWAITED, IN_BATCH, LinkedEnd, forget_blocked, record_en
 use crate::rows::order::{close_places, lock_free_keys_of};
 use crate::rows::owed::{DueJob, Owed, delete_owed, lock_free};
 use crate::rows::tallies::count;
-use crate::rows::unique_keys::release_key_of;
+use crate::rows::unique_keys::release_keys_of;
 use crate::sql::batches::in_list;
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{on_pool, transact};
@@ -236,11 +236,9 @@ impl Page<'_> {
                 unpark(conn, *id).await?;
                 forget_blocked(conn, *id).await?;
             }
-            if owed.keyed {
-                release_key_of(conn, *id, false).await?;
-            }
         }
-        Ok(())
+        let keyed: Vec<Uuid> = self.expired.iter().filter(|(_, owed, _)| owed.keyed).map(|(id, ..)| *id).collect();
+        release_keys_of(conn, &keyed).await
     }
 
     fn counts(&self) -> BTreeMap<(Name, Name, State), i64> {

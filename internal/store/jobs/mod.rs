@@ -24,6 +24,7 @@
 //! - `read.rs`: one job with its attempts, or a page of jobs.
 //! - `search.rs`: jobs that match a filter.
 //! - `stats.rs`: counts for people and for metrics.
+//! - `subjects.rs`: the keys of a job for whose rows its changes take turns.
 //! - `survey.rs`: how many jobs of a filter there are by time, by state and by their other facts.
 //! - `timeline.rs`: the facts of which the timeline of a job is made.
 //! - `unique_keys.rs`: accepts jobs with unique keys.
@@ -53,6 +54,7 @@ pub(super) mod pending;
 pub(super) mod read;
 pub(super) mod search;
 pub(super) mod stats;
+pub(super) mod subjects;
 pub(super) mod survey;
 pub(super) mod timeline;
 pub(super) mod unique_keys;

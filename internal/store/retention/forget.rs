@@ -26,7 +26,7 @@ const REST: i64 = 600;
 const PAGE: u32 = 200;
 
 /// Records of batches from which jobs were removed.
-const DEPARTURES: Aged = Aged { table: "departures", made: "at" };
+const DEPARTURES: Aged = Aged { table: "departures", made: "at", page: |pages| &pages.departures };
 
 /// Position in the unique keys that jobs hold for a time, in the order of that time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -279,15 +279,10 @@ impl Store {
         after: Option<JobId>,
         keep: Duration,
     ) -> Result<(usize, Option<JobId>), StoreError> {
-        let shared = self.shared.clone();
-        transact(&self.shared.pools.loops, "delete records of old batches", move |conn, _| {
-            let shared = shared.clone();
-            Box::pin(async move {
-                let (gone, next) = purge_aged(conn, &shared, &DEPARTURES, after.map(JobId::uuid), keep).await?;
-                Ok((gone, next.map(JobId::from_uuid)))
-            })
-        })
-        .await
+        let after = after.map(JobId::uuid);
+        let purged = purge_aged(&self.shared, "delete records of old batches", &DEPARTURES, after, keep);
+        let (gone, next) = purged.await?;
+        Ok((gone, next.map(JobId::from_uuid)))
     }
 }
 

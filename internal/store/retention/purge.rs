@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_recursion::async_recursion as boxed;
 use chrono::TimeDelta;
@@ -19,8 +19,12 @@ use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{JobId, State, Timestamp, first_id_of};
 
-/// Number of ledger lines read in one page.
-const PAGE: u32 = 2_000;
+/// Most ledger lines read in one page.
+pub(crate) const PAGE: u32 = 2_000;
+/// Most discarded jobs removed in one page.
+pub(crate) const DISCARDED: u32 = MAX_ROWS as u32;
+/// Discarded jobs that one page passes because they cannot go now, in multiples of [`DISCARDED`].
+const PASSED: u32 = 16;
 
 /// Outcome of one page of a purge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,10 +46,17 @@ impl Store {
     #[boxed]
     pub async fn purge_page(&self, after: Option<JobId>, keep: &Retention) -> Result<Purged, StoreError> {
         let (shared, keep) = (self.shared.clone(), keep.clone());
-        transact(&self.shared.pools.loops, "purge ended jobs", move |conn, _| {
-            page(conn, shared.clone(), after, keep.clone())
-        })
-        .await
+        let (size, began) = (&self.shared.purged_jobs, Instant::now());
+        let most = size.get();
+        let purged = transact(&self.shared.pools.loops, "purge ended jobs", move |conn, _| {
+            page(conn, shared.clone(), (after, most), keep.clone())
+        });
+        let purged = purged.await;
+        // A page without old jobs says nothing about the size.
+        if !matches!(purged, Ok(Purged { jobs: 0, .. })) {
+            size.learn(began, &purged);
+        }
+        purged
     }
 }
 
@@ -65,38 +76,66 @@ impl Store {
     #[boxed]
     pub async fn purge_discarded(&self, keep: &Retention) -> Result<(usize, bool), StoreError> {
         let (shared, age) = (self.shared.clone(), keep.discarded);
-        transact(&self.shared.pools.loops, "purge discarded jobs", move |conn, _| {
+        let (size, began) = (&self.shared.purged_discarded, Instant::now());
+        let most = size.get();
+        let purged = transact(&self.shared.pools.loops, "purge discarded jobs", move |conn, _| {
             let shared = shared.clone();
             Box::pin(async move {
                 let now = read_clock(conn, &shared.clock).await?;
                 let before = now - TimeDelta::from_std(age).unwrap_or(TimeDelta::MAX / 4);
-                let mut ids: Vec<Uuid> = sqlx::query_scalar(
-                    "SELECT job_id FROM dead_letters FORCE INDEX (dead_letters_since) WHERE standing = 'discarded' \
-                     AND since < ? ORDER BY since LIMIT ?",
-                )
-                .bind(before)
-                .bind(MAX_ROWS as u32)
-                .fetch_all(&mut *conn)
-                .await?;
-                ids.sort_unstable();
-                let more = ids.len() == MAX_ROWS;
-                if ids.is_empty() {
-                    return Ok((0, false));
-                }
-                let removed = remove(conn, &ids, Removal::Discarded { before }, now).await?;
-                let gone = removed.gone.len();
-                // Without progress, another call would find the same rows again.
-                Ok((gone, (more || removed.until.is_some()) && gone + removed.strays > 0))
+                discarded_page(conn, before, most, now).await
             })
-        })
-        .await
+        });
+        let purged = purged.await;
+        if !matches!(purged, Ok((0, _))) {
+            size.learn(began, &purged);
+        }
+        purged
     }
+}
+
+/// Remove the first jobs that were discarded before this moment and can go. Return their number, and whether there may
+/// be more.
+async fn discarded_page(
+    conn: &mut Session<'_>,
+    before: Timestamp,
+    most: u32,
+    now: Timestamp,
+) -> Result<(usize, bool), sqlx::Error> {
+    // Jobs at the beginning may stay for long, such as those that a frozen runner has locked. The others must not wait
+    // for them.
+    for passed in 0..PASSED {
+        let mut ids: Vec<Uuid> = sqlx::query_scalar(
+            "SELECT job_id FROM dead_letters FORCE INDEX (dead_letters_since) WHERE standing = 'discarded' \
+             AND since < ? ORDER BY since LIMIT ? OFFSET ?",
+        )
+        .bind(before)
+        .bind(DISCARDED)
+        .bind(passed * DISCARDED)
+        .fetch_all(&mut *conn)
+        .await?;
+        ids.sort_unstable();
+        let is_full = ids.len() == DISCARDED as usize;
+        let mut left = ids.len();
+        for ids in ids.chunks(most as usize) {
+            left -= ids.len();
+            let removed = remove(conn, ids, Removal::Discarded { before }, now).await?;
+            let gone = removed.gone.len();
+            if gone + removed.strays > 0 {
+                return Ok((gone, is_full || left > 0 || removed.until.is_some()));
+            }
+        }
+        if !is_full {
+            break;
+        }
+    }
+    Ok((0, false))
 }
 
 fn page<'c>(
     conn: &'c mut Session<'_>,
     shared: Arc<StoreInner>,
-    after: Option<JobId>,
+    (after, most): (Option<JobId>, u32),
     keep: Retention,
 ) -> DbFuture<'c, Purged> {
     Box::pin(async move {
@@ -148,6 +187,11 @@ fn page<'c>(
             let (ahead, rest) = old_ahead(conn, from, &keep, now).await?;
             old.extend(ahead);
             next = rest;
+        }
+        // MySQL may carry out no removal of so many jobs. Those that stay are read at their usual pace all the same.
+        if old.len() > most as usize {
+            old.truncate(most as usize);
+            next = old.last().copied().map(JobId::from_uuid);
         }
         let removed = remove(conn, &old, Removal::Aged { keep: &keep, now }, now).await?;
         let next = removed.until.map(JobId::from_uuid).or(next);

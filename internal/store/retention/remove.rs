@@ -13,7 +13,8 @@ use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
 use crate::retention::times::Retention;
-use crate::rows::order::{close_places, lock_open_keys_of};
+use crate::rows::order::{OrderedJobs, close_places, lock_free_open_keys_of, lock_open_keys_of};
+use crate::rows::owed::SKIP_LOCKED;
 use crate::sql::batches::{MAX_ROWS, bind_padded, groups, in_list, padded_len, placeholders, statement, tuples};
 use crate::sql::cluster::{Locked, lock_in_cluster};
 use crate::sql::error::corrupt;
@@ -22,8 +23,6 @@ use tickr_job::{BatchId, CanaryState, DeadLetterStatus, JobId, JobOptions, State
 
 /// Most ledger lines removed in one transaction. A single job may have more.
 const MAX_LINES: u32 = 20_000;
-/// Most rows removed by one statement.
-const ROWS: u32 = 4_000;
 /// Most schedules whose jobs one transaction removes: the ticks of each are marked by statements of their own.
 const MAX_SCHEDULES: usize = 200;
 /// The kind whose jobs have reports.
@@ -132,14 +131,11 @@ pub(crate) async fn remove(
     now: Timestamp,
 ) -> Result<Removed, sqlx::Error> {
     let mut removed = Removed::default();
-    // A failed job that blocks its order key lets the next one go when it is removed.
-    let ordered = lock_open_keys_of(conn, ids).await?;
+    let (ordered, ids) = lock_keys(conn, ids, removal).await?;
     let mut shrunk = Shrunk::default();
     let mut lines = 0;
     for ids in ids.chunks(MAX_ROWS) {
-        let lock = "SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE id IN";
-        in_list(lock, ids, " ORDER BY id FOR UPDATE").fetch_all(&mut *conn).await?;
-        lock_in_cluster(conn, Locked::Job, ids).await?;
+        let locked = lock_jobs(conn, ids, removal).await?;
         let found = in_list(CANDIDATE, ids, " ORDER BY j.id").fetch_all(&mut *conn).await?;
         let counted = counted_by_canaries(conn, ids).await?;
         let mut strays: BTreeSet<Uuid> = ids.iter().copied().collect();
@@ -147,7 +143,7 @@ pub(crate) async fn remove(
         for row in &found {
             let candidate = Candidate::read(row)?;
             strays.remove(&candidate.id);
-            if !candidate.may_go(removal) || counted.contains(&candidate.id) {
+            if !locked.contains(&candidate.id) || !candidate.may_go(removal) || counted.contains(&candidate.id) {
                 continue;
             }
             let is_full = lines + candidate.lines() > MAX_LINES || !shrunk.has_room_for(&candidate);
@@ -183,6 +179,35 @@ pub(crate) async fn remove(
     }
     shrunk.write(conn, now).await?;
     Ok(removed)
+}
+
+/// Lock the order keys of these jobs: a failed job that blocks its key lets the next one go when it is removed. Return
+/// also the jobs that may be removed now.
+///
+/// An operator's request waits for a locked key. Retention leaves out its jobs until the next walk. A runner that
+/// freezes while it removes jobs keeps its locks, and so may an operator's session. They must not stop the removal of
+/// all other jobs.
+async fn lock_keys(
+    conn: &mut Session<'_>,
+    ids: &[Uuid],
+    removal: Removal<'_>,
+) -> Result<(OrderedJobs, Vec<Uuid>), sqlx::Error> {
+    if matches!(removal, Removal::Asked) {
+        return Ok((lock_open_keys_of(conn, ids).await?, ids.to_vec()));
+    }
+    let (ordered, busy) = lock_free_open_keys_of(conn, ids).await?;
+    Ok((ordered, ids.iter().copied().filter(|id| !busy.contains(id)).collect()))
+}
+
+/// Lock the rows of these jobs, without those that another session locks, if retention removes them. Return the jobs
+/// whose rows are locked here.
+async fn lock_jobs(conn: &mut Session<'_>, ids: &[Uuid], removal: Removal<'_>) -> Result<BTreeSet<Uuid>, sqlx::Error> {
+    let or_skip = if matches!(removal, Removal::Asked) { "" } else { SKIP_LOCKED };
+    let lock = "SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE id IN";
+    let rows = in_list(lock, ids, &format!(" ORDER BY id FOR UPDATE{or_skip}")).fetch_all(&mut *conn).await?;
+    let locked = rows.iter().map(|row| row.try_get("id")).collect::<Result<_, _>>()?;
+    lock_in_cluster(conn, Locked::Job, ids).await?;
+    Ok(locked)
 }
 
 /// Return those of these locked jobs on which a canary that is under way depends: the dead letters that its present step
@@ -227,32 +252,30 @@ async fn hide_reports(conn: &mut Session<'_>, ids: &[Uuid], now: Timestamp) -> R
 }
 
 async fn delete(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<(), sqlx::Error> {
-    if ids.is_empty() {
-        return Ok(());
-    }
     // Delete the ledger first. A job without lines would look lost; lines without a job are only invisible.
-    for (table, key) in [
-        ("attempts", "job_id"),
-        ("attempt_logs", "job_id"),
-        ("job_tags", "job_id"),
-        ("dead_letters", "job_id"),
-        ("checkpoints", "job_id"),
-        ("deferred_attempts", "job_id"),
-        ("order_places", "job_id"),
-        ("job_limit_keys", "job_id"),
-        ("limit_holds", "job_id"),
-        ("job_expiries", "job_id"),
-        ("distant_ids", "job_id"),
+    for (table, key, index) in [
+        ("attempts", "job_id", "PRIMARY"),
+        ("attempt_logs", "job_id", "PRIMARY"),
+        ("job_tags", "job_id", "job_tags_job"),
+        ("dead_letters", "job_id", "PRIMARY"),
+        ("checkpoints", "job_id", "PRIMARY"),
+        ("deferred_attempts", "job_id", "deferred_attempts_job"),
+        ("order_places", "job_id", "PRIMARY"),
+        ("job_limit_keys", "job_id", "PRIMARY"),
+        ("limit_holds", "job_id", "PRIMARY"),
+        ("job_expiries", "job_id", "PRIMARY"),
+        ("distant_ids", "job_id", "PRIMARY"),
         // Rows of its children stay, so that they know how it ended.
-        ("job_parents", "child_id"),
-        ("batch_jobs", "job_id"),
-        ("jobs", "id"),
+        ("job_parents", "child_id", "job_parents_child"),
+        ("batch_jobs", "job_id", "PRIMARY"),
+        ("jobs", "id", "PRIMARY"),
     ] {
-        // The order by key and the LIMIT keep MySQL from scanning a small table. A job may have any number of lines, so
-        // repeat the statement until it deletes fewer rows than its limit.
-        let sql = format!("DELETE FROM {table} WHERE {key} IN");
-        let tail = format!(" ORDER BY {key} LIMIT {ROWS}");
-        while in_list(&sql, ids, &tail).execute(&mut *conn).await?.rows_affected() >= u64::from(ROWS) {}
+        // MySQL scans a small table for a list that is long beside it, and would wait for rows of other jobs that
+        // another session locks. Only this form of the statement may name the index.
+        let sql = format!("DELETE t FROM {table} t FORCE INDEX ({index}) WHERE t.{key} IN");
+        for ids in ids.chunks(MAX_ROWS) {
+            in_list(&sql, ids, "").execute(&mut *conn).await?;
+        }
     }
     Ok(())
 }

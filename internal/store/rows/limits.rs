@@ -115,8 +115,13 @@ impl LimitSetting {
 
 /// Read all limits, in the order of their names.
 pub(crate) async fn read_limits(conn: &mut Session<'_>) -> Result<Vec<LimitSetting>, sqlx::Error> {
+    limit_rows(conn).await?.iter().map(setting).collect()
+}
+
+/// Read the rows of all limits, for [`setting`].
+pub(crate) async fn limit_rows(conn: &mut Session<'_>) -> Result<Vec<MySqlRow>, sqlx::Error> {
     let sql = format!("SELECT {COLUMNS} FROM limits ORDER BY name LIMIT 2000");
-    rows_as_text(conn, sql, Vec::new()).await?.iter().map(setting).collect()
+    rows_as_text(conn, sql, Vec::new()).await
 }
 
 pub(crate) fn setting(row: &MySqlRow) -> Result<LimitSetting, sqlx::Error> {

@@ -105,6 +105,21 @@ pub(crate) async fn lock_keys_of_and(
 
 /// Do what [`lock_keys_of`] does, for those jobs whose places are open.
 pub(crate) async fn lock_open_keys_of(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<OrderedJobs, sqlx::Error> {
+    let open = open_of(conn, ids).await?;
+    lock_keys_of(conn, &open).await
+}
+
+/// Do what [`lock_free_keys_of`] does, for those jobs whose places are open.
+pub(crate) async fn lock_free_open_keys_of(
+    conn: &mut Session<'_>,
+    ids: &[Uuid],
+) -> Result<(OrderedJobs, BTreeSet<Uuid>), sqlx::Error> {
+    let open = open_of(conn, ids).await?;
+    lock_free_keys_of(conn, &open).await
+}
+
+/// Return those of these jobs whose places are open.
+async fn open_of(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<Vec<Uuid>, sqlx::Error> {
     let mut open = Vec::new();
     for ids in ids.chunks(MAX_ROWS) {
         let sql = "SELECT p.job_id FROM order_places p FORCE INDEX (PRIMARY) STRAIGHT_JOIN order_keys k \
@@ -113,7 +128,7 @@ pub(crate) async fn lock_open_keys_of(conn: &mut Session<'_>, ids: &[Uuid]) -> R
             open.push(row.try_get("job_id")?);
         }
     }
-    lock_keys_of(conn, &open).await
+    Ok(open)
 }
 
 /// Do what [`lock_keys_of`] does, without the keys that another session locks at this moment. Returns also the jobs

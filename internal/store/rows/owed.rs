@@ -169,9 +169,18 @@ pub(crate) async fn delete_owed(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<
 }
 
 /// Most executions of a job that do not count against `max_attempts`, before a snooze counts as a failure: a job may
-/// not snooze for ever. The same holds for an interruption because the lease could not be renewed. A shutdown never
-/// counts against `max_attempts`, however often the job snoozed. It cannot loop, because each time a runner stops.
+/// not snooze for ever. The same holds for an interruption because the lease could not be renewed, and for a job that a
+/// worker gives back. A job that did not reach its remote worker, or whose worker left, uses no attempt then either, and
+/// comes back after a growing delay. A shutdown never counts against `max_attempts`, however often the job snoozed, and
+/// delays nothing. It cannot loop, because each time a runner stops.
 pub const MAX_SPARED: u32 = 100;
+
+/// Executions of a job after which it waits for no other one: the verdict that would let it wait rejects it. The columns
+/// for the number of an attempt end at [`MAX_NUMBER`], and an operator's retries go on with the number.
+pub(crate) const MAX_EXECUTIONS: u32 = 65_000;
+
+/// Largest number of an attempt. A claim beyond it would fail, and the claims beside it with it.
+pub(crate) const MAX_NUMBER: u32 = 65_535;
 
 /// Bit of `owed.links`: the last claim was undone, because the kind of the job had no room in that runner. The job counts
 /// as due from a minute before its next claim on.

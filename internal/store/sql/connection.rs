@@ -22,6 +22,7 @@ use sqlx::mysql::{MySqlConnectOptions, MySqlPool, MySqlPoolOptions};
 use sqlx::pool::PoolConnection;
 use sqlx::{ConnectOptions, Connection, MySql, MySqlConnection, Row};
 
+use crate::sql::disk_room::DiskRoom;
 use crate::sql::error::{
     Fault, StoreError, certainly_rolled_back, fault, is_out_of_statements, lacks_right, number, tell_outage,
     waited_for_lock,
@@ -66,10 +67,15 @@ pub(crate) enum PriorRun {
 /// that says nothing in a transaction, here after [`RUN_LIMIT`], when a living process has given up. This also concerns
 /// transactions that wrote nothing: an update that waited for a lock keeps it, even if the row does not match any more.
 /// MySQL has no such limit and reads a comment.
+///
+/// A server may limit the time of each statement. Such a limit ends a wait for a lock with another error than the
+/// wait's own one, and then no caller learns that a row is locked. So the session has none: the calls have limits of
+/// their own. MariaDB and MySQL have different names for it, and each reads a comment in the place of the other's.
 const SESSION: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
      SET SESSION autocommit = 1, completion_type = 0, sql_safe_updates = 0, sql_select_limit = 18446744073709551615, \
      sql_mode = 'STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
-     innodb_lock_wait_timeout = 5, lock_wait_timeout = 10 /*M!100300 , idle_transaction_timeout = 15 */; \
+     innodb_lock_wait_timeout = 5, lock_wait_timeout = 10 /*M!100300 , idle_transaction_timeout = 15, \
+     max_statement_time = 0 */ /*!50708 , max_execution_time = 0 */; \
      SELECT CAST(@@max_allowed_packet AS SIGNED); SHOW VARIABLES LIKE 'wsrep_on'";
 /// Lock waits of a hurried connection (1 s), and of every other connection (5 s and 10 s). MySQL takes no shorter one.
 const HURRIED: &str = "SET SESSION innodb_lock_wait_timeout = 1, lock_wait_timeout = 1";
@@ -92,6 +98,8 @@ pub(crate) struct Server {
     packet: AtomicUsize,
     texts: AtomicUsize,
     clustered: AtomicBool,
+    /// Whether it had no room for a write a moment ago.
+    pub(crate) room: DiskRoom,
 }
 
 /// What the server of the running step accepts.
@@ -127,7 +135,7 @@ pub(crate) fn is_in_cluster() -> bool {
 impl Server {
     fn unknown() -> Self {
         let (packet, texts) = (AtomicUsize::new(usize::MAX), AtomicUsize::new(MAX_TEXTS));
-        Self { packet, texts, clustered: AtomicBool::new(false) }
+        Self { packet, texts, clustered: AtomicBool::new(false), room: DiskRoom::default() }
     }
 
     /// Return the largest packet that the server accepts, in bytes.
@@ -626,6 +634,9 @@ fn run_untyped(
                         pool.keep_fewer();
                     }
                     if let Err(error) = &outcome {
+                        if !matches!(frame, Frame::Nothing) {
+                            pool.target.server.room.note(error);
+                        }
                         judge(&pool.target, turn, error).await;
                         // Another server does not have the read that this one may go on with.
                         if !may_repeat(is_heavy, frame, error) && turn == pool.target.turn() {
@@ -767,6 +778,7 @@ impl DedicatedConnection {
             if is_out_of_statements(e) {
                 self.target.server.keep_fewer();
             }
+            self.target.server.room.note(e);
             // A connection that could not be opened was judged when it was opened.
             if self.conn.is_some() {
                 judge(&self.target, self.turn, e).await;

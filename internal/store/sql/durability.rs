@@ -38,7 +38,8 @@ impl Store {
 
     /// Read the settings as [`durability`](Self::durability) does, change a row and commit. A server that was demoted
     /// to a replica, has lost its quorum or has a full disk still answers every read. Both use one connection, one after
-    /// the other.
+    /// the other. A server that takes the change counts as full all the same for some seconds after it had no room for
+    /// another write of this process.
     ///
     /// One probe runs at a time. A caller that went away leaves its probe behind, which ends by itself, and the next
     /// caller waits for that. So the probes of a MySQL that does not commit take one connection from the loops.
@@ -47,8 +48,9 @@ impl Store {
     /// [`StoreError`] when MySQL cannot be reached or accepts no writes.
     #[boxed]
     pub async fn writable(&self) -> Result<Durability, StoreError> {
+        const ATTEMPTED: &str = "try a write";
         let alone = Arc::clone(&self.shared.pools.probe).lock_owned().await;
-        on_pool(&self.shared.pools.loops, "try a write", move |conn, _| {
+        let durability = on_pool(&self.shared.pools.loops, ATTEMPTED, move |conn, _| {
             // The task of the probe keeps its turn, also when its caller goes away.
             let _kept = &alone;
             Box::pin(async move {
@@ -57,7 +59,12 @@ impl Store {
                 Ok(durability)
             })
         })
-        .await
+        .await?;
+        // Asked last, so that a write without room during the probe counts as well.
+        if self.shared.options.server.room.was_missing() {
+            return Err(StoreError::unavailable(ATTEMPTED, "the server had no room for another write a moment ago"));
+        }
+        Ok(durability)
     }
 }
 

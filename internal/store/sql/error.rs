@@ -207,6 +207,24 @@ pub(crate) fn lacks_right(error: &sqlx::Error) -> bool {
     matches!(number(error), Some(1044 | 1142 | 1143 | 1227 | 1370))
 }
 
+/// Return true if the server has no room on its disk for what the statement writes.
+pub(crate) fn lacks_room(error: &sqlx::Error) -> bool {
+    let said = error.as_database_error().and_then(|db| db.try_downcast_ref::<MySqlDatabaseError>());
+    said.is_some_and(|said| says_no_room(said.number(), said.message()))
+}
+
+fn says_no_room(number: u16, message: &str) -> bool {
+    // A temporary table has a place of its own, and room for other writes may be left.
+    let is_temporary = ["#sql", "(temporary)"].iter().any(|mark| message.contains(mark));
+    match number {
+        // The disk is full, and the table is full.
+        1021 | 1114 => !is_temporary,
+        // An error of the storage engine with the number that the operating system gave it.
+        1030 => message.contains("error 28") && !is_temporary,
+        _ => false,
+    }
+}
+
 /// Return true if the server has no room for another prepared statement.
 pub(crate) fn is_out_of_statements(error: &sqlx::Error) -> bool {
     number(error) == Some(1461)
@@ -333,6 +351,27 @@ mod tests {
         all(&[1062], Fault::Duplicate);
         all(&[1406, 1264, 1366, 1048, 1153, 3140, 3819, 4025, 1452], Fault::Unfit);
         all(&[1064, 1146, 1054, 1142, 1143], Fault::Refused);
+    }
+
+    #[test]
+    fn a_full_disk_is_told_from_a_full_temporary_table_and_from_other_errors() {
+        for (number, message) in [
+            (1021, "Disk full (jobs); waiting for someone to free some space... (errno: 28)"),
+            (1114, "The table 'attempts' is full"),
+            (1030, "Got error 28 \"No space left on device\" from storage engine InnoDB"),
+            (1030, "Got error 28 - 'No space left on device' from storage engine"),
+        ] {
+            assert!(says_no_room(number, message), "{number} {message}");
+        }
+        for (number, message) in [
+            (1114, "The table '/tmp/#sql1a2b_3_4' is full"),
+            (1114, "The table '(temporary)' is full"),
+            (1021, "Disk full (/tmp/#sql_1a2b_0.MAI); waiting for someone to free some space..."),
+            (1030, "Got error 168 - 'Unknown (generic) error from engine' from storage engine"),
+            (1290, "The MariaDB server is running with the --read-only option"),
+        ] {
+            assert!(!says_no_room(number, message), "{number} {message}");
+        }
     }
 
     #[test]

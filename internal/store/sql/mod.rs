@@ -7,6 +7,7 @@
 //! - `cluster.rs`: locks that hold in a whole Galera cluster.
 //! - `connection.rs`: connections, and the rules under which every statement runs.
 //! - `datetimes.rs`: datetimes in the text form, written and read by hand.
+//! - `disk_room.rs`: whether the server lately had no room for what this process wrote.
 //! - `durability.rs`: checks of the server's settings.
 //! - `error.rs`: classifies the errors of MySQL.
 //! - `group_commit.rs`: writes the items of many callers in one transaction.
@@ -27,6 +28,7 @@ pub(super) mod clock_steps;
 pub(super) mod cluster;
 pub(super) mod connection;
 pub(super) mod datetimes;
+pub(super) mod disk_room;
 pub(super) mod durability;
 pub(super) mod error;
 pub(super) mod group_commit;

@@ -1,9 +1,9 @@
 //! The number of rows that one transaction of a loop takes.
 //!
 //! A transaction that lasts for longer than its limit is rolled back. If the next one took as many rows, a loop would
-//! never get on while MySQL answers slowly.
+//! never get on while MySQL answers slowly, or while it refuses transactions of so many bytes.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::sql::error::StoreError;
@@ -13,22 +13,35 @@ const SLOW: Duration = Duration::from_secs(5);
 /// A transaction that is over before this time is followed by larger ones. One with twice as many rows is not slow.
 const QUICK: Duration = Duration::from_millis(2_500);
 
+/// Quick transactions after which a size is tried again that MySQL did not carry out. If it were tried at once, every
+/// second transaction of large rows would fail.
+const TRIED_AGAIN: u32 = 64;
+
 /// A number of rows that follows the time that MySQL needs for them.
 #[derive(Debug)]
 pub(crate) struct PageSize {
     most: u32,
-    now: AtomicU32,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    now: u32,
+    /// The smallest size that MySQL did not carry out.
+    failed: Option<u32>,
+    /// Quick transactions since then.
+    quick: u32,
 }
 
 impl PageSize {
     /// Begin with the largest number.
     pub(crate) const fn new(most: u32) -> Self {
-        Self { most, now: AtomicU32::new(most) }
+        Self { most, state: Mutex::new(State { now: most, failed: None, quick: 0 }) }
     }
 
     /// Return the number of rows for the next transaction.
     pub(crate) fn get(&self) -> u32 {
-        self.now.load(Ordering::Relaxed)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).now
     }
 
     /// Learn from a transaction that began at this moment and has ended with this outcome.
@@ -38,15 +51,22 @@ impl PageSize {
 
     /// `failed` tells that MySQL did not carry the transaction out, perhaps because it had too many rows.
     fn follow(&self, took: Duration, failed: bool) {
-        let now = self.get();
-        let next = if failed || took >= SLOW {
-            (now / 2).max(1)
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if failed {
+            (state.failed, state.quick) = (Some(state.now), 0);
+        }
+        if failed || took >= SLOW {
+            state.now = (state.now / 2).max(1);
         } else if took < QUICK {
-            now.saturating_mul(2).min(self.most)
-        } else {
-            now
-        };
-        self.now.store(next, Ordering::Relaxed);
+            state.quick = state.quick.saturating_add(1);
+            let larger = state.now.saturating_mul(2).min(self.most);
+            if state.quick >= TRIED_AGAIN {
+                state.failed = None;
+            }
+            if state.failed.is_none_or(|failed| larger < failed) {
+                state.now = larger;
+            }
+        }
     }
 }
 
@@ -57,7 +77,7 @@ mod tests {
     #[test]
     fn pages_shrink_while_mysql_is_slow_and_grow_again_when_it_is_quick() {
         let page = PageSize::new(512);
-        page.follow(Duration::from_secs(15), true);
+        page.follow(SLOW, false);
         page.follow(SLOW, false);
         assert_eq!(page.get(), 128);
         page.follow(QUICK, false);
@@ -66,9 +86,22 @@ mod tests {
             page.follow(Duration::ZERO, true);
         }
         assert_eq!(page.get(), 1);
-        for _ in 0..20 {
+        for _ in 0..TRIED_AGAIN + 20 {
             page.follow(Duration::ZERO, false);
         }
         assert_eq!(page.get(), 512);
+    }
+
+    #[test]
+    fn a_size_that_mysql_refused_is_tried_again_only_after_many_quick_pages() {
+        let page = PageSize::new(512);
+        let fits = |rows: u32| rows <= 100;
+        let (mut refused, mut done) = (0, 0);
+        for _ in 0..1_000 {
+            let rows = page.get();
+            page.follow(Duration::ZERO, !fits(rows));
+            (refused, done) = if fits(rows) { (refused, done + rows) } else { (refused + 1, done) };
+        }
+        assert!(refused < 20 && done > 60_000, "{refused} refused, {done} rows done");
     }
 }

@@ -45,13 +45,17 @@ pub(crate) enum Subject {
 pub(crate) fn subjects_of(jobs: &[NewJob]) -> BTreeSet<Subject> {
     let mut subjects = BTreeSet::from([Subject::Enqueue]);
     for job in jobs {
-        let unique = job.unique_key.iter().map(|key| Subject::UniqueKey(job.kind.to_string(), key.clone()));
-        subjects.extend(unique);
-        subjects.extend(job.options.order.iter().map(|order| Subject::OrderKey(order.key.clone())));
+        subjects.extend(keys_of(job));
         subjects.extend(job.options.after.iter().copied().map(Subject::Job));
         subjects.extend(job.options.batch.map(Subject::Batch));
     }
     subjects
+}
+
+/// Return the keys of this new job. Its insert may have to wait for their rows.
+pub(crate) fn keys_of(job: &NewJob) -> impl Iterator<Item = Subject> {
+    let unique = job.unique_key.iter().map(|key| Subject::UniqueKey(job.kind.to_string(), key.clone()));
+    unique.chain(job.options.order.iter().map(|order| Subject::OrderKey(order.key.clone())))
 }
 
 /// The turns of one pool.

@@ -3,6 +3,9 @@
 //! A write that matches no row shows little. It needs no room on the disk, no binary log, no consent of a cluster and
 //! no replica that acknowledges it, so a server that can commit nothing carries it out.
 //!
+//! The row is changed in place, which needs no new page of its table. `disk_room.rs` knows of a disk that has room for
+//! no other write.
+//!
 //! Each process has a row of its own, so that the probes of many processes wait for nothing. It is beside the rows of
 //! `cluster_locks` that stand for locks. A probe that waits for its row in vain says the same as one without an answer:
 //! the commit of an earlier probe is still under way.

@@ -272,7 +272,7 @@ impl Evidence {
         (self.unreadable, &self.examples)
     }
 
-    fn cannot_read(&mut self, table: &str, id: &str, error: &sqlx::Error) {
+    pub(super) fn cannot_read(&mut self, table: &str, id: &str, error: &sqlx::Error) {
         self.unreadable += 1;
         if self.examples.len() < MAX_UNREADABLE {
             self.examples.push(format!("{table} {id}: {error}"));

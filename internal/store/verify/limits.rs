@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 
-use crate::rows::limits::{LimitKey, NOT_PAUSED, key_in, keys_locked_elsewhere, parked_until, read_limits};
+use crate::rows::limits::{
+    LimitKey, LimitSetting, NOT_PAUSED, key_in, keys_locked_elsewhere, limit_rows, parked_until, setting,
+};
 use crate::sql::batches::statement;
 use crate::sql::connection::{self, on_pool};
 use crate::verify::evidence::{Evidence, PAGE_LIMIT};
@@ -18,15 +20,16 @@ const MAX_STRANDED: u32 = 1_000;
 const KEYS_TRIED: usize = 64;
 
 impl Evidence {
-    /// Return the keys of limits of which more attempts run than the limit allows, with the number of those attempts and
-    /// the limit. Attempts that began before the limit was last changed do not count: a lower limit stops no job.
+    /// Return the keys of limits of which more attempts run than the limit allows, with the number of those attempts
+    /// and the limit. Attempts that began before the limit was last changed do not count: a lower limit stops no job. A
+    /// limit whose row cannot be read is left out, and the row is counted.
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     #[boxed]
     pub async fn exceeded_limits(&mut self) -> Result<Vec<(LimitKey, i64, u32)>, StoreError> {
         let read = async {
-            let limits = read_limits(&mut self.conn).await?;
+            let limits = self.readable_limits().await?;
             let used = sqlx::query(
                 "SELECT s.limit_name, s.limit_key, COUNT(*) AS running FROM limit_slots s FORCE INDEX (PRIMARY) \
                  STRAIGHT_JOIN owed o ON o.id = s.job_id AND o.state = 'executing' \
@@ -49,6 +52,17 @@ impl Evidence {
             Ok(exceeded)
         };
         connection::within(PAGE_LIMIT, read).await.map_err(|e| StoreError::from_driver("read the slots of limits", &e))
+    }
+
+    async fn readable_limits(&mut self) -> Result<Vec<LimitSetting>, sqlx::Error> {
+        let mut limits = Vec::new();
+        for row in limit_rows(&mut self.conn).await? {
+            match setting(&row) {
+                Ok(limit) => limits.push(limit),
+                Err(error) => self.cannot_read("limits", row.try_get("name").unwrap_or("without a name"), &error),
+            }
+        }
+        Ok(limits)
     }
 }
 

@@ -38,8 +38,13 @@ pub struct ParentRow {
 /// Most jobs of a batch whose ended ones are counted. Each takes two looks, and a page has a hundred batches.
 const COUNTED_JOBS: u32 = 10_000;
 
-/// Return the statement that reads batches behind an id, each with its changes that no runner has added up, and with the
-/// jobs that have not been removed.
+/// Most batches of one page, and most jobs in all of them. The unfinished jobs of each batch are counted among all of
+/// its jobs, so a page of a larger batch has no other.
+const BATCHES: u32 = 100;
+const JOBS_OF_BATCHES: i64 = 200_000;
+
+/// Return the statement that reads batches behind an id and up to another one, each with its changes that no runner has
+/// added up, and with the jobs that have not been removed.
 fn batches_and_members() -> String {
     format!(
         "SELECT {COLUMNS}, \
@@ -59,7 +64,7 @@ fn batches_and_members() -> String {
          WHERE m.batch_id = b.id) \
          + (SELECT COUNT(*) FROM batches n FORCE INDEX (batches_parent) WHERE n.parent = b.id \
          AND n.completed_at IS NULL) AS unfinished \
-         FROM batches b FORCE INDEX (PRIMARY) WHERE b.id > ? ORDER BY b.id LIMIT 100"
+         FROM batches b FORCE INDEX (PRIMARY) WHERE b.id > ? AND b.id <= ? ORDER BY b.id"
     )
 }
 
@@ -217,7 +222,7 @@ impl Evidence {
     /// Return the faults among the batches of one page behind `after`: counts that do not fit the jobs, batches that have
     /// not ended although their jobs have, and callbacks that are missing. Ended jobs and callbacks may have been removed:
     /// the counts of ended jobs are at least those of the jobs that are there, and callbacks are looked for that were due
-    /// at `kept_since` or later.
+    /// at `kept_since` or later. A batch whose row cannot be read is left out, and the row is counted.
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
@@ -228,40 +233,64 @@ impl Evidence {
         kept_since: Timestamp,
     ) -> Result<(Vec<(BatchId, String)>, Walk<BatchId>), StoreError> {
         let read = async {
+            let Some(until) = self.batches_up_to(after).await? else { return Ok((Vec::new(), Walk::Over)) };
             // One statement sees one moment, so what is under way contradicts nothing.
-            let found = statement(batches_and_members()).bind(after.uuid()).fetch_all(&mut self.conn).await?;
+            let found = statement(batches_and_members()).bind(after.uuid()).bind(until);
             let mut faults = Vec::new();
-            let mut last = None;
-            for row in &found {
-                let batch = batch(row)?;
-                last = Some(batch.id);
-                faults.extend(wrong_counts(&batch, row)?.map(|what| (batch.id, what)));
-                let due: Vec<Uuid> = batch
-                    .callbacks
-                    .iter()
-                    .filter(|callback| batch.due_at(callback.event).is_some_and(|at| at >= kept_since))
-                    .map(|callback| callback.job.id.uuid())
-                    .collect();
-                if !due.is_empty() {
-                    let there = in_list("SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE id IN", &due, "");
-                    let mut missing: BTreeSet<Uuid> = due.into_iter().collect();
-                    for row in there.fetch_all(&mut self.conn).await? {
-                        missing.remove(&row.try_get("id")?);
+            for row in found.fetch_all(&mut self.conn).await? {
+                let id: Uuid = row.try_get("id")?;
+                let read = batch(&row).and_then(|batch| Ok((wrong_counts(&batch, &row)?, batch)));
+                let (wrong, batch) = match read {
+                    Ok(read) => read,
+                    Err(error) => {
+                        self.cannot_read("batches", &BatchId::from_uuid(id).to_string(), &error);
+                        continue;
                     }
-                    let missing = self.without_removed(missing).await?;
-                    let missing = self.without_deleted(missing).await?;
-                    if missing > 0 {
-                        faults.push((batch.id, format!("{missing} of its callbacks are missing")));
-                    }
+                };
+                faults.extend(wrong.map(|what| (batch.id, what)));
+                let missing = self.missing_callbacks(&batch, kept_since).await?;
+                if missing > 0 {
+                    faults.push((batch.id, format!("{missing} of its callbacks are missing")));
                 }
             }
-            let next = match last {
-                Some(last) if found.len() == 100 => Walk::From(last),
-                _ => Walk::Over,
-            };
-            Ok((faults, next))
+            Ok((faults, Walk::From(BatchId::from_uuid(until))))
         };
         connection::within(PAGE_LIMIT, read).await.map_err(|e| StoreError::from_driver("read batches", &e))
+    }
+
+    /// Return the last batch of the page behind `after`; nothing if there is no batch.
+    async fn batches_up_to(&mut self, after: BatchId) -> Result<Option<Uuid>, sqlx::Error> {
+        let sql = "SELECT id, total FROM batches FORCE INDEX (PRIMARY) WHERE id > ? ORDER BY id LIMIT ?";
+        let (mut jobs, mut until) = (0_i64, None);
+        for row in sqlx::query(sql).bind(after.uuid()).bind(BATCHES).fetch_all(&mut self.conn).await? {
+            jobs = jobs.saturating_add(row.try_get("total")?);
+            if until.is_some() && jobs > JOBS_OF_BATCHES {
+                break;
+            }
+            until = Some(row.try_get("id")?);
+        }
+        Ok(until)
+    }
+
+    /// Count the callbacks of this batch that were due at `kept_since` or later and are not there, although neither
+    /// retention nor an operator has removed them.
+    async fn missing_callbacks(&mut self, batch: &Batch, kept_since: Timestamp) -> Result<usize, sqlx::Error> {
+        let due: Vec<Uuid> = batch
+            .callbacks
+            .iter()
+            .filter(|callback| batch.due_at(callback.event).is_some_and(|at| at >= kept_since))
+            .map(|callback| callback.job.id.uuid())
+            .collect();
+        if due.is_empty() {
+            return Ok(0);
+        }
+        let there = in_list("SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE id IN", &due, "");
+        let mut missing: BTreeSet<Uuid> = due.into_iter().collect();
+        for row in there.fetch_all(&mut self.conn).await? {
+            missing.remove(&row.try_get("id")?);
+        }
+        let missing = self.without_removed(missing).await?;
+        self.without_deleted(missing).await
     }
 
     /// Return those of these callbacks that retention has not removed. The transaction that removes one records it.

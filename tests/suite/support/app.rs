@@ -490,7 +490,7 @@ impl TestApp {
         let settings = halted::settings(&self.config, VerifySettings::PATIENCE, false);
         let report = verify(self.app.broker().store(), self.app.index(), &settings, |_| {}).await.unwrap();
         let sound = report.ok || (without_redis && halted::only_redis_is_unchecked(&report));
-        assert!(sound, "{}", serde_json::to_string_pretty(&report).unwrap());
+        assert!(sound, "{}\n{:?}", serde_json::to_string_pretty(&report).unwrap(), report.errors);
     }
 
     /// Check that every job succeeded in one attempt: none was lost, and none ran twice.

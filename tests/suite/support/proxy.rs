@@ -51,6 +51,8 @@ struct Shared {
     /// Whether requests are to wait after the next lost answer.
     hold_after: AtomicBool,
     holds: watch::Sender<bool>,
+    /// Whether a connection stays open behind a lost answer.
+    keeps: watch::Sender<bool>,
     /// What happens to a request that is held back by itself.
     held: watch::Sender<Held>,
     /// Number of requests that were held back by themselves so far.
@@ -178,6 +180,13 @@ impl Proxy {
         self.cut_commit_of(text);
     }
 
+    /// Do the same as [`cut_commit_of`](Self::cut_commit_of), and keep the connection open: its client waits for the answer
+    /// until [`let_in`](Self::let_in) breaks it. Other requests go on.
+    pub(crate) fn keep_commit_of(&self, text: &'static str) {
+        self.shared.keeps.send_replace(true);
+        self.cut_commit_of(text);
+    }
+
     /// Halt at the `nth` request from now on whose statement begins with this text: the requests of all connections
     /// wait from then on, until [`let_in`](Self::let_in).
     pub(crate) fn halt_at(&self, text: &'static str, nth: usize, moment: Halt) {
@@ -232,6 +241,7 @@ impl Proxy {
         *self.shared.refuse_connections.lock().unwrap() = None;
         self.shared.refuses.store(false, Ordering::SeqCst);
         self.shared.holds.send_replace(false);
+        self.shared.keeps.send_replace(false);
     }
 
     /// Fall silent, on one connection, with the next request whose statement begins with this text.
@@ -360,7 +370,7 @@ async fn relay(
     let to_client = Arc::new(tokio::sync::Mutex::new(to_client));
     let answered = Arc::clone(&to_client);
     let line = Arc::<Mutex<Line>>::default();
-    let other = Arc::clone(&line);
+    let (other, mut keeps) = (Arc::clone(&line), shared.keeps.subscribe());
     let mut answers = tokio::spawn(async move {
         let mut bytes = vec![0; 64 * 1024];
         loop {
@@ -369,7 +379,11 @@ async fn relay(
                     let Some((lose, refuse)) = other.lock().unwrap().hear(&bytes[..count]) else { continue };
                     let answer = refuse.map_or_else(|| bytes[..count].to_vec(), error_packet);
                     // The answer is here, so the server has done the work. The client never receives the answer.
-                    if lose || answered.lock().await.write_all(&answer).await.is_err() {
+                    if lose {
+                        let _ = keeps.wait_for(|keeps| !keeps).await;
+                        return;
+                    }
+                    if answered.lock().await.write_all(&answer).await.is_err() {
                         return;
                     }
                 }
