@@ -14,7 +14,6 @@ use tickr::job::{Actor, Name, Scope};
 use tickr::store::{MadeApiKey, NewApiKey, RevokedApiKey};
 
 use crate::client::{self, Client};
-use crate::json::Json;
 use crate::print::{encoded, harmless, printable, table, text};
 use crate::{CommandResult, Failure, WrongUsage, ending};
 
@@ -32,7 +31,7 @@ pub(crate) fn command() -> Command {
         .help("Scope: read (read everything), enqueue (enqueue jobs and read them back), work (execute jobs) or admin (everything)");
     let in_store = |help: &'static str| Arg::new("in-store").long("in-store").action(ArgAction::SetTrue).help(help);
     let make = "Write to MySQL instead of calling the API: for the first API key, which must have the scope admin, or \
-                when no admin key is at hand";
+                when no admin key is at hand. Does not ask for --yes";
     let end = "Write to MySQL instead of calling the API: when the API does not answer, or the last admin key is lost";
     const STORE: &[&str] = &["mysql_url", "table_prefix", "log", "log_format"];
     let kinds = Arg::new("kinds").long("kinds").value_name("KINDS").value_delimiter(',').help(
@@ -50,7 +49,7 @@ pub(crate) fn command() -> Command {
     let yes = Arg::new("yes")
         .long("yes")
         .action(ArgAction::SetTrue)
-        .help("Confirm the first API key: from then on every call without an API key is refused");
+        .help("Confirm the first API key through the API: from then on every call without an API key is refused");
     let create = Command::new("create")
         .about("Create an API key and print its token, which is shown only once")
         .arg(name())
@@ -84,14 +83,13 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         "revoke" if matches.get_flag("in-store") => revoke_in_store(matches, &name())?,
         verb => {
             let client = Client::from_matches(matches)?;
-            crate::runtime()?
-                .block_on(async {
-                    match verb {
-                        "list" => client.get("/v1/api-keys").await,
-                        _ => client.delete(&format!("/v1/api-keys/{}", encoded(&name()))).await,
-                    }
-                })?
-                .into_value()
+            let asked = async {
+                match verb {
+                    "list" => client.get("/v1/api-keys").await,
+                    _ => client.delete(&format!("/v1/api-keys/{}", encoded(&name()))).await,
+                }
+            };
+            crate::run_to_end(asked)??.into_value()
         }
     };
     if verb == "create" {
@@ -136,27 +134,7 @@ fn create(matches: &ArgMatches) -> Result<Value, crate::Failure> {
     let name = matches.get_one::<String>("name").cloned();
     let name = name.unwrap_or_else(|| format!("{scope}-{:08x}", rand::random::<u32>()));
     if !matches.get_flag("in-store") {
-        let client = Client::from_matches(matches)?;
-        if !matches.get_flag("yes") {
-            crate::runtime()?.block_on(not_the_first(&client))?;
-        }
-        let mut body = json!({"scope": scope});
-        for field in ["kinds", "queues"] {
-            if let Some(names) = matches.get_many::<String>(field) {
-                body[field] = names.map(|name| json!(name)).collect();
-            }
-        }
-        if let Some(producer) = matches.get_one::<String>("producer") {
-            body["producer"] = json!(producer);
-        }
-        let made = async { client.put(&format!("/v1/api-keys/{}", encoded(&name)), &body).await };
-        let made = crate::runtime()?.block_on(made);
-        return Ok(made.map(Json::into_value).map_err(|error| {
-            if !client::may_be_done(&error) {
-                return error;
-            }
-            error.context(format!("the token is lost: revoke the API key {name} if it exists, and choose another name"))
-        })?);
+        return create_through_api(matches, &name, &scope);
     }
     let new = asked(matches, &name, &scope)?;
     let config = crate::load(matches, &["mysql_url"])?.config;
@@ -192,6 +170,34 @@ fn create(matches: &ArgMatches) -> Result<Value, crate::Failure> {
         }
     })?;
     Ok(json!({"name": made.name.as_str(), "scope": made.scope.as_str(), "token": token}))
+}
+
+fn create_through_api(matches: &ArgMatches, name: &str, scope: &str) -> Result<Value, crate::Failure> {
+    let client = Client::from_matches(matches)?;
+    let mut body = json!({"scope": scope});
+    for field in ["kinds", "queues"] {
+        if let Some(names) = matches.get_many::<String>(field) {
+            body[field] = names.map(|name| json!(name)).collect();
+        }
+    }
+    if let Some(producer) = matches.get_one::<String>("producer") {
+        body["producer"] = json!(producer);
+    }
+    let made = crate::run_to_end(async {
+        if !matches.get_flag("yes") {
+            not_the_first(&client).await?;
+        }
+        client.put(&format!("/v1/api-keys/{}", encoded(name)), &body).await.map_err(|error| {
+            if !client::may_be_done(&error) {
+                return error;
+            }
+            error.context(format!("the token is lost: revoke the API key {name} if it exists, and choose another name"))
+        })
+    })??;
+    if text(&made, "token").is_empty() {
+        return Err(anyhow!("the answer has no token: this is not a tickr server").into());
+    }
+    Ok(made.into_value())
 }
 
 /// Return the API key that the arguments of `create --in-store` ask for.

@@ -57,7 +57,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let id = || encoded(matches.get_one::<String>("id").map_or("", String::as_str));
     let as_json = matches.get_flag("json");
     let given = |name: &str| matches.try_get_one::<String>(name).ok().flatten().cloned();
-    crate::runtime()?.block_on(async {
+    crate::run_to_end(async {
         match verb {
             "create" => {
                 let mut body = Body::default();
@@ -119,7 +119,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
             }
         }
         Ok(())
-    })
+    })?
 }
 
 fn print(batch: &Json, as_json: bool) {

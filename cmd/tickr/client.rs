@@ -33,7 +33,13 @@ const PAGE_PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) fn args(command: Command) -> Command {
     command
         .arg(
-            Arg::new("url").long("url").env("TICKR_URL").default_value(DEFAULT_URL).help("Base URL of a running tickr"),
+            Arg::new("url")
+                .long("url")
+                .env("TICKR_URL")
+                // It may have a password, with which every command refuses it.
+                .hide_env_values(true)
+                .default_value(DEFAULT_URL)
+                .help("Base URL of a running tickr"),
         )
         .arg(
             Arg::new("token")
@@ -170,9 +176,16 @@ pub(crate) fn not_of_tickr(url: &str, status: StatusCode) -> String {
     format!("{url} answered {status}, which is not an answer of tickr")
 }
 
-/// Return whether a request may have been carried out although its answer did not arrive.
+/// Return whether a request may have been carried out although no good answer came.
 pub(crate) fn may_be_done(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<reqwest::Error>().is_some_and(|error| !error.is_connect() && !error.is_builder())
+    let is_lost =
+        error.downcast_ref::<reqwest::Error>().is_some_and(|error| !error.is_connect() && !error.is_builder());
+    is_lost || error.downcast_ref::<Refusal>().is_some_and(Refusal::leaves_open)
+}
+
+/// Return whether tickr answered that there is no such thing.
+pub(crate) fn is_not_found(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<Refusal>().is_some_and(|refusal| refusal.code == "not_found")
 }
 
 /// Return whether the time of a call was over before its answer was there.
@@ -219,7 +232,7 @@ impl Client {
     }
 
     pub(crate) async fn get(&self, path: &str) -> anyhow::Result<Json> {
-        self.call(self.http.get(format!("{}{path}", self.url))).await
+        self.call(self.http.get(self.address(path)?)).await
     }
 
     /// Send a GET. Repeat it until `end` while the server cannot answer, for example because it restarts. `say` is
@@ -276,7 +289,7 @@ impl Client {
 
     /// Get a response that is a text. A problem document becomes an error, as in [`read`](Self::read).
     pub(crate) async fn get_text(&self, path: &str) -> anyhow::Result<String> {
-        let response = self.send(self.http.get(format!("{}{path}", self.url))).await?;
+        let response = self.send(self.http.get(self.address(path)?)).await?;
         if response.status().is_success() {
             return Ok(response.text().await?);
         }
@@ -285,31 +298,35 @@ impl Client {
 
     /// Send a GET, and return the response with whatever status it has.
     pub(crate) async fn probe(&self, path: &str) -> anyhow::Result<reqwest::Response> {
-        self.send(self.http.get(format!("{}{path}", self.url))).await
+        self.send(self.http.get(self.address(path)?)).await
     }
 
     /// Send a PUT: for changes that have the same result however often they are repeated.
     pub(crate) async fn put(&self, path: &str, body: &impl Serialize) -> anyhow::Result<Json> {
-        self.call(self.http.put(format!("{}{path}", self.url)).json(body)).await
+        self.change(self.http.put(self.address(path)?).json(body), false).await
     }
 
     pub(crate) async fn patch(&self, path: &str, body: &impl Serialize) -> anyhow::Result<Json> {
-        self.call(self.http.patch(format!("{}{path}", self.url)).json(body)).await
+        self.change(self.http.patch(self.address(path)?).json(body), false).await
     }
 
     pub(crate) async fn delete(&self, path: &str) -> anyhow::Result<Json> {
-        self.call(self.http.delete(format!("{}{path}", self.url))).await
+        self.change(self.http.delete(self.address(path)?), false).await
+    }
+
+    /// Send a POST that changes nothing, such as a preview.
+    pub(crate) async fn ask(&self, path: &str, body: &impl Serialize) -> anyhow::Result<Json> {
+        self.call(self.http.post(self.address(path)?).json(body)).await
     }
 
     /// Send a POST, with an idempotency key if there is one. A repeated request with the same idempotency key changes
     /// nothing and gets the first response.
     pub(crate) async fn post(&self, path: &str, body: &impl Serialize, key: Option<&String>) -> anyhow::Result<Json> {
-        let request = self.http.post(format!("{}{path}", self.url)).json(body);
-        self.call(match key {
-            Some(key) => request.header("Idempotency-Key", key),
-            None => request,
-        })
-        .await
+        let request = self.http.post(self.address(path)?).json(body);
+        match key {
+            Some(key) => self.change(request.header("Idempotency-Key", key), true).await,
+            None => self.change(request, false).await,
+        }
     }
 
     /// Send a POST with this idempotency key. When it may have been carried out although no good answer came, repeat it
@@ -325,18 +342,19 @@ impl Client {
         patience: Duration,
         say: impl Fn(&str),
     ) -> Result<Json, Failed> {
+        let address = self.address(path).map_err(|error| Failed::NotDone(error.into()))?;
         let (mut pause, mut end, began) = (FIRST_PAUSE, None::<Instant>, Instant::now());
         loop {
             let left = end.map_or(patience, |end| end.saturating_duration_since(Instant::now()));
             let longest = (left + LAST_CALL).min(LONGEST_CALL);
-            let request = self.http.post(format!("{}{path}", self.url)).json(body).timeout(longest);
+            let request = self.http.post(&address).json(body).timeout(longest);
             let request = request.header("Idempotency-Key", key);
             let error = match self.call(request).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
             let refusal = error.downcast_ref::<Refusal>();
-            let may_be_done = may_be_done(&error) || refusal.is_some_and(Refusal::leaves_open);
+            let may_be_done = may_be_done(&error);
             let is_final = |refusal: &Refusal| refusal.is_final() && (end.is_none() || !refusal.is_of_runner());
             if refusal.is_some_and(is_final) || is_unsendable(&error) {
                 return Err(Failed::NotDone(error));
@@ -357,6 +375,16 @@ impl Client {
             tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0).max(wanted).min(left)).await;
             pause = (pause * 2).min(MAX_PAUSE);
         }
+    }
+
+    /// Return the URL of a path. Refuse a part that is empty, `.` or `..`, also if it is percent-encoded: it would lead to
+    /// another path.
+    pub(crate) fn address(&self, path: &str) -> Result<String, WrongUsage> {
+        let (parts, _) = path.split_once('?').unwrap_or((path, ""));
+        if parts.split('/').skip(1).any(|part| matches!(part, "" | "." | ".." | "%2E" | "%2E%2E")) {
+            return Err(WrongUsage("an id or a name is neither empty nor `.` nor `..`".into()));
+        }
+        Ok(format!("{}{path}", self.url))
     }
 
     /// Base URL of the tickr that this client calls.
@@ -380,9 +408,7 @@ impl Client {
                     self.url
                 )
             } else {
-                let how =
-                    if is_keyed { "repeat it with the same --idempotency-key" } else { "look before you repeat it" };
-                format!("{} did not answer, and the change may have been made; {how}", self.url)
+                format!("{} did not answer, and the change may have been made; {}", self.url, way_on(is_keyed))
             };
             anyhow::Error::new(error).context(said)
         })?;
@@ -397,6 +423,17 @@ impl Client {
 
     async fn call(&self, request: reqwest::RequestBuilder) -> anyhow::Result<Json> {
         self.read(self.send(request).await?).await
+    }
+
+    /// Send a request that changes something. An answer such as that of a proxy that lost its server leaves open whether
+    /// the change was made, and the error says so.
+    async fn change(&self, request: reqwest::RequestBuilder, is_keyed: bool) -> anyhow::Result<Json> {
+        self.call(request).await.map_err(|error| match error.downcast_ref::<Refusal>() {
+            Some(refusal) if refusal.leaves_open() && refusal.code != "stopping" => {
+                error.context(format!("the change may have been made; {}", way_on(is_keyed)))
+            }
+            _ => error,
+        })
     }
 
     /// Read a response. A problem document becomes an error that tells the operator what is wrong.
@@ -427,6 +464,11 @@ impl Client {
         }
         refusal(word("code"), lines)
     }
+}
+
+/// Return the advice for a change of which it is not known whether it was made.
+const fn way_on(is_keyed: bool) -> &'static str {
+    if is_keyed { "repeat it with the same --idempotency-key" } else { "look before you repeat it" }
 }
 
 /// Return the id of what a request made. An answer without an id is not one of tickr, and says that nothing was made.

@@ -120,7 +120,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let client = Client::from_matches(matches)?;
     let as_json = matches.get_flag("json");
     let given = |name: &str| matches.try_get_one::<String>(name).ok().flatten();
-    crate::runtime()?.block_on(async {
+    crate::run_to_end(async {
         let id = encoded(given("id").map_or("", String::as_str));
         let answer = match verb {
             "list" => {
@@ -163,7 +163,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
             show(&answer);
         }
         Ok(())
-    })
+    })?
 }
 
 /// Show the differences between the jobs of a group and jobs that passed, the greatest first.

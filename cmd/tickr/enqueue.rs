@@ -212,7 +212,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         job.insert("priority".into(), (*value).into());
     }
     let client = Client::from_matches(matches)?;
-    crate::runtime()?.block_on(async {
+    crate::run_to_end(async {
         let body = Body { fields: job, ..Body::written("payload", payload) };
         // With a key of its own, a request whose answer is lost can be repeated.
         let given = text("idempotency-key");
@@ -264,8 +264,15 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
                 println!("{result}");
             }
         }
-        if wait.is_some() { ending::to_exit_code(&job, as_json) } else { Ok(()) }
-    })
+        if wait.is_none() {
+            return Ok(());
+        }
+        ending::to_exit_code(&job, as_json).map_err(|failure| match failure {
+            // Exit code 1 would say that nothing was enqueued.
+            Failure { code: 1, error: Some(error) } => ending::unknown(&id, error),
+            known => known,
+        })
+    })?
 }
 
 /// Say of a new job that it is held behind its order key or its parents. The answer to a request with an idempotency key

@@ -45,11 +45,11 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     });
     let wanted: Vec<String> = wanted.collect();
     let path = format!("/v1/events?{}", wanted.join("&"));
-    crate::runtime()?.block_on(async {
+    crate::run_to_end(async {
         // An interrupt is the normal end of this command.
         let followed = until_signalled(follow(&client, path, patience, as_json), |_| 0).await?;
         Ok(followed.unwrap_or(Ok(()))?)
-    })
+    })?
 }
 
 async fn follow(client: &Client, path: String, patience: Duration, as_json: bool) -> anyhow::Result<()> {

@@ -26,7 +26,7 @@ pub(crate) fn command() -> Command {
 pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let beside = std::env::var("TICKR_HTTP_ADDR").ok().and_then(|addr| beside(&addr));
     let client = Client::from_matches_or(matches, beside.as_deref().unwrap_or(client::DEFAULT_URL))?;
-    crate::runtime()?.block_on(async {
+    crate::run_to_end(async {
         if matches.get_flag("live") {
             print!("{}", client.get_text("/livez").await?);
             return Ok(());
@@ -36,7 +36,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         let status = body["status"].as_str().ok_or_else(|| anyhow!(client::not_of_tickr(client.url(), code)))?;
         println!("{status}");
         if code.is_success() { Ok(()) } else { Err(Failure::quiet(1)) }
-    })
+    })?
 }
 
 /// Return the URL of the tickr that listens on this address of the same machine. One that listens on every address also

@@ -89,10 +89,10 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     }
     let client = Client::from_matches(matches)?;
     if verb == "log" {
-        return crate::runtime()?.block_on(log(&client, matches));
+        return crate::run_to_end(log(&client, matches))?;
     }
     let as_json = matches.get_flag("json");
-    crate::runtime()?.block_on(async {
+    crate::run_to_end(async {
         if verb == "list" {
             return list(&client, matches, as_json).await;
         }
@@ -153,7 +153,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
             }
         }
         Ok(())
-    })
+    })?
 }
 
 /// Print the log of an attempt. What is said about the attempt goes to standard error, so that standard output has the

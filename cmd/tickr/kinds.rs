@@ -39,7 +39,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let Some((verb, matches)) = matches.subcommand() else { return Ok(()) };
     let client = Client::from_matches(matches)?;
     let as_json = matches.get_flag("json");
-    crate::runtime()?.block_on(async {
+    crate::run_to_end(async {
         if verb == "list" {
             let mut answer = client.get("/v1/kinds").await?;
             if matches.get_flag("declared") {
@@ -78,7 +78,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
             list(std::iter::once(&*answer));
         }
         Ok(())
-    })
+    })?
 }
 
 /// Say in which way a program in another language gets the jobs of a kind. Empty for a kind of which runners have a

@@ -76,7 +76,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let Some((verb, matches)) = matches.subcommand() else { return Ok(()) };
     let client = Client::from_matches(matches)?;
     let as_json = matches.get_flag("json");
-    crate::runtime()?.block_on(async {
+    crate::run_to_end(async {
         if verb == "list" {
             let answer = client.get("/v1/limits").await?;
             if as_json {
@@ -121,7 +121,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
             list(std::iter::once(&*answer));
         }
         Ok(())
-    })
+    })?
 }
 
 fn limit(matches: &ArgMatches) -> anyhow::Result<Value> {

@@ -283,3 +283,29 @@ fn load_flags(flags: &Flags) -> Result<Loaded, Failure> {
 fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     Ok(tokio::runtime::Builder::new_multi_thread().enable_all().build()?)
 }
+
+/// Run the work of a client of the API. A look-up of the server's name may hang in a thread that cannot be stopped, and
+/// the command does not wait for it.
+fn run_to_end<T>(work: impl Future<Output = T>) -> Result<T, Failure> {
+    let runtime = runtime()?;
+    let done = runtime.block_on(work);
+    runtime.shutdown_background();
+    Ok(done)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn a_command_ends_while_a_look_up_of_its_server_hangs() {
+        let began = Instant::now();
+        let work = async {
+            // Its handle is dropped, as that of a look-up whose time was over.
+            drop(tokio::task::spawn_blocking(|| std::thread::sleep(Duration::from_secs(60))));
+            7
+        };
+        assert!(crate::run_to_end(work).is_ok_and(|done| done == 7));
+        assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+    }
+}

@@ -93,7 +93,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let Some((verb, matches)) = matches.subcommand() else { return Ok(()) };
     let client = Client::from_matches(matches)?;
     let as_json = matches.get_flag("json");
-    crate::runtime()?.block_on(async {
+    crate::run_to_end(async {
         if verb == "list" {
             return list(&client, matches, as_json).await;
         }
@@ -107,10 +107,14 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
                 let key = matches.get_one::<String>("idempotency-key");
                 print(&client.post(&format!("/v1/operations/{id}/{verb}"), &json!({}), key).await?, as_json);
             }
-            _ => return watch(&client, &id, patience_of(matches), as_json).await,
+            _ => {
+                let path = format!("/v1/operations/{id}");
+                let first = client.get(&path).await?;
+                return watch(&client, &path, first, patience_of(matches), as_json).await;
+            }
         }
         Ok(())
-    })
+    })?
 }
 
 async fn start(client: &Client, matches: &ArgMatches, as_json: bool) -> CommandResult {
@@ -138,29 +142,33 @@ async fn start(client: &Client, matches: &ArgMatches, as_json: bool) -> CommandR
 /// Send the request for a bulk operation, and follow the operation if the flags ask for that.
 pub(crate) async fn begin(client: &Client, matches: &ArgMatches, body: &Value, as_json: bool) -> CommandResult {
     let key = matches.get_one::<String>("idempotency-key");
-    let answer = client.post("/v1/operations", body, key).await?;
-    if !matches.get_flag("dry-run") {
+    let dry_run = matches.get_flag("dry-run");
+    let path = "/v1/operations";
+    let answer = if dry_run { client.ask(path, body).await? } else { client.post(path, body, key).await? };
+    if !dry_run {
         let id = client::id_of(&answer)?;
         if matches.get_flag("watch") {
             // An operation goes on without the command that follows it.
             eprintln!("tickr: following the operation {id}");
-            return watch(client, &encoded(&id), patience_of(matches), as_json).await;
+            let patience = patience_of(matches);
+            let path = format!("/v1/operations/{}", encoded(&id));
+            let say = |word: &str| eprintln!("tickr: {word}");
+            let first = client.get_until(&path, Instant::now() + patience, say).await?;
+            return watch(client, &path, first, patience, as_json).await;
         }
     }
     print(&answer, as_json);
     Ok(())
 }
 
-/// Follow a bulk operation to its end. On a terminal it shows a progress bar; elsewhere it prints a line for each
-/// change. The server may restart meanwhile, for as long as `patience`.
-async fn watch(client: &Client, id: &str, patience: Duration, as_json: bool) -> CommandResult {
+/// Follow a bulk operation, which was just read from `path`, to its end. On a terminal it shows a progress bar; elsewhere
+/// it prints a line for each change. The server may restart meanwhile, for as long as `patience`.
+async fn watch(client: &Client, path: &str, mut operation: Json, patience: Duration, as_json: bool) -> CommandResult {
     // The bar is drawn on standard error. A pipe gets lines, also when only standard error is a terminal.
     let bar = if std::io::stdout().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
     let mut said = String::new();
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {msg}").unwrap_or(ProgressStyle::default_bar());
     bar.set_style(style);
-    let path = format!("/v1/operations/{id}");
-    let mut operation = client.get(&path).await?;
     loop {
         let seen = number(&operation, "done") + number(&operation, "skipped") + number(&operation, "failed");
         bar.set_length(number(&operation, "estimate").max(seen));
@@ -191,7 +199,7 @@ async fn watch(client: &Client, id: &str, patience: Duration, as_json: bool) -> 
         }
         tokio::time::sleep(LOOK_EVERY).await;
         let say = |word: &str| bar.suspend(|| eprintln!("tickr: {word}"));
-        operation = client.get_until(&path, Instant::now() + patience, say).await?;
+        operation = client.get_until(path, Instant::now() + patience, say).await?;
     }
 }
 

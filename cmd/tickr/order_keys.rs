@@ -26,7 +26,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let client = Client::from_matches(matches)?;
     let blocked = matches.get_flag("blocked");
     let mut after = matches.get_one::<String>("after").cloned();
-    let answer = crate::runtime()?.block_on(async {
+    let answer = crate::run_to_end(async {
         loop {
             let from = after.as_deref().map(|key| format!("&after={}", encoded(key))).unwrap_or_default();
             let answer = client.get(&format!("/v1/order-keys?blocked={blocked}{from}")).await?;
@@ -37,7 +37,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
                 _ => return anyhow::Ok(answer),
             }
         }
-    })?;
+    })??;
     if matches.get_flag("json") {
         println!("{answer:#}");
     } else {

@@ -38,7 +38,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     }
     let client = Client::from_matches(matches)?;
     let row = || encoded(matches.get_one::<String>("id").map_or("", String::as_str));
-    crate::runtime()?.block_on(async {
+    crate::run_to_end(async {
         match verb {
             "show" => {
                 let state = client.get("/v1/outbox").await?;
@@ -101,5 +101,5 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
             }
         }
         Ok(())
-    })
+    })?
 }

@@ -1,11 +1,18 @@
 //! `tickr queues list|show|pause|resume|set`: settings of queues, through the API.
 
+use std::time::Duration;
+
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::{Map, Value, json};
 
 use crate::client::{self, Client};
 use crate::print::{encoded, number, printable, table, text};
 use crate::{CommandResult, WrongUsage};
+
+/// The states whose jobs the API counts up to a bound.
+const UNFINISHED: [&str; 3] = ["waiting", "retrying", "executing"];
+/// Longest time that a change of a queue waits until tickr says whether the queue is known.
+const CHECK_LIMIT: Duration = Duration::from_secs(5);
 
 pub(crate) fn command() -> Command {
     let json = || Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
@@ -47,7 +54,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let as_json = matches.get_flag("json");
     // Before any request, so that wrong usage is told as such also when no server answers.
     let change = (verb == "set").then(|| changes(matches)).transpose()?;
-    crate::runtime()?.block_on(async {
+    crate::run_to_end(async {
         if verb == "list" {
             let answer = client.get("/v1/queues").await?;
             if as_json {
@@ -77,19 +84,20 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
             show(&queue);
         }
         Ok(())
-    })
+    })?
 }
 
 /// Refuse the name of a queue that no job, no runner and no setting has. It is most likely a typing error, and would
-/// show up as a paused queue.
+/// show up as a paused queue. A server that is too busy to say so must not keep an operator from pausing a queue.
 async fn known(client: &Client, name: &str) -> anyhow::Result<()> {
-    let answer = client.get("/v1/queues").await?;
-    let queues: Vec<String> =
-        answer.get("data").and_then(Value::as_array).into_iter().flatten().map(|queue| text(queue, "name")).collect();
-    if queues.iter().any(|queue| queue == name) {
+    let path = format!("/v1/queues/{}", encoded(name));
+    let asked = tokio::time::timeout(CHECK_LIMIT, client.get(&path)).await;
+    if !matches!(&asked, Ok(Err(error)) if client::is_not_found(error)) {
         return Ok(());
     }
-    let few = queues.iter().take(20).map(|queue| printable(queue)).collect::<Vec<_>>().join(", ");
+    let listed = tokio::time::timeout(CHECK_LIMIT, client.get("/v1/queues")).await;
+    let queues = listed.ok().and_then(Result::ok).map(|answer| answer.rows("data")).unwrap_or_default();
+    let few = queues.iter().take(20).map(|queue| printable(&text(queue, "name"))).collect::<Vec<_>>().join(", ");
     anyhow::bail!(
         "there is no queue {}; known queues: {few}. To set a queue before its first job, repeat with --create",
         printable(name)
@@ -127,7 +135,7 @@ fn list(answer: &Value) {
         "PAUSED",
     ]);
     for queue in answer.get("data").and_then(Value::as_array).into_iter().flatten() {
-        let states = queue.get("states").cloned().unwrap_or_default();
+        let [waiting, retrying, executing] = UNFINISHED.map(|state| jobs_in(queue, state));
         // A runner of an older version does not say it.
         let capped = queue.get("open_dead_letters_exact") == Some(&Value::Bool(false));
         let plus = if capped { "+" } else { "" };
@@ -135,11 +143,11 @@ fn list(answer: &Value) {
             text(queue, "name"),
             number(queue, "priority").to_string(),
             limit(queue),
-            number(&states, "waiting").to_string(),
-            number(&states, "retrying").to_string(),
-            number(&states, "executing").to_string(),
+            waiting,
+            retrying,
+            executing,
             format!("{}{plus}", number(queue, "open_dead_letters")),
-            number(&states, "failed").to_string(),
+            jobs_in(queue, "failed"),
             number(queue, "runners").to_string(),
             paused(queue),
         ]);
@@ -157,9 +165,19 @@ fn show(queue: &Value) {
     ] {
         println!("{name:<12} {value}");
     }
-    for (state, jobs) in queue.get("states").and_then(Value::as_object).into_iter().flatten() {
-        println!("{state:<12} {jobs}");
+    let states = queue.get("states").and_then(Value::as_object);
+    let ended =
+        states.into_iter().flatten().map(|(state, _)| state.as_str()).filter(|state| !UNFINISHED.contains(state));
+    for state in UNFINISHED.into_iter().chain(ended) {
+        println!("{state:<12} {}", jobs_in(queue, state));
     }
+}
+
+/// The number of jobs of a queue in a state. It has a plus sign where the API did not count all unfinished jobs.
+fn jobs_in(queue: &Value, state: &str) -> String {
+    let jobs = queue.get("states").map(|states| number(states, state)).unwrap_or_default();
+    let is_floor = UNFINISHED.contains(&state) && queue.get("exact") == Some(&Value::Bool(false));
+    format!("{jobs}{}", if is_floor { "+" } else { "" })
 }
 
 /// The limit, and how many of its permits are in use.

@@ -39,7 +39,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         return switch(verb, matches);
     }
     let client = Client::from_matches(matches)?;
-    let mut answer = crate::runtime()?.block_on(client.get("/v1/runners"))?.into_value();
+    let mut answer = crate::run_to_end(client.get("/v1/runners"))??.into_value();
     let mut runners = match answer.get_mut("data").map(Value::take) {
         Some(Value::Array(runners)) => runners,
         _ => Vec::new(),
@@ -61,7 +61,7 @@ fn switch(verb: &str, matches: &ArgMatches) -> CommandResult {
     let id = encoded(matches.get_one::<String>("id").map_or("", String::as_str));
     let reason = matches.try_get_one::<String>("reason").ok().flatten();
     let body = reason.map_or_else(|| json!({}), |reason| json!({"reason": reason}));
-    let runner = crate::runtime()?.block_on(client.post(&format!("/v1/runners/{id}/{verb}"), &body, None))?;
+    let runner = crate::run_to_end(client.post(&format!("/v1/runners/{id}/{verb}"), &body, None))??;
     if matches.get_flag("json") {
         println!("{runner:#}");
     } else {

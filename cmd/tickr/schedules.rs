@@ -129,14 +129,14 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         if let Some(from) = said("from") {
             body.insert("from".into(), from.into());
         }
-        let answer = crate::runtime()?.block_on(client.post("/v1/schedules/preview", &Value::Object(body), None))?;
+        let answer = crate::run_to_end(client.ask("/v1/schedules/preview", &Value::Object(body)))??;
         return print(as_json, &answer, |answer| {
             println!("{}", printable(&text(answer, "description")));
             next_runs(answer);
         });
     }
     if verb == "list" {
-        let (rows, unreadable) = crate::runtime()?.block_on(pages(&client, "/v1/schedules?", matches))?;
+        let (rows, unreadable) = crate::run_to_end(pages(&client, "/v1/schedules?", matches))??;
         // On standard error, so that the table for scripts stays the same.
         for row in &unreadable {
             eprintln!(
@@ -148,7 +148,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         return print(as_json, &rows, list);
     }
     let path = format!("/v1/schedules/{}", encoded(&said("name").unwrap_or_default()));
-    crate::runtime()?.block_on(async {
+    crate::run_to_end(async {
         match verb {
             "ticks" => {
                 let only = said("outcome").map(|word| format!("outcome={}&", encoded(&word))).unwrap_or_default();
@@ -176,7 +176,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
             }
             _ => print(as_json, &client.get(&path).await?, show),
         }
-    })
+    })?
 }
 
 fn print(as_json: bool, answer: &Json, for_people: impl FnOnce(&Json)) -> CommandResult {

@@ -178,7 +178,7 @@ impl<'a> Stream<'a> {
     }
 
     async fn ask(&self) -> anyhow::Result<Opened> {
-        let request = self.http.get(format!("{}{}", self.client.url(), self.path));
+        let request = self.http.get(self.client.address(&self.path)?);
         let request = match &self.last {
             Some(last) => request.header("Last-Event-ID", last),
             None => request,

@@ -50,8 +50,7 @@ pub(crate) fn command() -> Command {
 pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let client = Client::from_matches(matches)?;
     let url = matches.get_one::<String>("url").cloned().unwrap_or_default();
-    let runtime = crate::runtime()?;
-    let outcome: CommandResult = runtime.block_on(async {
+    crate::run_to_end(async {
         if matches.get_flag("json") {
             println!("{:#}", read(&client).await?);
             return Ok(());
@@ -66,10 +65,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         let outcome = watch(&client, &mut screen).await;
         ratatui::restore();
         Ok(outcome?)
-    });
-    // A look-up of the server's name may hang, and nothing waits for it any more.
-    runtime.shutdown_background();
-    outcome
+    })?
 }
 
 /// Read everything that the screen shows.

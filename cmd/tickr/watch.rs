@@ -41,7 +41,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         ProgressBar::new(100)
     };
     let mut screen = Screen { bar: bar.clone(), as_json: matches.get_flag("json"), seen: Seen::default() };
-    crate::runtime()?.block_on(async {
+    crate::run_to_end(async {
         let following = follow(&client, id, stream::patience_of(matches), &mut screen);
         let ended = until_signalled(following, ending::code_of).await;
         bar.finish_and_clear();
@@ -49,7 +49,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
             Ok(done) => done,
             Err(signal) => Err(ending::stopped(signal)),
         }
-    })
+    })?
 }
 
 async fn follow(client: &Client, id: &str, patience: Duration, screen: &mut Screen) -> CommandResult {

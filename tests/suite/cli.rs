@@ -801,6 +801,10 @@ async fn a_url_or_token_that_no_server_can_have_is_wrong_usage() {
         assert_eq!((code, out.as_str()), (2, ""), "{name}={value}: {err}");
         assert!(err.contains(name) && err.contains(said) && !err.contains("canary"), "{name}={value}: {err}");
     }
+    let mut help = run(dir.path(), &["jobs", "list", "--help"]);
+    help.env("TICKR_URL", "http://ada:canary@127.0.0.1:1").env("TICKR_TOKEN", "canary");
+    let (code, out, err) = outcome(help).await;
+    assert!(code == 0 && out.contains("TICKR_URL") && !out.contains("canary"), "{out}{err}");
 
     // A proxy cannot reach this machine's loopback, an empty variable is one that is not set, and the file of a secret
     // often ends with a newline.
@@ -839,6 +843,12 @@ async fn a_value_that_a_flag_cannot_have_is_wrong_usage_before_any_request() {
         (&["batches", "create"], &["--on-success", "{"]),
         (&["jobs", "set-payload", "0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a"], &["{"]),
         (&["dead-letters", "replay", "0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a"], &["--payload", "{"]),
+        // A URL with such a part leads to another path.
+        (&["jobs", "show", ".."], &[]),
+        (&["jobs", "watch", ".."], &[]),
+        (&["jobs", "cancel", ""], &[]),
+        (&["queues", "pause", "."], &[]),
+        (&["schedules", "delete", ".."], &[]),
     ] {
         let (code, out, err) = outcome(run(dir.path(), &[args, more, &nowhere].concat())).await;
         assert_eq!((code, out.as_str()), (2, ""), "{args:?} {more:?}: {err}");

@@ -129,6 +129,12 @@ async fn an_enqueue_that_waits_outlives_refusals_and_never_calls_an_accepted_job
         assert_eq!((code, out.trim()), (5, ID), "{status}: {err}");
         assert!(err.contains(&format!("job {ID} is enqueued")) && err.contains(said), "{status}: {err}");
     }
+
+    // A state of a later version.
+    let stub = Stub::start(|_, request| job(200, if request == "POST /v1/jobs" { "waiting" } else { "parked" })).await;
+    let (code, out, err) = outcome(stub.client(&["enqueue", "noop", "--wait", "0s"])).await;
+    assert_eq!((code, out), (5, format!("{ID} parked\n")), "{err}");
+    assert!(err.contains(&format!("job {ID} is enqueued")) && err.contains("parked"), "{err}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -320,6 +326,81 @@ async fn a_change_whose_answer_is_lost_is_told_as_one_that_may_have_been_made() 
         assert!(parts.iter().all(|part| err.contains(part)), "{args:?}: {err}");
     }
     losing.abort();
+
+    // A proxy that lost its server, and a tickr that lost the confirmation of MySQL.
+    let open: [fn() -> Option<Response>; 3] =
+        [|| page(502), || page(504), || answer(503, json!({"code": "store_unavailable", "detail": "MySQL is out"}))];
+    for made in open {
+        let stub = Stub::start(move |_, _| made()).await;
+        for (args, parts) in [
+            (&["batches", "create"][..], &["may have been made", "look before you repeat it"][..]),
+            (&["jobs", "retry", ID, "--idempotency-key", "k"], &["may have been made", "the same --idempotency-key"]),
+            (&["queues", "set", "mail", "--priority", "1", "--create"], &["may have been made"]),
+            (
+                &["api-keys", "create", "shop", "--scope", "admin", "--yes"],
+                &["revoke the API key shop", "another name"],
+            ),
+        ] {
+            let (code, out, err) = outcome(stub.client(args)).await;
+            assert_eq!((code, out.as_str()), (1, ""), "{args:?}: {err}");
+            assert!(parts.iter().all(|part| err.contains(part)), "{args:?}: {err}");
+        }
+        let (_, _, err) = outcome(stub.client(&["jobs", "list"])).await;
+        assert!(!err.contains("may have been made"), "{err}");
+    }
+    // The server is not tickr, and has no token.
+    let stub = Stub::start(|_, _| answer(200, json!({}))).await;
+    let create = ["api-keys", "create", "shop", "--scope", "admin", "--yes"];
+    let (code, out, err) = outcome(stub.client(&create)).await;
+    assert!((code, out.as_str()) == (1, "") && err.contains("no token"), "{code} {out}{err}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_emergency_pause_is_not_held_up_by_a_server_whose_reads_are_busy() {
+    let stub = Stub::start(|_, request| match request {
+        "POST /v1/queues/mail/pause" => answer(200, json!({"name": "mail", "paused": {"by": "ada", "reason": "fire"}})),
+        _ => answer(429, json!({"code": "overloaded", "detail": "four searches run"})),
+    })
+    .await;
+    let (code, out, err) = outcome(stub.client(&["queues", "pause", "mail", "--reason", "fire"])).await;
+    assert!(code == 0 && out.contains("by ada: fire"), "{code} {out}{err}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn counts_of_a_queue_that_are_lower_bounds_are_printed_with_a_plus_sign() {
+    let mail = json!({"name": "mail", "exact": false, "states": {"waiting": 100_000, "failed": 7}});
+    let idle = json!({"name": "idle", "exact": false, "states": {}});
+    let whole = json!({"name": "whole", "exact": true, "states": {"waiting": 3}});
+    let stub = Stub::start(move |_, request| match request {
+        "GET /v1/queues/mail" => answer(200, mail.clone()),
+        _ => answer(200, json!({"data": [mail, idle, whole], "exact": false})),
+    })
+    .await;
+    let (code, out, err) = outcome(stub.client(&["queues", "list"])).await;
+    let row = |name: &str| out.lines().find(|line| line.contains(name)).unwrap().split_whitespace().collect::<Vec<_>>();
+    assert_eq!(code, 0, "{err}");
+    assert_eq!(row("mail")[3..8], ["100000+", "0+", "0+", "0", "7"], "{out}");
+    assert_eq!(row("idle")[3..6], ["0+", "0+", "0+"], "{out}");
+    assert_eq!(row("whole")[3..6], ["3", "0", "0"], "{out}");
+    let (code, out, err) = outcome(stub.client(&["queues", "show", "mail"])).await;
+    let shown: Vec<String> = out.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    assert_eq!(code, 0, "{err}");
+    for line in ["waiting 100000+", "retrying 0+", "executing 0+", "failed 7"] {
+        assert!(shown.iter().any(|shown| shown == line), "{line} is not in\n{out}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bulk_operation_is_followed_also_when_its_server_restarts_right_after_the_start() {
+    let stub = Stub::start(|before, _| match before {
+        0 => job(202, "running"),
+        1 => page(502),
+        _ => job(200, "done"),
+    })
+    .await;
+    let (code, out, err) = outcome(stub.client(&["operations", "start", "retry", "--all", "--watch"])).await;
+    assert!(code == 0 && err.contains("is back"), "{code} {out}{err}");
+    assert_eq!(stub.asked()[0], "POST /v1/operations");
 }
 
 #[tokio::test(flavor = "multi_thread")]
