@@ -15,6 +15,7 @@ use tickr::job::State;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::dashboard_use::open_palette;
 use crate::support::browser::{Browser, Page, axe, button, choice, field, heading, link};
 use crate::support::{TestApp, answer, broken, call, eventually, http, lasting_addr, make_api_key};
 
@@ -1100,11 +1101,16 @@ async fn runners_are_drained_and_the_index_is_rebuilt_and_verified() {
 }
 
 /// Fill in the page that asks for an API key.
-async fn sign_in(page: &Page, key: &str) {
+async fn give_key(page: &Page, key: &str) {
     page.has(&button("Sign in")).await;
     page.fill(&field("API key"), key).await;
     page.click(&button("Sign in")).await;
     page.has_not(&button("Sign in")).await;
+}
+
+/// The same, after the server has refused the page without an API key.
+async fn sign_in(page: &Page, key: &str) {
+    give_key(page, key).await;
     page.expected("401").await;
 }
 
@@ -1218,6 +1224,68 @@ async fn keys_are_made_used_and_revoked_and_readers_see_no_buttons() {
     page.reads("key:ops").await;
     page.assert_calm();
     drop((page, reader));
+    tickr.stop().await;
+}
+
+/// Sessions end in many ways: the server refuses the key, or the user signs out, here or in another tab.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kept_key_holds_in_all_tabs_until_it_is_signed_out_in_one_of_them() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let admin = make(&tickr, "", "ops", "admin").await;
+    let reads = make(&tickr, &admin, "board", "read").await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/queues").await;
+    sign_in(&page, &reads).await;
+    page.reads("key:board").await;
+
+    // The session ends below an open dialog. The next one is kept, and a new document of the tab goes on with it.
+    open_palette(&page).await;
+    page.eval::<()>(
+        "void (window.plainFetch = fetch, window.fetch = async () => { window.fetch = plainFetch; \
+             return new Response('{\"code\":\"unauthorized\"}', {status: 401}) }, \
+         document.dispatchEvent(new Event('visibilitychange')))",
+    )
+    .await;
+    page.has(&button("Sign in")).await;
+    page.click(&field("Keep it on this device")).await;
+    give_key(&page, &admin).await;
+    page.visit("/queues").await;
+    page.reads("key:ops").await;
+
+    // A tab beside it has the key as well, and an answer is on its way to it when the user signs out.
+    let second = page.beside().await;
+    second.visit("/limits").await;
+    second.reads("key:ops").await;
+    second
+        .eval::<()>(
+            "void (window.gate = new Promise((open) => { window.openGate = open }), window.plainFetch = fetch, \
+             window.fetch = async (path, options) => { \
+                 if (window.held || String(path) !== '/v1/queues') return plainFetch(path, options); \
+                 window.held = true; await gate; \
+                 return new Response('{\"code\":\"unauthorized\"}', {status: 401}) })",
+        )
+        .await;
+    second.eval::<Value>("__eye.follow('/queues')").await;
+    second.until("it waits for an answer", "window.held === true").await;
+    page.click(&button("Sign out")).await;
+    page.has(&button("Sign in")).await;
+    second.has(&button("Sign in")).await;
+
+    // The late answer refuses the key that was signed out, and not the present one.
+    give_key(&second, &reads).await;
+    second.reads("key:board").await;
+    let asks = "__eye.has({role: 'button', name: 'Sign in'})";
+    let asked: bool = second
+        .eval(&format!(
+            "(async () => {{ openGate(); await new Promise((on) => setTimeout(on, 200)); return {asks} }})()"
+        ))
+        .await;
+    assert!(!asked, "the refusal of another key ends the session");
+    for tab in [&page, &second] {
+        tab.allow("401");
+        tab.assert_calm();
+    }
+    drop((page, second));
     tickr.stop().await;
 }
 

@@ -44,6 +44,29 @@ pub(crate) async fn insert_waiting(tickr: &TestApp, kind: &str, queue: &str, fro
         .await;
 }
 
+/// A test must not believe that it pressed a button which another part of the page pushed away.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_press_at_the_place_that_a_button_has_left_is_no_click_on_it() {
+    let Some(browser) = Browser::shared().await else { return };
+    let page = browser.page("").await;
+    page.blank().await;
+    page.until("the page has its eye", "typeof __eye === 'object'").await;
+    page.eval::<()>(
+        "void (document.body.innerHTML = '<main><button>Go</button></main>', window.presses = 0, \
+         document.querySelector('main').style.padding = '60px', \
+         document.querySelector('button').onclick = () => { window.presses += 1 })",
+    )
+    .await;
+    for (moved, hit) in [(0, true), (30, false)] {
+        let (x, y): (f64, f64) = page.eval("__eye.target({role: 'button', name: 'Go'}).then(({x, y}) => [x, y])").await;
+        page.eval::<()>(&format!("void (document.querySelector('main').style.paddingTop = '{}px')", 60 + moved)).await;
+        page.drag((x, y), (x, y)).await;
+        assert_eq!(page.eval::<bool>("__eye.hit()").await, hit, "after it moved by {moved} px");
+    }
+    assert_eq!(page.eval::<usize>("window.presses").await, 1);
+    page.assert_calm();
+}
+
 /// The oldest 37 jobs of 50,000 are found by a page that is asked for them once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_search_goes_on_until_it_has_a_page_and_says_how_far_it_looked() {
@@ -328,6 +351,106 @@ async fn a_dialog_stays_until_its_request_is_answered() {
     page.click(&button("Run now")).await;
     page.reads("The job is due now").await;
     tickr.until(job, State::Completed).await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+/// The job behind a dialog is the one that it is about.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dialog_names_its_job_and_closes_when_the_user_goes_back_to_another_one() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let later = json!({"kind": "noop", "payload": {}, "delay_ms": 7_200_000});
+    let (first, second) = (tickr.enqueue(later.clone()).await, tickr.enqueue(later).await);
+    let page = browser.page(&tickr.url("")).await;
+    page.visit(&format!("/jobs/{first}")).await;
+    page.follow(&format!("/jobs/{second}")).await;
+    let named = format!("document.querySelector('dialog[open]')?.innerText.includes('{second}') === true");
+    page.click(&button("Cancel")).await;
+    page.until("it names the job", &named).await;
+    page.eval::<()>("history.back()").await;
+    page.settles(&format!("/jobs/{first}")).await;
+    page.until("the dialog is closed", "document.querySelector('dialog') === null").await;
+
+    // So does another job beside the same list.
+    page.follow(&format!("/jobs?job={first}")).await;
+    page.follow(&format!("/jobs?job={second}")).await;
+    page.click(&button("Cancel")).await;
+    page.until("it names the job", &named).await;
+    page.eval::<()>("history.back()").await;
+    page.until("the dialog is closed", "document.querySelector('dialog') === null").await;
+
+    // A dialog that an answer is on its way to stays, and the jobs of a preview are opened beside it.
+    page.follow("/jobs?q=kind%3Anoop").await;
+    page.click(&field(&format!("Select the job {second}"))).await;
+    page.click(&button("Run now")).await;
+    page.reads("1 job matches").await;
+    let away = format!("document.querySelector('dialog[open] a[href=\"/jobs/{second}\"]').target === '_blank'");
+    assert!(page.eval::<bool>(&away).await, "a link of a dialog leads away from it");
+    page.eval::<()>(
+        "void (window.gate = new Promise((open) => { window.openGate = open }), window.plainFetch = fetch, \
+         window.fetch = async (path, options) => { \
+             if (options?.method !== 'POST') return plainFetch(path, options); \
+             await gate; \
+             return new Response('{\"code\":\"internal\",\"detail\":\"it went wrong\"}', {status: 500}); })",
+    )
+    .await;
+    page.click(&button("Run now")).await;
+    page.reads("Working…").await;
+    page.eval::<()>("history.back()").await;
+    page.until("another job is behind it", &format!("location.search.includes('{first}')")).await;
+    page.eval::<()>("void openGate()").await;
+    page.reads("it went wrong").await;
+    for job in [first, second] {
+        assert_eq!(tickr.job(job).await["state"], "waiting");
+    }
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+/// Return script that lets the first change to a path that ends so go through, and then takes its answer away.
+fn losing(path: &str) -> String {
+    format!(
+        "void (window.plainFetch ??= fetch, window.fetch = async (path, options) => {{ \
+             const answer = await plainFetch(path, options); \
+             if (!String(path).endsWith('{path}') || options.body?.includes('dry_run')) return answer; \
+             window.fetch = plainFetch; throw new TypeError('gone'); }})"
+    )
+}
+
+/// The server carries out what the operator asked for, and its answer is lost. The operator presses the button again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_whose_answer_was_lost_is_made_once_however_often_it_is_pressed() {
+    const UNSURE: &str = "the change may have been made or not";
+    let Some((tickr, browser)) = begin().await else { return };
+    let yearly = json!({"cron": "0 0 1 1 *", "kind": "noop"});
+    assert_eq!(tickr.put("/v1/schedules/yearly", yearly).await.status, 201);
+    let job = tickr.enqueue(json!({"kind": "noop", "payload": {}, "delay_ms": 7_200_000})).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/schedules/yearly").await;
+    page.eval::<()>(&losing("/trigger")).await;
+    page.click(&button("Trigger")).await;
+    page.reads("A job is made at once").await;
+    page.click(&button("Trigger")).await;
+    page.reads(UNSURE).await;
+    page.click(&button("Trigger")).await;
+    page.reads("yearly fired").await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 2, "the waiting one and that of the trigger");
+
+    // With another value it is another change.
+    page.follow("/jobs?q=state%3Awaiting").await;
+    page.click(&field(&format!("Select the job {job}"))).await;
+    page.click(&button("Set the priority")).await;
+    page.reads("1 job matches").await;
+    page.fill(&field("Priority"), "2").await;
+    page.eval::<()>(&losing("/v1/operations")).await;
+    page.click(&button("Set the priority")).await;
+    page.reads(UNSURE).await;
+    page.fill(&field("Priority"), "3").await;
+    page.click(&button("Set the priority")).await;
+    page.reads("Set the priority has begun").await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM operations").await, 2);
     page.assert_calm();
     drop(page);
     tickr.stop().await;
@@ -1602,6 +1725,133 @@ async fn what_is_opened_in_an_outage_comes_by_itself_afterwards() {
     page.eval::<()>("void (window.out = false)").await;
     page.has(&field("What it does")).await;
     page.reads_not("MySQL does not answer").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+/// The operator wants to release jobs while MySQL is out, and leaves the dialog open until it is back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dialog_of_an_outage_says_what_was_refused_and_previews_by_itself_afterwards() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let failed = tickr.enqueue(letter(&json!({"to": "nora", "fate": "returns"}))).await;
+    tickr.until(failed, State::Failed).await;
+    let group = tickr.get("/v1/dead-letters/groups").await.body["data"][0]["fingerprint"].as_str().unwrap().to_owned();
+    let page = browser.page(&tickr.url("")).await;
+    page.visit(&format!("/dead-letters/{group}")).await;
+    page.reads("live").await;
+    // What is asked for again later comes as soon as it may.
+    page.eval::<()>(
+        "void (Math.random = () => 0, window.plainFetch = fetch, window.out = true, \
+         window.fetch = async (path, options) => !window.out ? plainFetch(path, options) \
+             : String(path) === '/readyz' ? new Response('{\"mysql\":false}', {status: 503}) \
+             : new Response('{\"code\":\"store_unavailable\",\"detail\":\"no MySQL\"}', {status: 503}), \
+         document.dispatchEvent(new Event('visibilitychange')))",
+    )
+    .await;
+    page.reads("MySQL does not answer. What is shown is as of").await;
+    page.click(&button("Release")).await;
+    page.until(
+        "the preview could not be read",
+        "document.querySelector('dialog[open]')?.innerText.includes('Not read yet: MySQL does not answer') === true",
+    )
+    .await;
+    page.click(&button("Release")).await;
+    page.until(
+        "the dialog says that the change was refused",
+        "document.querySelector('dialog[open] [role=alert]')?.innerText === 'no MySQL'",
+    )
+    .await;
+    page.eval::<()>("void (window.out = false)").await;
+    page.reads("1 job matches").await;
+    page.click(&button("Release")).await;
+    page.reads("Release has begun").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+/// The first reading of a screen begins before the screen is there, and no screen can stop it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_early_answer_that_comes_late_takes_the_place_of_no_newer_one() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/jobs").await;
+    page.beforehand(
+        "window.gate = new Promise((open) => { window.openGate = open }); window.plainFetch = fetch; window.asked = 0; \
+         window.fetch = async (path, options) => { \
+             if (String(path) !== '/v1/queues' || (window.asked += 1) > 1) return plainFetch(path, options); \
+             const answer = await plainFetch(path, options); \
+             window.came = true; await gate; return answer; }",
+    )
+    .await;
+    let _: Value = page.eval("setTimeout(() => location.assign('/'), 0)").await;
+    page.until("the early answer is on its way", "location.pathname === '/' && window.came === true").await;
+    tickr.enqueue(json!({"kind": "noop", "payload": {}, "queue": "later", "delay_ms": 3_600_000})).await;
+    // A page that is seen again reads everything again, once it waits for that.
+    let look = "document.dispatchEvent(new Event('visibilitychange'))";
+    page.until("the page reads once more", &format!("window.asked > 1 || ({look}, false)")).await;
+    page.has(&link("later")).await;
+    let has_later = "__eye.has({role: 'link', name: 'later'})";
+    let shown: bool = page
+        .eval(&format!(
+            "(async () => {{ openGate(); await new Promise((on) => setTimeout(on, 200)); return {has_later} }})()"
+        ))
+        .await;
+    assert!(shown, "the early answer is shown in place of the newer one");
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+/// Two tabs keep what their users choose in the same place.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_view_that_one_tab_saves_outlives_those_that_another_one_saves() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let first = browser.page(&tickr.url("")).await;
+    let second = first.beside().await;
+    for page in [&first, &second] {
+        page.visit("/jobs?q=kind%3Anoop").await;
+    }
+    let open = "void (document.querySelector('#views').open = true)";
+    for (page, name) in [(&first, "Mine"), (&second, "Yours"), (&first, "Ours")] {
+        page.eval::<()>(open).await;
+        page.click(&button("Save this view…")).await;
+        page.fill(&field("Name"), name).await;
+        page.click(&button("Save")).await;
+        page.until("it is saved", "document.querySelector('dialog') === null").await;
+    }
+    first.eval::<()>(open).await;
+    for name in ["Mine", "Yours", "Ours"] {
+        first.has(&link(name)).await;
+    }
+    first.assert_calm();
+    drop((first, second));
+    tickr.stop().await;
+}
+
+/// A search may bring fewer jobs than were asked for, so the last page of an export may not end with its last row.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_export_that_was_cut_says_so_also_behind_a_short_page() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/jobs").await;
+    page.eval::<()>(
+        "void (URL.createObjectURL = (blob) => { \
+             blob.text().then((text) => { window.exported = text.split('\\n').length - 1 }); return '' }, \
+         HTMLAnchorElement.prototype.click = () => {}, window.given = 0, window.plainFetch = fetch, \
+         window.fetch = async (path, options) => { \
+             if (!/limit=200|cursor=more/.test(path)) return plainFetch(path, options); \
+             const limit = Number(new URL(path, location.href).searchParams.get('limit')); \
+             const many = Math.min(given === 0 ? 150 : limit, 10100 - given); \
+             given += many; \
+             const data = Array.from({length: many}, (_, n) => ({id: n})); \
+             return new Response(JSON.stringify({data, next_cursor: given < 10100 ? 'more' : null})) })",
+    )
+    .await;
+    page.fill(&field("Export"), "as NDJSON").await;
+    page.reads("The first 10,000 jobs were exported").await;
+    page.until("10,000 rows are in the file", "window.exported === 10000").await;
     page.assert_calm();
     drop(page);
     tickr.stop().await;

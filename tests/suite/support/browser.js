@@ -61,8 +61,8 @@
     return box && { x: box.x + box.width / 2, y: box.y + box.height / 2 };
   };
 
-  /** Whether a click on this element is one on `el`. */
-  const reaches = (top, el) => el.contains(top) || top.contains(el) || top.closest?.('label')?.control === el;
+  /** Whether a click on this element is one on `el`, wherever on the page it is. */
+  const isOn = (top, el) => el.contains(top) || top.closest?.('label')?.control === el;
   const CLICK = ['pointerdown', 'mousedown', 'pointerup', 'mouseup', 'click'];
 
   let pressed = null;
@@ -86,11 +86,13 @@
       const at = el.isConnected && middle(el);
       if (!before || !at || at.x !== before.x || at.y !== before.y) return { not: 'moves' };
       const top = document.elementFromPoint(at.x, at.y);
-      if (!top || !reaches(top, el)) return { not: `is covered by ${top?.outerHTML.slice(0, 200)}` };
+      // An element that takes no mouse is clicked through the one around it.
+      if (!top || !(isOn(top, el) || top.contains(el))) return { not: `is covered by ${top?.outerHTML.slice(0, 200)}` };
       // Another element may come here before the mouse does. A click on that one must have no effect.
       [pressed, clicked] = [null, false];
       guard = (event) => {
-        if (reaches(event.target, el)) {
+        // All around the element, the one that was aimed at is the only one that may take the click.
+        if (isOn(event.target, el) || event.target === top) {
           if (event.type === 'mousedown') [pressed, under] = [el, event.target];
           // If the screen moves between press and release, the click goes to what both have around them.
           clicked ||= event.type === 'click' && event.target === under;

@@ -45,6 +45,10 @@ export function may(need, who = me.get()) {
   return scope === 'admin' || scope === need;
 }
 
+/** Text that no other request has had. */
+export const draw = () =>
+  Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, '0')).join('');
+
 /** This browser was let in without an API key before. */
 const OPEN = 'tickr.open';
 
@@ -106,23 +110,40 @@ export async function signIn(candidate, keep) {
     key = null;
     throw problem;
   }
+  const areas = [() => localStorage, () => sessionStorage];
+  const [chosen, other] = keep ? areas : areas.reverse();
+  // A page that is loaded later would take the key that was kept before.
+  forget(other);
   try {
-    (keep ? localStorage : sessionStorage).setItem(KEY, key);
+    chosen().setItem(KEY, key);
   } catch {
     /* it lasts as long as the page, then */
   }
 }
 
-export function signOut() {
-  key = null;
-  for (const area of [() => sessionStorage, () => localStorage]) {
-    try {
-      area().removeItem(KEY);
-    } catch {
-      /* nothing was kept */
-    }
+function forget(area) {
+  try {
+    area().removeItem(KEY);
+  } catch {
+    /* nothing was kept */
   }
+}
+
+function leave() {
+  key = null;
+  forget(() => sessionStorage);
   me.set({ unknown: true });
+}
+
+/** Tabs tell each other here which API key was signed out. */
+const farewell = typeof BroadcastChannel === 'function' ? new BroadcastChannel('tickr.signed-out') : null;
+if (farewell) farewell.onmessage = ({ data }) => key && data === keyMark() && leave();
+
+/** Forget the API key, in all tabs of this browser that use it. */
+export function signOut() {
+  if (key) farewell?.postMessage(keyMark());
+  forget(() => localStorage);
+  leave();
 }
 
 /** A path with a query; what is null, undefined or '' is left out. */
@@ -136,52 +157,56 @@ export function url(path, query = {}) {
 }
 
 /** Longest time that an answer takes, in ms. A change takes longer: it waits for locks, and must not be sent twice. */
-const LONGEST = { GET: 15000, change: 60000 };
+const LONGEST = { reading: 15000, change: 60000 };
 const SILENT = 'the server does not answer; it may be restarting';
-const UNSURE = 'the server did not answer in time; look whether the change was made before you repeat it';
+const UNSURE = 'the server did not answer; the change may have been made or not';
 /** A proxy answers so in place of a server that is gone. */
 const FOREIGN = 'the server does not answer; a proxy or another program answers in its place';
 
 /** What a request throws that has no answer: that of the caller's own signal, or a `Problem` of status 0. */
-const unreached = (cause, method, signal) => {
-  if (signal?.aborted) return cause;
-  const late = cause?.name === 'TimeoutError' && method !== 'GET';
-  return new Problem(0, { detail: late ? UNSURE : SILENT });
-};
+const unreached = (cause, reads, signal) =>
+  signal?.aborted ? cause : new Problem(0, { detail: reads ? SILENT : UNSURE });
+
+/** Does a request change nothing? A dry run is a POST that only `reads`. */
+const isReading = (method, { reads = method === 'GET' } = {}) => reads;
 
 /**
  * The response to a request, whatever it is. Only a server that cannot be reached, or that takes too long, throws. A
  * stream has no longest time.
  */
-export async function send(method, path, { body, headers = {}, signal, stream = false } = {}) {
+export async function send(method, path, options = {}) {
+  const { body, headers = {}, signal, stream = false } = options;
+  const reads = isReading(method, options);
+  const used = key;
   const all = { ...headers };
   if (key) all.authorization = `Bearer ${key}`;
   if (body !== undefined) all['content-type'] = 'application/json';
   const text = body === undefined ? undefined : typeof body === 'string' ? body : JSON.stringify(body);
-  const longest = stream ? null : AbortSignal.timeout(LONGEST[method] ?? LONGEST.change);
+  const longest = stream ? null : AbortSignal.timeout(reads ? LONGEST.reading : LONGEST.change);
   const signals = [signal, longest].filter(Boolean);
-  const options = { method, headers: all, body: text, credentials: 'omit', cache: 'no-store' };
+  const request = { method, headers: all, body: text, credentials: 'omit', cache: 'no-store' };
   let response;
   try {
-    response = await fetch(path, { ...options, signal: AbortSignal.any(signals) });
+    response = await fetch(path, { ...request, signal: AbortSignal.any(signals) });
   } catch (cause) {
-    throw unreached(cause, method, signal);
+    throw unreached(cause, reads, signal);
   }
-  if (response.status === 401) me.set({ unknown: true });
+  // A late answer to a key that was signed out says nothing of the present one.
+  if (response.status === 401 && used === key) me.set({ unknown: true });
   return response;
 }
 
 /** The body of a response as it is. The longest time of the request holds for the body as well. */
-export async function textOf(response, method, signal) {
+export async function textOf(response, signal, reads = true) {
   try {
     return await response.text();
   } catch (cause) {
-    throw unreached(cause, method, signal);
+    throw unreached(cause, reads, signal);
   }
 }
 
-async function read(response, method, signal) {
-  const text = await textOf(response, method, signal);
+async function read(response, signal, reads = true) {
+  const text = await textOf(response, signal, reads);
   let body = null;
   let json = true;
   try {
@@ -189,10 +214,13 @@ async function read(response, method, signal) {
   } catch {
     json = false;
   }
-  // Every error of tickr has a code.
-  if (!json || (response.status >= 500 && !body?.code)) throw new Problem(0, { detail: FOREIGN });
+  // Every error of tickr has a code. A proxy that refuses a change has not passed it on.
+  if (!json || (response.status >= 500 && !body?.code)) {
+    const refused = response.status >= 400 && response.status < 500;
+    throw new Problem(0, { detail: reads || refused ? FOREIGN : UNSURE });
+  }
   // Of a reading it need not be said that nothing was changed.
-  if (body?.code === 'store_unavailable' && method === 'GET') body.detail = 'MySQL does not answer';
+  if (body?.code === 'store_unavailable' && reads) body.detail = 'MySQL does not answer';
   if (!response.ok) throw new Problem(response.status, body || {});
   return body;
 }
@@ -211,29 +239,47 @@ export async function readiness(path, signal) {
 export async function call(method, path, options) {
   const begun = method === 'GET' ? early.get(path) : null;
   early.delete(path);
-  return begun ?? read(await send(method, path, options), method, options?.signal);
+  return begun ?? read(await send(method, path, options), options?.signal, isReading(method, options));
 }
 
 /** The body with the ETag, for a change that must not overwrite another caller's. */
 export async function callTagged(method, path, options) {
   const response = await send(method, path, options);
-  return { body: await read(response, method, options?.signal), tag: response.headers.get('etag') };
+  return { body: await read(response, options?.signal, isReading(method, options)), tag: response.headers.get('etag') };
 }
 
 /** The body as text, of an answer that is not JSON. Throws as `call` does. */
 export async function readText(path, signal) {
   const response = await send('GET', path, { signal });
-  return response.ok ? textOf(response, 'GET', signal) : read(response, 'GET', signal);
+  return response.ok ? textOf(response, signal) : read(response, signal);
 }
 
 /** The body as a file. It has no longest time: a report may be large. Throws as `call` does. */
 export async function readFile(path) {
   const response = await send('GET', path, { stream: true });
-  return response.ok ? response.blob() : read(response, 'GET');
+  return response.ok ? response.blob() : read(response);
 }
 
 export const get = (path, query, signal) => call('GET', url(path, query), { signal });
 
 export const post = (path, body) => call('POST', path, { body });
+
+/** What a change would do, which changes nothing. */
+export const dryRun = (path, body, signal) => call('POST', path, { body, signal, reads: true });
+
+/**
+ * A `post` for one intention of the user. The same request again, because the answer to the first was lost, has its
+ * idempotency key, so it is carried out once. Another request has another key: the server refuses a key with another
+ * body.
+ */
+export function postOnce() {
+  let last = null;
+  let idempotencyKey = '';
+  return (path, body) => {
+    const request = `${path} ${JSON.stringify(body)}`;
+    if (request !== last) [last, idempotencyKey] = [request, draw()];
+    return call('POST', path, { body, headers: { 'idempotency-key': idempotencyKey } });
+  };
+}
 /** One segment of a path. */
 export const seg = encodeURIComponent;

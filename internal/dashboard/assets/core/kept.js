@@ -18,10 +18,14 @@ function read(name, initial) {
   }
 }
 
-/** A value that is kept under this name, and how to change it. */
+/**
+ * A value that is kept under this name, and how to change it: by another one, or by a function of what is kept now.
+ * Another tab may have changed that meanwhile.
+ */
 export function useKept(name, initial) {
   const [value, set] = useState(() => read(name, initial));
-  const keep = (next) => {
+  const keep = (change) => {
+    const next = typeof change === 'function' ? change(read(name, value)) : change;
     set(next);
     try {
       area()?.setItem(`tickr.${name}`, JSON.stringify(next));

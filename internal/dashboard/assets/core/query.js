@@ -104,6 +104,9 @@ export function useQuery(path, { on = null, every = 0, pace = 1000, read = null 
     (read ? read(path, abort.signal) : call('GET', path, { signal: abort.signal }))
       .then(
         (data) => {
+          // One that began before the screen was there is not stopped, and may come behind a newer one.
+          const late = abort.signal.aborted;
+          if (late) return;
           own.refused = 0;
           // Only the clock of the database says what time it is.
           if (data && typeof data.at === 'string') skew.set(Date.parse(data.at) - Date.now());

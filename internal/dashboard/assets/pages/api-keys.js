@@ -251,6 +251,7 @@ async function make(open, reload) {
       action: 'Close',
       cancel: 'Show it again',
       danger: true,
+      lasting: true,
       body: () => html`<p>It is never shown again. A lost API key is revoked, and another one made.</p>`,
     }))
   );
@@ -262,6 +263,7 @@ const show = (made, open) =>
     action: 'I have copied it',
     cancel: 'Close',
     broad: true,
+    lasting: true,
     body: () => html`
       <div class="note warn">
         <b>It is shown now and never again.</b> Put it where secrets belong. Who has it may do what${' '}

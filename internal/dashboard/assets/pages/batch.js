@@ -172,7 +172,7 @@ async function retry(batch, path, retried) {
     title: 'Retry the failed jobs of this batch?',
     action: 'Retry',
     body: () => html`<${Failed} id=${batch.id} />`,
-    submit: () => post(`${path}/retry`),
+    submit: (_, once) => once(`${path}/retry`),
   });
   if (!operation) return;
   tell('The retry has begun', 'good', { href: `/operations/${operation.id}`, text: 'Follow it' });

@@ -340,8 +340,8 @@ const tryOne = (group, done) =>
     'Try one of them?',
     'The newest open one becomes a new job. See how it goes, then release the rest.',
     'Try it',
-    async () => {
-      const made = await post(`/v1/jobs/${group.sample}/replay`, {});
+    async (_, once) => {
+      const made = await once(`/v1/jobs/${group.sample}/replay`, {});
       tell('Started a test run', 'good', { href: `/jobs/${made.id}`, text: 'Look at it' });
       done(made.id);
       return true;

@@ -1,6 +1,6 @@
 // A job from a form, enqueued at most once however often the button is pressed.
 
-import { me, Problem, seg, send } from '../core/api.js';
+import { draw, me, Problem, seg, send } from '../core/api.js';
 import { html, useEffect, useMemo, useRef, useState } from '../core/dom.js';
 import { backoff, utc } from '../core/format.js';
 import { known } from '../core/known.js';
@@ -73,9 +73,6 @@ const OWN = [
   'on_failure',
   'limit_key',
 ];
-
-const draw = () =>
-  Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, '0')).join('');
 
 async function exactly(path, signal) {
   const response = await send('GET', path, { signal });

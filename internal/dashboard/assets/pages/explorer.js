@@ -419,12 +419,13 @@ function Export({ q, sort }) {
       let rows = 0;
       let cursor = '';
       do {
-        const page = await patiently({ q, limit: 200, cursor, sort }, abort.signal);
-        for (const job of page.data.slice(0, MAX_ROWS - rows))
-          parts.push(kind === 'csv' ? csv(job) : `${writeExact(job)}\n`);
+        // The cursor of an export that is cut stands behind its last row: without one there was nothing more.
+        const limit = Math.min(200, MAX_ROWS - rows);
+        const page = await patiently({ q, limit, cursor, sort }, abort.signal);
+        for (const job of page.data) parts.push(kind === 'csv' ? csv(job) : `${writeExact(job)}\n`);
         rows += page.data.length;
         cursor = page.next_cursor ?? '';
-        set(Math.min(rows, MAX_ROWS));
+        set(rows);
       } while (cursor && rows < MAX_ROWS);
       const link = document.createElement('a');
       link.href = URL.createObjectURL(new Blob(parts, { type: kind === 'csv' ? 'text/csv' : 'application/x-ndjson' }));
@@ -434,7 +435,7 @@ function Export({ q, sort }) {
       tell(
         cursor
           ? `The first ${count(MAX_ROWS)} jobs were exported; a narrower filter finds the rest`
-          : `${plural(Math.min(rows, MAX_ROWS), 'job')} exported`,
+          : `${plural(rows, 'job')} exported`,
       );
     } catch (problem) {
       if (!abort.signal.aborted) tellProblem(problem);

@@ -1,6 +1,6 @@
 // One job: why it is where it is, what happened to it, and what can be done.
 
-import { call, callTagged, post, readFile, readText, seg, url } from '../core/api.js';
+import { call, callTagged, readFile, readText, seg, url } from '../core/api.js';
 import { html, useEffect, useState } from '../core/dom.js';
 import { backoff, count, plural, span, utc } from '../core/format.js';
 import { useQuery } from '../core/query.js';
@@ -234,6 +234,7 @@ function Actions({ job, path, reload, gone }) {
     return true;
   };
   const openDeadLetter = job.dead_letter?.status === 'open';
+  const about = html`<b>${job.kind}</b> <span class="mono">${job.id}</span>`;
   return html`<div class="row">
     <${Allowed}>
       ${
@@ -242,14 +243,20 @@ function Actions({ job, path, reload, gone }) {
           <button
             type="button"
             onClick=${() =>
-              confirm('Run it now?', 'The job becomes due at once.', 'Run now', async () => {
-                await post(`${path}/run-now`);
-                return done('The job is due now');
-              })}
+              confirm(
+                'Run it now?',
+                'The job becomes due at once.',
+                'Run now',
+                async (_, once) => {
+                  await once(`${path}/run-now`);
+                  return done('The job is due now');
+                },
+                { about },
+              )}
           >
             Run now
           </button>
-          <button type="button" onClick=${() => reschedule(path, done)}>Reschedule</button>
+          <button type="button" onClick=${() => reschedule(path, about, done)}>Reschedule</button>
         `
       }
       ${
@@ -260,10 +267,16 @@ function Actions({ job, path, reload, gone }) {
             type="button"
             class="primary"
             onClick=${() =>
-              confirm('Retry this job?', 'The same job runs again, with all of its attempts.', 'Retry', async () => {
-                await post(`${path}/retry`);
-                return done('The job waits again');
-              })}
+              confirm(
+                'Retry this job?',
+                'The same job runs again, with all of its attempts.',
+                'Retry',
+                async (_, once) => {
+                  await once(`${path}/retry`);
+                  return done('The job waits again');
+                },
+                { about },
+              )}
           >
             Retry
           </button>
@@ -279,12 +292,13 @@ function Actions({ job, path, reload, gone }) {
                 'Replay it?',
                 'A new job with the same payload is made. This one stays as it is, marked as replayed.',
                 'Replay',
-                async () => {
-                  const made = await post(`${path}/replay`, {});
+                async (_, once) => {
+                  const made = await once(`${path}/replay`, {});
                   done('A new job was made of it');
                   go(`/jobs/${made.id}`);
                   return true;
                 },
+                { about },
               )}
           >
             Replay
@@ -301,6 +315,7 @@ function Actions({ job, path, reload, gone }) {
                 ready: (v) => v.reason.trim(),
                 body: ({ values, set }) =>
                   html`
+                    <p class="wrap">${about}</p>
                     <p>It leaves the open dead letters, and is purged after its retention.</p>
                     <${InputField}
                       label="Reason"
@@ -312,8 +327,8 @@ function Actions({ job, path, reload, gone }) {
                       set=${set}
                     />
                   `,
-                submit: async ({ reason }) => {
-                  await post(`${path}/discard`, { reason });
+                submit: async ({ reason }, once) => {
+                  await once(`${path}/discard`, { reason });
                   return done('The dead letter was discarded');
                 },
               })}
@@ -336,13 +351,13 @@ function Actions({ job, path, reload, gone }) {
                   ? 'It runs: its handler is asked to stop, and may take a while.'
                   : 'It will never start.',
                 'Cancel the job',
-                async () => {
-                  const answer = await post(`${path}/cancel`);
+                async (_, once) => {
+                  const answer = await once(`${path}/cancel`);
                   return done(
                     answer.state === 'cancelled' ? 'The job will never start' : 'The handler was asked to stop',
                   );
                 },
-                { danger: true },
+                { danger: true, about },
               )}
           >
             ${job.cancel_requested_at ? 'Asked to stop' : 'Cancel'}
@@ -360,13 +375,13 @@ function Actions({ job, path, reload, gone }) {
                 'Delete this job?',
                 'The job is removed with its attempts and its result. That cannot be undone.',
                 'Delete',
-                async () => {
-                  await post('/v1/operations', { action: 'delete', filter: { ids: [job.id] } });
+                async (_, once) => {
+                  await once('/v1/operations', { action: 'delete', filter: { ids: [job.id] } });
                   tell('The job is being deleted');
                   gone();
                   return true;
                 },
-                { danger: true },
+                { danger: true, about },
               )}
           >
             Delete
@@ -379,7 +394,7 @@ function Actions({ job, path, reload, gone }) {
 }
 
 /** Ask for another due time or priority. What another caller changed meanwhile is not overwritten. */
-async function reschedule(path, done) {
+async function reschedule(path, about, done) {
   let seen;
   try {
     seen = await callTagged('GET', path);
@@ -395,7 +410,7 @@ async function reschedule(path, done) {
     title: 'When should it run?',
     action: 'Reschedule',
     values: { when: local, priority: before },
-    body: ({ values, set }) => html`<div class="fields">
+    body: ({ values, set }) => html`<p class="wrap">${about}</p><div class="fields">
       <${InputField}
         label="Due at (your local time)"
         id="when"

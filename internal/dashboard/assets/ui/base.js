@@ -137,12 +137,12 @@ export function Toasts() {
   </div>`;
 }
 
-/** A problem where the data would be. */
-export function Trouble({ error, retry }) {
+/** A problem where the data would be, or `of` a "change" that was refused or has no answer. */
+export function Trouble({ error, retry, of = 'reading' }) {
   const out = useObservable(outage);
   if (!error) return null;
-  // The banner says it once for all.
-  if (out !== null && (error.status === 0 || error.code === 'store_unavailable'))
+  // The banner says it once for all readings.
+  if (of === 'reading' && out !== null && (error.status === 0 || error.code === 'store_unavailable'))
     return html`<p class="faint">Not read yet: ${error.message}.</p>`;
   return html`<div class="note bad" role="alert">
     <b>${error.message}</b>
@@ -210,9 +210,16 @@ export const WithJobs = ({ text, brief }) =>
       i % 2 ? html`<${JobLink} key=${i} id=${part}>${brief ? null : part}</${JobLink}>` : legible(part),
     );
 
-export const JobLink = ({ id, children }) =>
+/** `away` opens the job in another tab, from a dialog that stays. Opened so, the tab has the API key of this one. */
+export const JobLink = ({ id, children, away }) =>
   id
-    ? html`<a class=${cls('mono', !children && 'nowrap')} href=${`/jobs/${id}`} title=${id}>
+    ? html`<a
+      class=${cls('mono', !children && 'nowrap')}
+      href=${`/jobs/${id}`}
+      title=${id}
+      target=${away ? '_blank' : undefined}
+      rel=${away ? 'opener' : undefined}
+    >
       ${children ?? `…${id.slice(-8)}`}
     </a>`
     : html`<span class="faint">–</span>`;

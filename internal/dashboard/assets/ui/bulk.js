@@ -1,6 +1,6 @@
 // What is done to many jobs: first a dry run that shows what would become of them, then an operation to follow.
 
-import { call, get, post } from '../core/api.js';
+import { dryRun, get, isOut } from '../core/api.js';
 import { html, useEffect, useRef, useState } from '../core/dom.js';
 import { count, plural, span } from '../core/format.js';
 import { announce } from '../core/live.js';
@@ -51,6 +51,8 @@ const TYPING = 300;
 const PATIENCE = 5;
 /** Longest wait before a dry run is asked for again, in ms; up to as much again is random. */
 const MAX_WAIT = 15000;
+/** A dry run that the server or MySQL was out for is asked for so much later, in ms; up to as much again is random. */
+const OUT = 5000;
 
 /** What an operation would do, as a dry run says. */
 export function Preview({ action, filter, values }) {
@@ -67,7 +69,7 @@ export function Preview({ action, filter, values }) {
     const abort = new AbortController();
     let timer = 0;
     const read = (refused) =>
-      call('POST', '/v1/operations', { body: { ...JSON.parse(asked), dry_run: true }, signal: abort.signal }).then(
+      dryRun('/v1/operations', { ...JSON.parse(asked), dry_run: true }, abort.signal).then(
         (found) => abort.signal.aborted || set({ found }),
         (error) => {
           if (abort.signal.aborted) return;
@@ -75,6 +77,7 @@ export function Preview({ action, filter, values }) {
           const again = error.code === 'overloaded';
           const wait = Math.min(1000 * 2 ** refused, MAX_WAIT) * (1 + Math.random());
           if (again) timer = setTimeout(read, wait, refused + 1);
+          else if (isOut(error)) timer = setTimeout(read, OUT * (1 + Math.random()), 0);
           if (!again || refused >= PATIENCE) set({ error });
         },
       );
@@ -125,7 +128,7 @@ export function Preview({ action, filter, values }) {
           <tbody>
             ${found.sample.map(
               (job) => html`<tr key=${job.id}>
-                <td data-label="Job"><${JobLink} id=${job.id} /></td>
+                <td data-label="Job"><${JobLink} id=${job.id} away /></td>
                 <td data-label="Kind">${job.kind}</td>
                 <td data-label="Is"><${Badge} is=${job.state} /></td>
                 <td data-label="Would be">
@@ -195,7 +198,7 @@ export async function bulk(
     broad: true,
     values: { rate: String(rate), reason: '', when: due ? local(Date.parse(due)) : '', priority: String(priority) },
     ready: (values) => complete(action, values),
-    submit: (values) => post('/v1/operations', bodyOf(action, filter, values)),
+    submit: (values, once) => once('/v1/operations', bodyOf(action, filter, values)),
     body: ({ values, set }) => html`
       <p>${what}</p>
       ${about && html`<div class="error">${about}</div>`}

@@ -61,8 +61,8 @@ async function askForCanary(title, filter, { rates, pct: most, about, before }) 
     broad: true,
     values: { rates: rates.join(', '), pct: String(most), reason: '' },
     ready: ({ pct }) => pct !== '' && Number(pct) >= 0 && Number(pct) <= 100,
-    submit: (values) =>
-      post('/v1/operations', {
+    submit: (values, once) =>
+      once('/v1/operations', {
         action: 'replay',
         ...(filter === null ? { all: true } : { filter }),
         canary: bodyOf(values, before),

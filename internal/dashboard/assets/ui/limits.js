@@ -265,7 +265,7 @@ function Form({ seen, done, again }) {
       title=${l ? html`<span class="wrap">Change ${l.name}</span>` : 'New limit'}
       sub="It holds on every runner within 2 s. A lower limit stops no running job."
     />
-    ${problem && html`<${Trouble} error=${problem} />`}
+    ${problem && html`<${Trouble} error=${problem} of="change" />`}
     ${
       state.error?.status === 412 &&
       l &&

@@ -1,6 +1,6 @@
 // Schedules: their words, what is done to them, and the form that makes and changes them.
 
-import { call, Problem, post, seg, send, textOf } from '../core/api.js';
+import { call, dryRun, Problem, post, seg, send, textOf } from '../core/api.js';
 import { html, useEffect, useMemo, useState } from '../core/dom.js';
 import { backoff } from '../core/format.js';
 import { useQuery } from '../core/query.js';
@@ -99,8 +99,8 @@ export async function trigger({ name, overlap, paused }) {
         </p>
         <p class="soft">While its previous job has not ended: ${policies.overlap[overlap]}</p>
       `,
-    submit: () =>
-      post(path).then(fired, (problem) => {
+    submit: (_, once) =>
+      once(path).then(fired, (problem) => {
         if (problem.code !== 'previous_unfinished') throw problem;
         return problem;
       }),
@@ -112,8 +112,8 @@ export async function trigger({ name, overlap, paused }) {
     values: { overlap: 'allow' },
     body: ({ values, set }) => html`
       <p>
-        The job <${JobLink} id=${answer.body.holder} /> is <${Badge} is=${answer.body.current_state} />. The schedule
-        would not fire now.
+        The job <${JobLink} id=${answer.body.holder} away /> is <${Badge} is=${answer.body.current_state} />. The
+        schedule would not fire now.
       </p>
       ${[
         ['allow', 'Fire beside it'],
@@ -131,7 +131,7 @@ export async function trigger({ name, overlap, paused }) {
         </label>`,
       )}
     `,
-    submit: (values) => post(`${path}?overlap=${values.overlap}`).then(fired),
+    submit: (values, once) => once(`${path}?overlap=${values.overlap}`).then(fired),
   });
 }
 
@@ -274,7 +274,7 @@ function usePreview(times) {
     const look = () =>
       times.cron === ''
         ? set({})
-        : post('/v1/schedules/preview', times).then(
+        : dryRun('/v1/schedules/preview', times).then(
             (answer) => gone || set({ answer, zone: times.zone }),
             (error) => gone || set({ error }),
           );
@@ -308,7 +308,7 @@ function Preview({ preview, asked }) {
 
 async function exactly(path, signal) {
   const response = await send('GET', path, { signal });
-  const answer = await textOf(response, 'GET', signal);
+  const answer = await textOf(response, signal);
   if (!response.ok) throw new Problem(response.status, JSON.parse(answer));
   return { schedule: parseWithPayload(answer), tag: response.headers.get('etag') };
 }
@@ -424,7 +424,7 @@ function Form({ seen, kinds, done, again }) {
       title=${s ? html`<span class="wrap">Change ${s.name}</span>` : 'New schedule'}
       sub="Makes a job by the clock. Every tick fires exactly once, however many runners there are."
     ></${Head}>
-    ${problem && html`<${Trouble} error=${problem} />`}
+    ${problem && html`<${Trouble} error=${problem} of="change" />`}
     ${
       state.error?.status === 412 &&
       s &&

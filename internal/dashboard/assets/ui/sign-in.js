@@ -30,7 +30,7 @@ export function SignIn() {
         </span>
       </div>
       <label class="row"><input type="checkbox" name="keep" /> Keep it on this device</label>
-      <${Trouble} error=${state.error} />
+      <${Trouble} error=${state.error} of="change" />
       <button class="primary" type="submit" disabled=${state.busy}>Sign in</button>
     </form>
   </main>`;

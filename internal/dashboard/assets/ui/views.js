@@ -36,8 +36,8 @@ export function Views({ here }) {
         <${InputField} label="Name" id="view-name" name="name" maxlength="60" required values=${values} set=${set} />
       `,
       submit: ({ name }) => {
-        const rest = views.filter((view) => view.name !== name.trim());
-        keep([...rest, { name: name.trim(), to }].slice(-MANY));
+        const others = (all) => all.filter((view) => view.name !== name.trim());
+        keep((all) => [...others(all), { name: name.trim(), to }].slice(-MANY));
         return true;
       },
     });
@@ -50,7 +50,7 @@ export function Views({ here }) {
               type="button"
               class="quiet small"
               aria-label=${`Remove the view ${view.name}`}
-              onClick=${() => keep(views.filter((one) => one !== view))}
+              onClick=${() => keep((all) => all.filter((one) => one.name !== view.name))}
             >
               ✕
             </button>
