@@ -1361,7 +1361,7 @@ mutants() {
         'self.last.filter(|_| !self.owed)' 'self.last.filter(|_| !self.owed || self.kind != REPORT)' \
         bounds::a_retried_job_that_waits_or_runs_is_not_purged
     mutant 'index of a delete beside locked rows' internal/store/retention/remove.rs \
-        ' t FORCE INDEX ({index}) WHERE t.' ' t WHERE t.' \
+        'STRAIGHT_JOIN {table} t FORCE INDEX ({index}) ON' 'STRAIGHT_JOIN {table} t IGNORE INDEX ({index}) ON' \
         bounds::ended_jobs_that_another_session_locks_hold_up_the_removal_of_no_other
     mutant 'lines of one transaction of a removal' internal/store/retention/remove.rs \
         'if lines > 0 && is_full {' 'if lines > MAX_LINES * 10 && is_full {' \

@@ -270,11 +270,13 @@ async fn delete(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<(), sqlx::Error>
         ("batch_jobs", "job_id", "PRIMARY"),
         ("jobs", "id", "PRIMARY"),
     ] {
-        // MySQL scans a small table for a list that is long beside it, and would wait for rows of other jobs that
-        // another session locks. Only this form of the statement may name the index.
-        let sql = format!("DELETE t FROM {table} t FORCE INDEX ({index}) WHERE t.{key} IN");
+        // MySQL scans a small table for a list that is long beside it, whatever the statement says of indexes, and would
+        // wait for rows of other jobs that another session locks. A join can only look up one id after the other.
         for ids in ids.chunks(MAX_ROWS) {
-            in_list(&sql, ids, "").execute(&mut *conn).await?;
+            let list = vec!["SELECT CAST(? AS BINARY(16)) AS id"; padded_len(ids.len())].join(" UNION ALL ");
+            let sql =
+                format!("DELETE t FROM ({list}) x STRAIGHT_JOIN {table} t FORCE INDEX ({index}) ON t.{key} = x.id");
+            bind_padded(statement(sql), ids).execute(&mut *conn).await?;
         }
     }
     Ok(())
