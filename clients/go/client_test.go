@@ -143,6 +143,33 @@ func TestASuccessWithoutAnIDIsNoAnswerToAnEnqueue(t *testing.T) {
 	}
 }
 
+func TestAHeaderThatCannotBeSentIsRefusedAtOnce(t *testing.T) {
+	server := newFake(t)
+	client := newClient(t, Config{URL: server.URL})
+	var unavailable *UnavailableError
+	var problem *Error
+	for _, key := range []string{"order→7", "order 7", "order-7\n", strings.Repeat("x", 256)} {
+		_, err := client.Enqueue(context.Background(), "x", 1, Options{IdempotencyKey: key})
+		_, many := client.EnqueueMany(context.Background(), key, Job{Kind: "x"})
+		for _, err := range []error{err, many} {
+			if err == nil || errors.As(err, &unavailable) || errors.As(err, &problem) {
+				t.Errorf("%q: %v", key, err)
+			}
+		}
+	}
+	_, err := client.Continuing("00-1\n").Enqueue(context.Background(), "x", 1, Options{})
+	if err == nil || errors.As(err, &unavailable) {
+		t.Error(err)
+	}
+	if calls := len(server.of("jobs")) + len(server.of("batch")); calls != 0 {
+		t.Errorf("%d calls", calls)
+	}
+	longest := "!~" + strings.Repeat("x", 253)
+	if _, err := client.Enqueue(context.Background(), "x", 1, Options{IdempotencyKey: longest}); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestRetryAfterIsWaitedFor(t *testing.T) {
 	server := newFake(t)
 	wait := map[string]string{"retry-after": "1"}
@@ -362,6 +389,7 @@ func TestARowHasTheColumnsOfTheOutbox(t *testing.T) {
 		"id":      second(NewOutboxRow("", "019ab2c3-d4e5-4f60-a1b2-c3d4e5f60718", Job{Kind: "x"})),
 		"payload": second(NewOutboxRow("", "", Job{Kind: "x", Payload: strings.Repeat("x", 1<<20)})),
 		"time":    second(NewOutboxRow("", "", Job{Kind: "x", Options: Options{ExecuteAt: time.Now().AddDate(2, 0, 0)}})),
+		"delay":   second(NewOutboxRow("", "", Job{Kind: "x", Options: Options{ExecuteAt: time.Now(), Delay: time.Second}})),
 	} {
 		if err == nil {
 			t.Errorf("a wrong %s is taken", name)

@@ -82,7 +82,8 @@ type Options struct {
 	Traceparent string
 	Tracestate  string
 	// IdempotencyKey names the request of Client.Enqueue: a request with the same name and the same job is carried out
-	// once. Default: the client makes one for each call, so that its own repetitions enqueue once.
+	// once. It has 1 to 255 visible ASCII characters. Default: the client makes one for each call, so that its own
+	// repetitions enqueue once.
 	IdempotencyKey string
 }
 

@@ -73,6 +73,10 @@ func NewOutboxRow(table, id string, job Job) (*OutboxRow, error) {
 	if time.Until(job.Options.ExecuteAt) > maxAhead {
 		return nil, errors.New("tickr: ExecuteAt is more than 366 days ahead")
 	}
+	if !job.Options.ExecuteAt.IsZero() && job.Options.Delay != 0 {
+		// The server would reject the row after the COMMIT, and there would be no job.
+		return nil, errors.New("tickr: give ExecuteAt or Delay, not both")
+	}
 	fields, err := job.fields()
 	if err != nil {
 		return nil, err

@@ -54,6 +54,28 @@ type call struct {
 // isAnswer says whether a success comes from tickr. A proxy may answer with a page of its own.
 func (c call) isAnswer(got *answer) bool { return c.reads == nil || c.reads(got.body) }
 
+// checkHeaders refuses what no header can have, because no repetition of the call could send it.
+func (c call) checkHeaders() error {
+	if c.idempotencyKey != "" && !isKey(c.idempotencyKey) {
+		return errors.New("tickr: an idempotency key has 1 to 255 visible ASCII characters")
+	}
+	for _, sign := range c.traceparent {
+		if sign < ' ' || sign > '~' {
+			return errors.New("tickr: the traceparent has a character that no header can have")
+		}
+	}
+	return nil
+}
+
+func isKey(text string) bool {
+	for _, sign := range text {
+		if sign < '!' || sign > '~' {
+			return false
+		}
+	}
+	return len(text) <= 255
+}
+
 var errStray = errors.New("the answer does not come from tickr")
 
 // transport sends calls to the addresses of a cluster.
@@ -178,6 +200,9 @@ func (t *transport) once(ctx context.Context, place int, c call, within time.Dur
 // call sends a call until a server answers it, for at most this time. After a failure the next address is tried. When
 // all have failed, a pause follows.
 func (t *transport) call(ctx context.Context, c call, within, try time.Duration) (*answer, error) {
+	if err := c.checkHeaders(); err != nil {
+		return nil, err
+	}
 	end := time.Now().Add(within)
 	var problem *Error
 	var asked time.Duration

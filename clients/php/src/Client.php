@@ -8,6 +8,7 @@ use Tickr\Http\Addresses;
 use Tickr\Http\Channel;
 use Tickr\Http\Request;
 use Tickr\Http\Response;
+use Tickr\Http\Turns;
 
 /**
  * Calls the API of tickr.
@@ -18,6 +19,9 @@ use Tickr\Http\Response;
  */
 final class Client implements Enqueuer
 {
+    /** Seconds of the longest pause between two tries that no server asks for. */
+    private const LONGEST_PAUSE = 5.0;
+
     private readonly Addresses $addresses;
     private readonly Channel $channel;
     /** @var \Closure(): ?string */
@@ -217,11 +221,12 @@ final class Client implements Enqueuer
         $request = new Request($method, $path, $json, $headers, $timeout ?? $this->callTimeout);
         // A try that waits for the end of a job must leave time for another address.
         $deadline = Channel::now() + $this->retryFor + max(0.0, $request->timeout - $this->callTimeout);
-        $pause = 0.1;
-        for ($tried = 1; ; $tried++) {
-            $wait = null;
+        $turns = new Turns($this->addresses, self::LONGEST_PAUSE);
+        while (true) {
+            $place = $turns->place();
+            $after = 0.0;
             try {
-                $response = $this->channel->call($request);
+                $response = $this->channel->call($request, $place);
                 if ($response->isSuccess()) {
                     return $response;
                 }
@@ -229,17 +234,11 @@ final class Client implements Enqueuer
                 if (!$response->isPassing() && $failure->code !== 'idempotency_in_progress') {
                     throw $failure;
                 }
-                $this->addresses->failed($this->addresses->current());
-                $wait = $response->retryAfter();
+                $this->addresses->failed($place);
+                $after = $response->retryAfter() ?? 0.0;
             } catch (ConnectionFailed $failure) {
             }
-            if ($tried % $this->addresses->count() !== 0) {
-                $wait = 0.0;
-            } else {
-                // A proxy may ask for no pause at all.
-                $wait = max($wait ?? 0.0, $pause * random_int(75, 125) / 100);
-                $pause = min($pause * 2, 5.0);
-            }
+            $wait = $turns->next($place, $after);
             if (Channel::now() + $wait >= $deadline) {
                 throw $failure;
             }

@@ -80,7 +80,19 @@ final class Outbox
         // The id goes as hexadecimal text, because bytes may not fit the character set of the connection.
         $sql = "INSERT INTO $this->table (id, kind, payload, queue, execute_at, options)"
             . ' VALUES (UNHEX(?), ?, ?, ?, ?, ?)';
-        $this->pdo->prepare($sql)->execute($columns);
+        $statement = $this->pdo->prepare($sql);
+        // Without exceptions of PDO, a failure is only a return value, and the caller would commit without the job.
+        if ($statement === false || !$statement->execute($columns)) {
+            throw self::failure($statement === false ? $this->pdo->errorInfo() : $statement->errorInfo());
+        }
         return $id;
+    }
+
+    /** @param array{?string, mixed, ?string} $info what PDO says of the failure */
+    private static function failure(array $info): \PDOException
+    {
+        $exception = new \PDOException($info[2] ?? 'the INSERT into the outbox failed');
+        $exception->errorInfo = $info;
+        return $exception;
     }
 }

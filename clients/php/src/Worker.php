@@ -213,8 +213,16 @@ final class Worker
         // Only the parent decides when a job ends. A signal to its group, such as that of Ctrl-C, does not come here.
         posix_setpgid(0, 0);
         // A signal that is ignored stays ignored in the programs that a handler starts. One that is handled does not.
-        pcntl_signal(SIGINT, static fn () => null);
-        pcntl_signal(SIGTERM, static fn () => null);
+        $self = getmypid();
+        $ignore = static function (int $signal) use ($self): void {
+            if (getmypid() !== $self) {
+                // A helper that a handler forks ends at the signal.
+                pcntl_signal($signal, SIG_DFL);
+                posix_kill((int) getmypid(), $signal);
+            }
+        };
+        pcntl_signal(SIGINT, $ignore);
+        pcntl_signal(SIGTERM, $ignore);
         pcntl_signal(SIGCHLD, SIG_DFL);
         foreach ($engine->slots() as $slot) {
             $slot->frames->close();

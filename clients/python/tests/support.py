@@ -41,7 +41,8 @@ class Call:
 
 class FakeServer:
     """Faults are queued by operation: "before" closes the connection without doing anything, "after" does it and then
-    closes, "half" sends half of the answer, a number answers with this status, and a float waits so many seconds."""
+    closes, "half" sends half of the answer, a number answers with this status, a float waits so many seconds, and
+    anything else is the body of a success, as JSON or in bytes."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.changed = threading.Condition()
@@ -92,6 +93,9 @@ class FakeServer:
                     problem = {"type": "urn", "title": "Busy", "status": fault, "code": "busy", "detail": "try later"}
                     self.answer(fault, problem)
                     return
+                if fault is not None and not isinstance(fault, (float, str)):
+                    self.answer(200, fault)
+                    return
                 status, answer = fake.serve(op, self.path, body, self.headers)
                 if fault == "half":
                     self.answer(status, answer, cut=True)
@@ -104,7 +108,7 @@ class FakeServer:
             do_GET = do_POST = do_PUT = do_DELETE = handle_any
 
             def answer(self, status: int, body: Any, cut: bool = False) -> None:
-                data = b"" if body is None else json.dumps(body).encode()
+                data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
                 try:
                     self.send_response(status)
                     if status in (429, 503):

@@ -7,19 +7,22 @@ import logging
 import os
 import pickle
 import shutil
+import signal
 import ssl
 import subprocess
 import tempfile
 import time
 import traceback
 import unittest
+import warnings
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
+from typing import Callable
 from unittest import mock
 
 import tickr
 from tests.support import FakeServer, SlowServer
-from tickr import _http, _json, testing
+from tickr import _http, _ids, _json, testing
 from tickr.options import NAMES, checked
 
 TOKEN = "secret-of-the-test-1234"
@@ -57,6 +60,35 @@ class Enqueue(ClientCase):
         keys = [call.headers["idempotency-key"] for call in self.posts()]
         self.assertEqual(len(set(keys)), 3)
         self.assertEqual(keys[2], "order-7")
+
+    def test_a_success_without_an_id_is_no_answer_to_an_enqueue(self) -> None:
+        def keys(op: str) -> list:
+            return [call.headers["idempotency-key"] for call in self.server.of(op)]
+
+        for stray in ({"status": "ok"}, {"id": ""}, {"id": 7}, [], b"<html>", b""):
+            with self.subTest(stray):
+                self.server.faults["POST /v1/jobs"].append(stray)
+                self.assertEqual(len(self.client.enqueue("email").id), 36)
+                first, second = keys("POST /v1/jobs")[-2:]
+                self.assertEqual(first, second)
+        for stray in ({"jobs": []}, {"jobs": [{"id": "a"}, {}]}, {"id": "a"}, b"<html>"):
+            with self.subTest(stray):
+                self.server.faults["POST /v1/jobs/batch"].append(stray)
+                self.assertEqual(len(self.client.enqueue_many([self.client.job("a"), self.client.job("b")])), 2)
+                first, second = keys("POST /v1/jobs/batch")[-2:]
+                self.assertEqual(first, second)
+        self.assertEqual((len(keys("POST /v1/jobs")), len(keys("POST /v1/jobs/batch"))), (12, 8))
+
+    def test_a_proxy_that_answers_every_enqueue_is_left_for_the_next_address(self) -> None:
+        proxy = FakeServer()
+        self.addCleanup(proxy.close)
+        proxy.faults["POST /v1/jobs"].extend([{"status": "ok"}] * 1000)
+        client = self.other([proxy.url, self.server.url])
+        client.enqueue("email")
+        self.assertEqual((len(proxy.of("POST /v1/jobs")), len(self.posts())), (1, 1))
+        self.assertEqual(client._transport.current, 1)
+        with self.assertRaises(tickr.ConnectionFailed):
+            self.other(proxy.url, timeout=0.3).enqueue("email")
 
     def test_every_option_goes_by_its_name(self) -> None:
         moment = datetime(2026, 11, 27, 2, 0, tzinfo=timezone(timedelta(hours=1)))
@@ -273,6 +305,30 @@ class Async(ClientCase):
         asyncio.run(main())
         self.assertEqual(sorted(call.body["kind"] for call in self.posts()), ["a", "b"])
 
+    @unittest.skipUnless(hasattr(os, "fork"), "this system has no fork")
+    def test_a_forked_process_has_threads_of_its_own(self) -> None:
+        client = tickr.AsyncClient(self.server.url)
+        asyncio.run(client.enqueue("a"))
+        self.assertEqual(in_a_fork(lambda: asyncio.run(client.enqueue("b"))), 0)
+        self.assertEqual([call.body["kind"] for call in self.posts()], ["a", "b"])
+        asyncio.run(client.close())
+
+
+def in_a_fork(call: Callable[[], object]) -> int:
+    """Call a function in a forked process, for at most ten seconds. Returns 0 if it returned."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            signal.alarm(10)
+            # Of the connections of the parent, which are left to it.
+            warnings.simplefilter("ignore", ResourceWarning)
+            call()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitpid(pid, 0)[1]
+
 
 @unittest.skipUnless(shutil.which("openssl"), "openssl is not installed: no certificate to test with")
 class Tls(unittest.TestCase):
@@ -302,6 +358,11 @@ class Tls(unittest.TestCase):
 
 
 class Values(unittest.TestCase):
+    @unittest.skipUnless(hasattr(os, "fork"), "this system has no fork")
+    def test_a_forked_process_makes_ids_while_a_thread_of_its_parent_did_so(self) -> None:
+        with _ids._lock:
+            self.assertEqual(in_a_fork(_ids.uuid7), 0)
+
     def test_numbers_lose_no_digit(self) -> None:
         text = b'{"a":12345678901234567890123,"b":0.1000000000000000000001,"c":1.0,"d":-1E+300}'
         self.assertEqual(_json.encode(_json.decode(text, exact=True)), text)

@@ -264,7 +264,8 @@ class Outbox(unittest.TestCase):
 
     def test_wrong_rows_are_refused(self) -> None:
         cursor = Cursor()
-        for wrong in ({"table": "a; DROP"}, {"id": str(UUID(int=1))}, {"payload": "x" * (1 << 20)}):
+        two_times = {"execute_at": "2026-11-27T01:04:05Z", "delay_ms": 5}
+        for wrong in ({"table": "a; DROP"}, {"id": str(UUID(int=1))}, {"payload": "x" * (1 << 20)}, two_times):
             with self.subTest(wrong), self.assertRaises(ValueError):
                 outbox.enqueue(cursor, "email", **wrong)
         with self.assertRaises(TypeError):

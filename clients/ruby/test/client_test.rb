@@ -80,6 +80,35 @@ class ClientTest < Minitest::Test
     assert_raises(Tickr::ConnectionFailed) { client.job("x") }
   end
 
+  def test_an_answer_that_trickles_ends_at_the_timeout
+    {header: 0, body: 60}.each do |part, at_once|
+      slow = SlowServer.new(at_once, 0.2)
+      client = Tickr::Client.new(url: slow.url, retry_for: 0, call_timeout: 1)
+      begun = Tickr::Http.now
+      assert_raises(Tickr::ConnectionFailed, part.to_s) { client.job("x") }
+      assert_operator Tickr::Http.now - begun, :<, 5, part.to_s
+    ensure
+      slow&.close
+    end
+  end
+
+  def test_an_address_is_not_called_before_its_retry_after_when_the_other_is_down
+    times = []
+    serve do
+      times << Tickr::Http.now
+      times.size > 1 ? [201, {id: "j1"}] : [503, {code: "stopping", detail: "x"}, {"retry-after" => "2"}]
+    end
+    assert_equal "j1", Tickr::Client.new(url: "#{@server.url},#{dead}").enqueue("echo").id
+    assert_equal 2, times.size
+    assert_operator times[1] - times[0], :>, 1.9
+  end
+
+  # The URL of an address at which no server listens.
+  def dead
+    closed = TCPServer.new("127.0.0.1", 0)
+    "http://127.0.0.1:#{closed.addr[1]}".tap { closed.close }
+  end
+
   def test_a_wait_whose_first_try_fails_late_is_repeated
     calls = 0
     serve do
@@ -149,9 +178,6 @@ class ClientTest < Minitest::Test
 
   def test_the_next_address_is_tried_after_a_failure
     serve { [201, {id: "j1"}] }
-    closed = TCPServer.new("127.0.0.1", 0)
-    dead = "http://127.0.0.1:#{closed.addr[1]}"
-    closed.close
     client = Tickr::Client.new(url: "#{dead},#{@server.url}")
     2.times { assert_equal "j1", client.enqueue("echo").id }
     assert_equal 2, @server.requests.size

@@ -35,6 +35,7 @@ class PartsTest < Minitest::Test
     outbox = Tickr::Outbox.new(connection)
     assert_raises(ArgumentError) { outbox.enqueue("mail", "x" * 1_048_576) }
     assert_raises(ArgumentError) { outbox.enqueue("mail", {}, id: "019ab2c3-d4e5-4f60-a1b2-c3d4e5f60718") }
+    assert_raises(ArgumentError) { outbox.enqueue("mail", {}, execute_at: Time.now, delay_ms: 5) }
     assert_empty said
     id = outbox.enqueue("mail", "x" * 1_048_000)
     assert_includes said.first, id.delete("-")
@@ -81,6 +82,20 @@ class PartsTest < Minitest::Test
       error = assert_raises(ArgumentError) { Tickr::Http::Addresses.new(url) }
       refute_includes error.message, "secret"
     end
+  end
+
+  def test_the_other_address_is_tried_while_one_waits_for_its_retry_after
+    addresses = Tickr::Http::Addresses.new("http://a:1,http://b:1")
+    turns = Tickr::Http::Turns.new(addresses, 5.0)
+    assert_equal 0, turns.place
+    assert_equal 0.0, turns.next(0, 60.0)
+    3.times do
+      assert_equal 1, turns.place
+      assert_operator turns.next(1), :<, 5.0
+    end
+    addresses.failed(0)
+    assert_equal 1, turns.place
+    assert_operator turns.next(1, 30.0), :>, 29.0
   end
 
   def test_a_fake_client_records_what_was_enqueued

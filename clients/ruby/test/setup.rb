@@ -22,6 +22,42 @@ def eventually(what, seconds = 10)
   raise "waited #{seconds} s in vain for #{what}"
 end
 
+# A server whose answers arrive one byte at a time, `pause` seconds apart, behind `at_once` bytes of them.
+class SlowServer
+  attr_reader :url
+
+  def initialize(at_once, pause)
+    @listener = TCPServer.new("127.0.0.1", 0)
+    @url = "http://127.0.0.1:#{@listener.addr[1]}"
+    @threads = [Thread.new { loop { accept(at_once, pause) } }]
+    @threads.first.report_on_exception = false
+  end
+
+  def close
+    @listener.close
+    @threads.each(&:kill)
+  end
+
+  private
+
+  def accept(at_once, pause)
+    client = @listener.accept
+    @threads << Thread.new do
+      client.readpartial(65_536)
+      text = "HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n#{" " * 500}"
+      client.write(text[0, at_once])
+      text[at_once..].each_char do |char|
+        sleep pause
+        client.write(char)
+      end
+    rescue SystemCallError, IOError
+      nil # The client has closed the connection.
+    ensure
+      client.close
+    end
+  end
+end
+
 # A server in this process that answers as a script says, also badly.
 #
 # The script gets the method, the path, the read body and the headers, and returns `[status, body]`, `[status, body,

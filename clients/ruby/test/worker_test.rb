@@ -612,6 +612,48 @@ class WorkerTest < Minitest::Test
     assert_equal ["DELETE", "/v1/workers/w-1"], @server.requests.last.values_at(:method, :path)
   end
 
+  def test_a_process_that_a_handler_forks_ends_at_a_signal
+    serve(fetch: ->(n, _) { n == 1 ? jobs("t1") : :hang })
+    program = <<~'RUBY'
+      require "tickr"
+      worker = Tickr::Worker.new(name: "test", queues: ["q"], slots: 1, logger: Logger.new(File::NULL))
+      worker.handle("kind") do
+        helper = fork { sleep 60 }
+        Process.kill("TERM", helper)
+        # A signal that the helper ignores ends nothing, so the time is limited.
+        ended = nil
+        200.times { (ended = Process.wait2(helper, Process::WNOHANG)) ? break : sleep(0.05) }
+        Process.kill("KILL", helper) unless ended
+        ended&.last&.termsig
+      end
+      exit worker.run
+    RUBY
+    lib = File.expand_path("../lib", __dir__)
+    worker = Process.spawn({"TICKR_URL" => @server.url}, RbConfig.ruby, "-I", lib, "-e", program)
+    eventually("the verdict", 15) { verdicts.any? }
+    assert_equal [["succeeded", Signal.list["TERM"]]], verdicts.map { |one| one.values_at("verdict", "result") }
+    Process.kill("TERM", worker)
+    _, status = eventually("the end of the worker") { Process.wait2(worker, Process::WNOHANG) }
+    worker = nil
+    assert_equal 0, status.exitstatus
+  ensure
+    worker && Process.kill("KILL", worker) && Process.wait(worker)
+  end
+
+  def test_an_address_is_not_asked_for_jobs_before_its_retry_after_when_the_other_is_down
+    times = []
+    serve(fetch: lambda { |n, _|
+      times << Tickr::Http.now
+      n > 1 ? :hang : [503, {code: "stopping", detail: "x"}, {"retry-after" => "2"}]
+    })
+    closed = TCPServer.new("127.0.0.1", 0)
+    dead = "http://127.0.0.1:#{closed.addr[1]}"
+    closed.close
+    work(url: "#{@server.url},#{dead}") { nil }
+    eventually("the second request for jobs") { times.size >= 2 }
+    assert_operator times[1] - times[0], :>, 1.9
+  end
+
   def test_a_refused_worker_says_why
     @server = TestServer.new do
       [422, {code: "invalid_request", title: "t", detail: "invalid worker",

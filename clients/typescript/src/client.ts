@@ -31,7 +31,8 @@ export interface CallOptions {
 export interface EnqueueOptions extends JobOptions, CallOptions {
   /**
    * Name of this request: a request with the same name and the same job is carried out once. Default: the client
-   * makes one for each call, so that its own repetitions enqueue once. Give your own to repeat a call yourself.
+   * makes one for each call, so that its own repetitions enqueue once. Give your own, of 1 to 255 visible ASCII
+   * characters, to repeat a call yourself.
    */
   idempotency_key?: string;
 }
@@ -174,7 +175,8 @@ export class Client implements Enqueuer {
   async #enqueue(job: NewJob, options: EnqueueOptions, traceparent: string | undefined): Promise<Enqueued> {
     const { signal, idempotency_key: idempotencyKey = randomUUID() } = options;
     const body = stringify(bodyOf(job));
-    const answer = await this.#call('POST', '/v1/jobs', { signal, body, idempotencyKey, traceparent });
+    const call = { signal, body, idempotencyKey, traceparent, reads: (text: string) => hasId(read(text)) };
+    const answer = await this.#call('POST', '/v1/jobs', call);
     const seen = parse(answer.text) as JobView | ForeignJobView;
     const warnings = 'warnings' in seen && Array.isArray(seen.warnings) ? seen.warnings : [];
     return { id: seen.id, state: seen.state, existing: answer.status === 200, warnings, job: seen };
@@ -188,7 +190,11 @@ export class Client implements Enqueuer {
     if (jobs.length === 0) return [];
     const { signal, idempotency_key: idempotencyKey = randomUUID() } = options;
     const body = stringify({ jobs: jobs.map(bodyOf) });
-    const answer = await this.#call('POST', '/v1/jobs/batch', { signal, body, idempotencyKey, traceparent });
+    const reads = (text: string) => {
+      const receipts = (read(text) as { jobs?: unknown } | null | undefined)?.jobs;
+      return Array.isArray(receipts) && receipts.length === jobs.length && receipts.every(hasId);
+    };
+    const answer = await this.#call('POST', '/v1/jobs/batch', { signal, body, idempotencyKey, traceparent, reads });
     return (parse(answer.text) as { jobs: Receipt[] }).jobs;
   }
 
@@ -200,11 +206,27 @@ export class Client implements Enqueuer {
       body?: string;
       idempotencyKey?: string;
       traceparent?: string | undefined;
+      reads?: (text: string) => boolean;
     },
   ) {
-    const { signal, body, idempotencyKey, traceparent } = options;
-    return this.#transport.call({ method, path, body, idempotencyKey, traceparent }, this.#timeoutMs, signal);
+    const { signal, ...call } = options;
+    return this.#transport.call({ method, path, ...call }, this.#timeoutMs, signal);
   }
+}
+
+/** Read JSON. A text that is none counts as nothing. */
+function read(text: string): unknown {
+  try {
+    return parse(text);
+  } catch {
+    return undefined;
+  }
+}
+
+/** Say whether a value is what tickr says of a job. */
+function hasId(value: unknown): boolean {
+  const id = (value as { id?: unknown } | null | undefined)?.id;
+  return typeof id === 'string' && id !== '';
 }
 
 /** Take the fields of the call out of the options. */

@@ -36,6 +36,8 @@ export interface Call {
   body?: string | undefined;
   idempotencyKey?: string | undefined;
   traceparent?: string | undefined;
+  /** Reads the body of a success, and says whether it comes from tickr. Without it, every success counts. */
+  reads?: ((text: string) => boolean) | undefined;
 }
 
 /** Statuses after which the same call may succeed. */
@@ -175,11 +177,13 @@ export class Transport {
 
   /**
    * Send a call until a server answers it, for at most `timeoutMs`. After a failure the next address is tried. When
-   * all have failed, a pause follows.
+   * all have failed, a pause follows. A success that `reads` of the call does not know is a failure of its address.
    *
-   * @throws ApiError for an answer that is no success. UnavailableError when no server answered.
+   * @throws ApiError for an answer that is no success. UnavailableError when no server answered. TypeError when no
+   * header can have the idempotency key or the trace.
    */
   async call(call: Call, timeoutMs: number, signal?: AbortSignal, tryMs = TRY_MS): Promise<Answer> {
+    checkHeaders(call);
     const end = performance.now() + timeoutMs;
     let asked = 0;
     let problem: ApiError | undefined;
@@ -189,11 +193,16 @@ export class Transport {
       let failure: Error;
       try {
         const answer = await this.once(place, call, Math.min(tryMs, left), signal);
-        if (answer.status >= 200 && answer.status < 300) return answer;
-        const error = problemOf(answer);
-        if (!isPassing(answer.status) && error.code !== 'idempotency_in_progress') throw error;
-        failure = problem = error;
-        asked = Math.max(asked, answer.retryAfterMs ?? 0);
+        if (answer.status >= 200 && answer.status < 300) {
+          if (call.reads === undefined || call.reads(answer.text)) return answer;
+          // A proxy may answer with a success of its own.
+          failure = new Error('the answer does not come from tickr');
+        } else {
+          const error = problemOf(answer);
+          if (!isPassing(answer.status) && error.code !== 'idempotency_in_progress') throw error;
+          failure = problem = error;
+          asked = Math.max(asked, answer.retryAfterMs ?? 0);
+        }
       } catch (error) {
         if (error instanceof ApiError || signal?.aborted) throw error;
         failure = error as Error;
@@ -211,6 +220,16 @@ export class Transport {
       if (ms > 0) await pause(ms, signal);
       signal?.throwIfAborted();
     }
+  }
+}
+
+/** Refuse what no header can have, because no repetition of the call could send it. */
+function checkHeaders({ idempotencyKey, traceparent }: Call): void {
+  if (idempotencyKey !== undefined && !/^[!-~]{1,255}$/.test(idempotencyKey)) {
+    throw new TypeError('an idempotency key has 1 to 255 visible ASCII characters');
+  }
+  if (traceparent !== undefined && !/^[ -~]*$/.test(traceparent)) {
+    throw new TypeError('the traceparent has a character that no header can have');
   }
 }
 

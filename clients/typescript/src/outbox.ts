@@ -59,6 +59,10 @@ export function outboxRow<P>(kind: Kind<P, unknown> | string, payload: P, option
   if (!/^[A-Za-z0-9_$]+(\.[A-Za-z0-9_$]+)?$/.test(table)) throw new TypeError(`${table} is no name of a table`);
   const job: NewJob = jobOf(kind as Kind<never> | string, payload, jobOptions);
   const { kind: name, payload: content, queue, execute_at, ...rest } = bodyOf(job);
+  // The server would reject the row after the COMMIT, and there would be no job.
+  if (execute_at !== undefined && rest['delay_ms'] !== undefined) {
+    throw new TypeError('give execute_at or delay_ms, not both');
+  }
   const text = stringify(content);
   const bytes = bytesOf(text);
   if (bytes > MAX_PAYLOAD_BYTES) throw new TypeError(`the payload has ${bytes} bytes, and at most 1 MiB is possible`);

@@ -58,6 +58,35 @@ test('the idempotency key of the caller is used, and is no field of the job', as
   assert.deepEqual(server.calls[1]?.body, { jobs });
 });
 
+test('a success without an id is no answer to an enqueue', async () => {
+  const strays: unknown[] = [{ status: 'ok' }, { id: '' }, { id: 7 }, null, '<html>'];
+  server.fate = () => (strays.length > 0 ? { status: 200, body: strays.shift() } : undefined);
+  assert.match((await client.enqueue('email', {})).id, /^[0-9a-f-]{36}$/);
+  assert.equal(server.calls.length, 6);
+  strays.push({ jobs: [] }, { jobs: [{ id: 'a' }, {}] }, { id: 'a' });
+  const jobs = [email.job({ to: 'a' }), email.job({ to: 'b' })];
+  assert.equal((await client.enqueueMany(jobs)).length, 2);
+  assert.equal(server.calls.length, 6 + 4);
+  assert.equal(new Set(server.calls.map(({ headers }) => headers['idempotency-key'])).size, 2);
+  server.fate = () => ({ status: 200, body: { status: 'ok' } });
+  const both = new Client({ url: `${server.url},${other.url}`, timeoutMs: 5_000 });
+  assert.equal((await both.enqueue('email', {})).existing, false);
+  assert.equal(other.calls.length, 1, 'the next address is tried');
+  await assert.rejects(new Client({ url: server.url, timeoutMs: 300 }).enqueue('email', {}), UnavailableError);
+});
+
+test('a header that cannot be sent is refused at once', async () => {
+  for (const idempotency_key of ['order→7', 'order 7', 'order-7\n', '', 'x'.repeat(256)]) {
+    await assert.rejects(client.enqueue('email', {}, { idempotency_key }), TypeError);
+    await assert.rejects(client.enqueueMany([email.job({ to: 'a' })], { idempotency_key }), TypeError);
+  }
+  await assert.rejects(client.continuing('00-→').enqueue('email', {}), TypeError);
+  assert.equal(server.calls.length, 0);
+  const longest = `!~${'x'.repeat(253)}`;
+  await client.enqueue('email', {}, { idempotency_key: longest });
+  assert.equal(server.calls[0]?.headers['idempotency-key'], longest);
+});
+
 test('an option that is undefined keeps the default of the kind', async () => {
   const [queue, delay_ms] = [undefined, undefined];
   await client.enqueue(email, { to: 'a' }, { queue, delay_ms, priority: 1 });

@@ -192,8 +192,13 @@ export class FakeTickr {
       }
       case 'leave':
         return this.#workers.delete(worker) ? { status: 204 } : problem(404, 'not_found');
-      default:
-        return { status: 201, body: { id: randomUUID(), state: 'waiting', jobs: [] } };
+      default: {
+        const jobs: unknown[] = call.body?.jobs ?? [];
+        return {
+          status: 201,
+          body: { id: randomUUID(), state: 'waiting', jobs: jobs.map(() => ({ id: randomUUID(), existing: false })) },
+        };
+      }
     }
   }
 

@@ -47,6 +47,7 @@ test('wrong rows are refused before the statement', async () => {
   assert.throws(() => outboxRow('email', {}, { id: '019ab2c3-d4e5-4f60-a1b2-c3d4e5f60718' }), /no UUIDv7/);
   assert.throws(() => outboxRow('email', {}, { table: 'x; DROP TABLE y' }), /no name of a table/);
   assert.throws(() => outboxRow('email', {}, { execute_at: 'tomorrow' }), /no time/);
+  assert.throws(() => outboxRow('email', {}, { execute_at: new Date(), delay_ms: 5 }), /not both/);
   assert.throws(() => outboxRow('email', 'x'.repeat(1 << 20)), /at most 1 MiB/);
   const pool = { getConnection: () => undefined, execute: () => Promise.reject(new Error('not reached')) };
   await assert.rejects(enqueueWithin(pool, 'email', {}), /not a pool/);

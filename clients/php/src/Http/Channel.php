@@ -22,6 +22,8 @@ final class Channel
     /** @var resource|null */
     private $socket = null;
     private int $place = 0;
+    /** The place that the newest request must go to; null for the current one. */
+    private ?int $wanted = null;
     private int $pid = 0;
     private string $state = 'idle';
     private bool $reused = false;
@@ -45,14 +47,25 @@ final class Channel
         return $this->request !== null;
     }
 
-    /** Begin a request. The connection to the current address is used again when there is one. */
-    public function begin(Request $request): void
+    /**
+     * Begin a request. The connection to its address is used again when there is one.
+     *
+     * @param int|null $place the place of the address; null for the current one
+     */
+    public function begin(Request $request, ?int $place = null): void
     {
         $this->leaveToParent();
+        if ($this->request !== null) {
+            // An exception of the program, for example of a signal handler, has cut off the request before. Its answer
+            // must not be taken for that of this one.
+            $this->close();
+        }
         $this->request = $request;
+        $this->wanted = $place;
         $this->deadline = self::now() + $request->timeout;
         $this->sends = 0;
-        if ($this->socket !== null && ($this->place !== $this->addresses->current() || self::isAtEnd($this->socket))) {
+        $wanted = $place ?? $this->addresses->current();
+        if ($this->socket !== null && ($this->place !== $wanted || self::isAtEnd($this->socket))) {
             $this->close();
         }
         $this->reused = $this->socket !== null;
@@ -106,15 +119,22 @@ final class Channel
     public function close(): void
     {
         $this->leaveToParent();
-        if ($this->socket !== null) {
-            // The processes of handlers have copies of the socket, so closing this one would not end the connection.
-            @stream_socket_shutdown($this->socket, STREAM_SHUT_RDWR);
-            @fclose($this->socket);
-        }
-        $this->socket = null;
+        // A signal handler may throw between any two steps, so a closed socket is never left in its place.
+        [$socket, $this->socket] = [$this->socket, null];
         $this->request = null;
         $this->state = 'idle';
         $this->out = $this->in = '';
+        if ($socket !== null) {
+            // The processes of handlers have copies of the socket, so closing this one would not end the connection.
+            @stream_socket_shutdown($socket, STREAM_SHUT_RDWR);
+            @fclose($socket);
+        }
+    }
+
+    /** The place of the address to which the newest request was sent. */
+    public function place(): int
+    {
+        return $this->place;
     }
 
     /** @return resource|null the stream that must become readable before `advance` can do more */
@@ -142,13 +162,16 @@ final class Channel
     }
 
     /** Wait until the request is answered. */
-    public function call(Request $request): Response
+    public function call(Request $request, ?int $place = null): Response
     {
-        $this->begin($request);
+        $this->begin($request, $place);
         while (true) {
             $response = $this->advance();
             if ($response !== null) {
                 return $response;
+            }
+            if ($this->request !== $request) {
+                throw new ConnectionFailed('another call, of a signal handler of the program, has cut this one off');
             }
             $read = array_filter([$this->reading()]);
             $write = array_filter([$this->writing()]);
@@ -210,7 +233,7 @@ final class Channel
 
     private function connect(): void
     {
-        $this->place = $this->addresses->current();
+        $this->place = $this->wanted ?? $this->addresses->current();
         $address = $this->addresses->at($this->place);
         $context = stream_context_create(['ssl' => ['peer_name' => trim($address['host'], '[]')]]);
         $target = 'tcp://' . $address['host'] . ':' . $address['port'];

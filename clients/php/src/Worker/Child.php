@@ -19,6 +19,8 @@ use Tickr\RawJson;
 final class Child
 {
     private bool $busy = false;
+    /** The id of this process. A helper that a handler forks has a copy of this object, and another id. */
+    private int $self = 0;
 
     /**
      * @param \Closure(Context): mixed $handler
@@ -38,7 +40,11 @@ final class Child
     /** Execute attempts until the engine sends the process away or is gone. */
     public function run(): void
     {
+        $this->self = (int) getmypid();
         register_shutdown_function(function (): void {
+            if (getmypid() !== $this->self) {
+                return;
+            }
             if ($this->busy) {
                 $error = error_get_last();
                 $fatal = E_ERROR | E_CORE_ERROR | E_COMPILE_ERROR | E_PARSE | E_USER_ERROR | E_RECOVERABLE_ERROR;
@@ -129,6 +135,14 @@ final class Child
             $end = self::outcome($this->handler, $context);
         } catch (\Throwable $error) {
             $end = ['verdict' => 'failed', 'error' => $error::class . ': ' . $error->getMessage()];
+        }
+        if (getmypid() !== $this->self) {
+            // Only the process of the slot says how the attempt ended. A helper that came out of the handler has ended.
+            isset($end['error']) && error_log($end['error']);
+            $code = $end['verdict'] === 'succeeded' ? 0 : 255;
+            // The end of PHP would close the TLS connections that this process shares with the worker.
+            pcntl_exec('/bin/sh', ['-c', "exit $code"]);
+            exit($code);
         }
         $this->busy = false;
         $this->frames->send(['type' => 'end'] + $end);

@@ -9,6 +9,7 @@ use Tickr\Http\Addresses;
 use Tickr\Http\Channel;
 use Tickr\Http\Request;
 use Tickr\Http\Response;
+use Tickr\Http\Turns;
 use Tickr\Json;
 use Tickr\Problem;
 
@@ -21,12 +22,12 @@ final class Repeating
 {
     private const LONGEST_PAUSE = 5.0;
 
+    private readonly Turns $turns;
     private ?Request $request = null;
     /** The request that was answered last. */
     private ?Request $answered = null;
     private float $started = 0.0;
     private float $next = 0.0;
-    private float $pause = 0.1;
     private int $failures = 0;
 
     /**
@@ -45,6 +46,7 @@ final class Repeating
         private readonly Addresses $addresses,
         private readonly \Closure $log,
     ) {
+        $this->turns = new Turns($addresses, self::LONGEST_PAUSE * 0.8);
     }
 
     public function isIdle(): bool
@@ -57,7 +59,7 @@ final class Repeating
         $this->request = $request;
         $this->started = Channel::now();
         $this->next = 0.0;
-        $this->pause = 0.1;
+        $this->turns->reset();
         $this->failures = 0;
     }
 
@@ -84,7 +86,7 @@ final class Repeating
                 if (Channel::now() < $this->next) {
                     return null;
                 }
-                $this->channel->begin($this->request);
+                $this->channel->begin($this->request, $this->turns->place());
             }
             $response = $this->channel->advance();
         } catch (ConnectionFailed $failed) {
@@ -99,7 +101,7 @@ final class Repeating
             $this->request = null;
             return $response;
         }
-        $this->addresses->failed($this->addresses->current());
+        $this->addresses->failed($this->channel->place());
         $why = Problem::of($response)->code;
         $this->again("$response->status $why", $this->obeys ? $response->retryAfter() : null);
         return null;
@@ -133,7 +135,7 @@ final class Repeating
     public function repeat(string $why): void
     {
         $this->request = $this->answered;
-        $this->addresses->failed($this->addresses->current());
+        $this->addresses->failed($this->channel->place());
         $this->again($why, null);
     }
 
@@ -175,12 +177,6 @@ final class Repeating
         if ($this->failures === 1 || $this->failures % 20 === 0) {
             ($this->log)("$this->what failed and is repeated: $why");
         }
-        if ($this->failures % $this->addresses->count() !== 0) {
-            $this->next = 0.0;
-            return;
-        }
-        // A proxy may ask for no pause at all.
-        $this->next = Channel::now() + max($after ?? 0.0, $this->pause * random_int(75, 125) / 100);
-        $this->pause = min($this->pause * 2, self::LONGEST_PAUSE * 0.8);
+        $this->next = Channel::now() + $this->turns->next($this->channel->place(), $after ?? 0.0);
     }
 }

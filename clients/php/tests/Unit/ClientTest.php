@@ -168,6 +168,22 @@ final class ClientTest extends TestCase
         self::assertCount(2, $server->requests());
     }
 
+    public function testAnAddressIsNotCalledBeforeItsRetryAfterWhenTheOtherIsDown(): void
+    {
+        $server = new TestServer(static function () {
+            static $calls = 0;
+            return ++$calls > 1
+                ? [201, ['id' => 'j1']] : [503, ['code' => 'stopping', 'detail' => 'x'], ['Retry-After' => '2']];
+        });
+        $closed = stream_socket_server('tcp://127.0.0.1:0');
+        $dead = 'http://' . stream_socket_get_name($closed, false);
+        fclose($closed);
+        $begun = microtime(true);
+        self::assertSame('j1', (new Client("$server->url,$dead"))->enqueue('echo')->id);
+        self::assertGreaterThan(1.9, microtime(true) - $begun);
+        self::assertCount(2, $server->requests());
+    }
+
     public function testAServerWithTlsIsTrustedOnlyWithItsCertificate(): void
     {
         $pem = (string) tempnam(sys_get_temp_dir(), 'tickr');

@@ -9,6 +9,7 @@ use Tickr\Cancelled;
 use Tickr\Context;
 use Tickr\Failed;
 use Tickr\Http\Addresses;
+use Tickr\Http\Turns;
 use Tickr\Json;
 use Tickr\Kind;
 use Tickr\NewJob;
@@ -64,6 +65,29 @@ final class PartsTest extends TestCase
         $time = new \DateTimeImmutable('2026-11-27T23:59:59.999001Z');
         self::assertSame('2026-11-28 00:00:00.000', $this->row(['execute_at' => $time])[4]);
         self::assertSame('2026-11-28T00:00:00.000Z', NewJob::time($time));
+    }
+
+    /** @dataProvider failuresWithoutExceptions */
+    public function testAnInsertThatFailsWithoutAnExceptionOfPdoIsNoEnqueue(\PDO $pdo): void
+    {
+        $this->expectException(\PDOException::class);
+        $this->expectExceptionMessage('the table is full');
+        (new Outbox($pdo))->enqueue('mail');
+    }
+
+    /** @return iterable<string, array{\PDO}> */
+    public function failuresWithoutExceptions(): iterable
+    {
+        $why = ['HY000', 1114, 'the table is full'];
+        $statement = $this->createMock(\PDOStatement::class);
+        $statement->method('execute')->willReturn(false);
+        $statement->method('errorInfo')->willReturn($why);
+        $executes = $this->createMock(\PDO::class);
+        $executes->method('prepare')->willReturn($statement);
+        $prepares = $this->createMock(\PDO::class);
+        $prepares->method('prepare')->willReturn(false);
+        $prepares->method('errorInfo')->willReturn($why);
+        return ['of the statement' => [$executes], 'of its preparation' => [$prepares]];
     }
 
     /** @return list<string|null> the columns of the row that the outbox writes */
@@ -155,6 +179,21 @@ final class PartsTest extends TestCase
         self::assertSame(1, $addresses->current());
         $this->expectException(\InvalidArgumentException::class);
         new Addresses('http://user:secret@a');
+    }
+
+    public function testTheOtherAddressIsTriedWhileOneWaitsForItsRetryAfter(): void
+    {
+        $addresses = new Addresses('http://a:1,http://b:1');
+        $turns = new Turns($addresses, 5.0);
+        self::assertSame(0, $turns->place());
+        self::assertSame(0.0, $turns->next(0, 60.0));
+        for ($try = 0; $try < 3; $try++) {
+            self::assertSame(1, $turns->place());
+            self::assertLessThan(5.0, $turns->next(1));
+        }
+        $addresses->failed(0);
+        self::assertSame(1, $turns->place());
+        self::assertGreaterThan(29.0, $turns->next(1, 30.0));
     }
 
     public function testAFakeClientRecordsWhatWasEnqueued(): void

@@ -820,6 +820,43 @@ final class WorkerTest extends TestCase
         self::assertSame('succeeded', $finishes[3]['body']['verdicts'][0]['verdict']);
     }
 
+    public function testAHelperThatAHandlerForksEndsWithoutEndingTheAttempt(): void
+    {
+        $server = $this->server(['fetch' => static fn (int $n) => $n <= 3
+            ? [200, ['jobs' => [self::job("t$n")], 'drain' => false]] : 'hang']);
+        $runs = $this->file('runs');
+        $this->worker($server, static function ($payload, Context $context) use ($runs): array {
+            $id = $context->attempt->id;
+            file_put_contents($runs, "$id\n", FILE_APPEND);
+            $helper = pcntl_fork();
+            if ($helper === 0) {
+                ini_set('error_log', '/dev/null');
+                match ($id) {
+                    'job-t1' => exit(0),
+                    'job-t2' => sleep(60),
+                    'job-t3' => throw new \DomainException('of the helper'),
+                };
+            }
+            $id === 'job-t2' && posix_kill($helper, SIGTERM);
+            pcntl_waitpid($helper, $status);
+            // What a helper says in the name of the process would come before the verdict.
+            usleep(300_000);
+            return pcntl_wifexited($status)
+                ? ['exit', pcntl_wexitstatus($status)] : ['signal', pcntl_wtermsig($status)];
+        });
+        $finishes = $server->await('/finish', static fn ($all) => \count($all) >= 3);
+        $ends = array_map(static function (array $one): array {
+            $verdict = $one['body']['verdicts'][0];
+            return [$verdict['token'], $verdict['verdict'], $verdict['result'] ?? null];
+        }, $finishes);
+        self::assertSame([
+            ['t1', 'succeeded', ['exit', 0]],
+            ['t2', 'succeeded', ['signal', SIGTERM]],
+            ['t3', 'succeeded', ['exit', 255]],
+        ], $ends);
+        self::assertSame("job-t1\njob-t2\njob-t3\n", file_get_contents($runs));
+    }
+
     public function testAWorkerThatIsToldToStopFinishesWhatItCanAndReleasesTheRest(): void
     {
         $server = $this->server(['fetch' => static fn (int $n) => match ($n) {
@@ -968,6 +1005,22 @@ final class WorkerTest extends TestCase
         $this->worker("$dead,$server->url", static fn () => 'done');
         $server->await('/finish', static fn ($all) => \count($all) >= 1);
         self::assertTrue(true);
+    }
+
+    public function testAnAddressIsNotAskedForJobsBeforeItsRetryAfterWhenTheOtherIsDown(): void
+    {
+        $asked = $this->file('asked');
+        $server = $this->server(['fetch' => static function (int $n) use ($asked): mixed {
+            file_put_contents($asked, hrtime(true) . "\n", FILE_APPEND);
+            return $n > 1 ? 'hang' : [503, ['code' => 'stopping', 'detail' => 'x'], ['Retry-After' => '2']];
+        }]);
+        $closed = stream_socket_server('tcp://127.0.0.1:0');
+        $dead = 'http://' . stream_socket_get_name($closed, false);
+        fclose($closed);
+        $this->worker("$server->url,$dead", static fn () => null);
+        $times = static fn () => \count($all = file($asked)) >= 2 ? array_map('intval', $all) : null;
+        [$first, $second] = Wait::until($times, 'the second request for jobs');
+        self::assertGreaterThan(1.9, ($second - $first) / 1e9);
     }
 
     /** @param array<string, \Closure(int, mixed): mixed> $scripts by call; each gets its number and the body */

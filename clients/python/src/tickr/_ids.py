@@ -11,6 +11,16 @@ _lock = threading.Lock()
 _newest = 0
 
 
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    # Another thread of the parent may hold the lock during a fork. It would stay locked in the child.
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
 def uuid7() -> UUID:
     """Make a UUIDv7. Within one process, each one sorts behind those before it.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -23,7 +24,7 @@ class AsyncClient(_Calls):
 
     Each call runs in a thread of a pool of its own, so a call that waits blocks neither the loop nor other users of the
     default executor. `threads` is the number of calls at a time. A call whose task is cancelled runs to its end in its
-    thread, within its timeout; a job that it enqueues stays.
+    thread, within its timeout; a job that it enqueues stays. A forked process gets connections and threads of its own.
     """
 
     def __init__(
@@ -38,7 +39,11 @@ class AsyncClient(_Calls):
         client: Optional[Client] = None,
     ):
         self.sync = client or Client(url, token, timeout=timeout, exact=exact, tls=tls)
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tickr-client")
+        self._size = threads
+        self._renew()
+
+    def _renew(self) -> None:
+        self._threads, self._pid = ThreadPoolExecutor(self._size, thread_name_prefix="tickr-client"), os.getpid()
 
     def __repr__(self) -> str:
         return f"<tickr.AsyncClient {', '.join(self.sync._transport.urls)}>"
@@ -52,9 +57,13 @@ class AsyncClient(_Calls):
     async def close(self) -> None:
         """Close the kept connections, and end the threads when their calls have ended."""
         self.sync.close()
-        self._threads.shutdown(wait=False)
+        if self._pid == os.getpid():
+            self._threads.shutdown(wait=False)
 
     async def _run(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        if self._pid != os.getpid():
+            # The threads of the pool are in the process that forked this one.
+            self._renew()
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(call, *args, **kwargs))
 
     async def enqueue(

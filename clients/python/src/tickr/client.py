@@ -7,7 +7,7 @@ import ssl
 import time
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -147,6 +147,11 @@ def _name(kind: KindName) -> str:
     return kind if isinstance(kind, str) else kind.name
 
 
+def _has_id(answer: Any) -> bool:
+    """Say whether an answer is what tickr says of a job."""
+    return isinstance(answer, dict) and isinstance(answer.get("id"), str) and answer["id"] != ""
+
+
 class _Calls:
     """What the calls of the two clients send and read. It does no input or output."""
 
@@ -212,7 +217,7 @@ class Client(_Calls):
         headers = {"idempotency-key": idempotency_key or str(uuid4())}
         if traceparent is not None:
             headers["traceparent"] = traceparent
-        answer = self._send("POST", "/v1/jobs", body, headers)
+        answer = self._send("POST", "/v1/jobs", body, headers, reads=_has_id)
         job = self._read(answer)
         repeated = "idempotency-replayed" in answer.headers
         created_at = _json.parse_time(job["created_at"]) if "created_at" in job else None
@@ -231,7 +236,12 @@ class Client(_Calls):
         headers = {"idempotency-key": idempotency_key or str(uuid4())}
         if traceparent is not None:
             headers["traceparent"] = traceparent
-        answer = self._send("POST", "/v1/jobs/batch", body, headers)
+
+        def names_all(answer: Any) -> bool:
+            receipts = answer.get("jobs") if isinstance(answer, dict) else None
+            return isinstance(receipts, list) and len(receipts) == len(jobs) and all(map(_has_id, receipts))
+
+        answer = self._send("POST", "/v1/jobs/batch", body, headers, reads=names_all)
         receipts, repeated = self._read(answer), "idempotency-replayed" in answer.headers
         warnings = tuple(receipts.get("warnings", ()))
         return [Enqueued(it["id"], it.get("existing", False), repeated, warnings) for it in receipts["jobs"]]
@@ -354,6 +364,12 @@ class Client(_Calls):
         except ValueError:
             raise ApiError(answer.status, "invalid_answer", "The answer is no JSON", "is a proxy in between?") from None
 
+    def _is_read(self, answer: Answer, reads: Callable[[Any], bool]) -> bool:
+        try:
+            return reads(_json.decode(answer.body, self._exact))
+        except ValueError:
+            return False
+
     def _send(
         self,
         method: str,
@@ -364,8 +380,13 @@ class Client(_Calls):
         timeout: Optional[float] = None,
         patience: float = 10.0,
         fine: Tuple[int, ...] = (),
+        reads: Optional[Callable[[Any], bool]] = None,
     ) -> Answer:
-        """Send a call, and repeat it until it is answered or `timeout` is over. `patience` is that of one try."""
+        """Send a call, and repeat it until it is answered or `timeout` is over. `patience` is that of one try.
+
+        `reads` says of the JSON of a success whether it comes from tickr. A proxy may answer with a success of its own,
+        which is a failure of its address.
+        """
         deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
         # The other addresses are tried at once, and a pause follows when all of them have failed.
         turns = Pause(len(self._transport.urls), longest=2.0)
@@ -378,12 +399,17 @@ class Client(_Calls):
             except ConnectionFailed as error:
                 failure = error
             else:
-                if 200 <= answer.status < 300 or answer.status in fine:
+                success = 200 <= answer.status < 300
+                if (success or answer.status in fine) and (reads is None or self._is_read(answer, reads)):
                     return answer
-                failure = answer.error()
-                if answer.status not in REPEATED_STATUSES and failure.code != "idempotency_in_progress":
-                    raise failure
-                at_least = answer.retry_after
+                if success:
+                    self._transport.failed(answer.place)
+                    failure = ConnectionFailed("the answer does not come from tickr: is a proxy in between?")
+                else:
+                    failure = answer.error()
+                    if answer.status not in REPEATED_STATUSES and failure.code != "idempotency_in_progress":
+                        raise failure
+                    at_least = answer.retry_after
             pause = turns.next(at_least)
             if time.monotonic() + pause >= deadline:
                 raise failure

@@ -86,6 +86,9 @@ def enqueue_with_cursor(
     given = {**options, **({"trace": {"traceparent": traceparent}} if traceparent is not None else {})}
     row: Dict[str, Any] = checked(given)
     queue, execute_at = row.pop("queue", None), row.pop("execute_at", None)
+    if execute_at is not None and "delay_ms" in row:
+        # The server would reject the row after the COMMIT, and there would be no job.
+        raise ValueError("give execute_at or delay_ms, not both")
     if execute_at is not None:
         moment: datetime = _json.parse_time(execute_at)
         if moment.tzinfo is None:

@@ -20,6 +20,10 @@ module Tickr
   # of the answer, and goes to the next address when there are several. Every enqueue carries an idempotency key, so a
   # repeated one makes one job.
   class Client
+    # Seconds of the longest pause between two tries that no server asks for.
+    LONGEST_PAUSE = 5.0
+    private_constant :LONGEST_PAUSE
+
     # @param url [String] one address, or several with commas between them; default `TICKR_URL`
     # @param token [String, nil] API key; default `TICKR_TOKEN`
     # @param retry_for [Numeric] seconds after which a call gives up repeating
@@ -157,8 +161,8 @@ module Tickr
       end
       request = Http::Request.new(method: method, path: path, body: json, headers: headers, timeout: timeout)
       # A call that may wait longer, such as that for a result, has time for another try as well.
-      repeat(@retry_for + [timeout - @call_timeout, 0].max) do
-        read(with_connection { |connection| connection.call(request) }, &reads)
+      repeat(@retry_for + [timeout - @call_timeout, 0].max) do |place|
+        read(with_connection { |connection| connection.call(request, place) }, &reads)
       end
     end
 
@@ -194,7 +198,7 @@ module Tickr
       yield response if block_given? && response.success?
       response
     rescue KeyError, TypeError, NoMethodError, ConnectionFailed
-      @addresses.failed(@addresses.current)
+      @addresses.failed(response.place)
       raise ConnectionFailed, "the answer is not the JSON of tickr"
     end
 
@@ -202,28 +206,23 @@ module Tickr
 
     def repeat(seconds)
       deadline = Http.now + seconds
-      pause = 0.1
-      (1..).each do |tried|
-        wait = nil
+      turns = Http::Turns.new(@addresses, LONGEST_PAUSE)
+      loop do
+        place = turns.place
+        after = nil
         begin
-          response = yield
+          response = yield place
           return response if response.success?
 
           failure = Problem.of(response)
           raise failure unless response.passing? || failure.code == "idempotency_in_progress"
 
-          @addresses.failed(@addresses.current)
-          wait = response.retry_after
+          @addresses.failed(place)
+          after = response.retry_after
         rescue ConnectionFailed => e
           failure = e
         end
-        if tried % @addresses.count != 0
-          wait = 0
-        else
-          # A proxy may ask for no pause at all.
-          wait = [wait || 0.0, pause * rand(0.75..1.25)].max
-          pause = [pause * 2, 5.0].min
-        end
+        wait = turns.next(place, after)
         raise failure if Http.now + wait >= deadline
 
         sleep(wait)

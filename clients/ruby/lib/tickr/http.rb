@@ -2,6 +2,7 @@
 
 require "net/http"
 require "openssl"
+require "timeout"
 require "uri"
 
 module Tickr
@@ -16,8 +17,8 @@ module Tickr
     Request = Struct.new(:method, :path, :body, :headers, :timeout, keyword_init: true)
 
     # `sent_at` is the time just before the request was sent, the last time, on the clock of `now`. `again` says that it
-    # was sent before as well.
-    Response = Struct.new(:status, :headers, :body, :sent_at, :again) do
+    # was sent before as well, and `place` which address answered.
+    Response = Struct.new(:status, :headers, :body, :sent_at, :again, :place) do
       def success? = status.between?(200, 299)
 
       # True when the same request may have another answer later, so that it should be repeated.
@@ -70,6 +71,53 @@ module Tickr
       end
     end
 
+    # The addresses of a call that is repeated, and the pauses between its tries.
+    #
+    # The pauses grow. With several addresses a pause follows when all of them have failed, and the next one is tried at
+    # once before. An address that named a time with `Retry-After` gets no try before that time, also when another one
+    # has failed since.
+    class Turns
+      FIRST_PAUSE = 0.1
+      private_constant :FIRST_PAUSE
+
+      # @param longest [Float] seconds of the longest pause that no server asks for
+      def initialize(addresses, longest)
+        @addresses = addresses
+        @longest = longest
+        @not_before = Array.new(addresses.count, 0.0)
+        reset
+      end
+
+      # Begin with short pauses again.
+      def reset
+        @failed = []
+        @pause = FIRST_PAUSE
+      end
+
+      # The place of the address for the next try.
+      def place
+        now = Http.now
+        order = Array.new(@addresses.count) { |place| place }.rotate(@addresses.current)
+        free = order.select { |place| @not_before[place] <= now }
+        free = order if free.empty?
+        (free - @failed).first || free.first
+      end
+
+      # The seconds until the next try, after one that failed. Its address asked to wait for `after` seconds.
+      def next(place, after = nil)
+        now = Http.now
+        @failed |= [place]
+        @not_before[place] = now + (after || 0.0)
+        return 0.0 if @not_before.each_index.any? { |other| !@failed.include?(other) && @not_before[other] <= now }
+
+        @failed = []
+        # A proxy may ask for no pause at all.
+        wait = [@not_before.min - now, @pause * rand(0.75..1.25)].max
+        @pause = [@pause * 2, @longest].min
+        wait
+      end
+    end
+
     # One connection, kept open. One thread uses it at a time.
     class Connection
       FAILURES = [
@@ -85,20 +133,22 @@ module Tickr
         @lock = Mutex.new
       end
 
+      # @param place [Integer] place of the address
       # @return [Response]
-      # @raise [ConnectionFailed] when there is no answer; the next request goes to the next address
-      def call(request)
-        place = @addresses.current
+      # @raise [ConnectionFailed] when there is no answer within the time of the request; the next request goes to the
+      #   next address
+      def call(request, place = @addresses.current)
+        deadline = Http.now + request.timeout
         http, kept = open(place, request.timeout)
         begin
-          answer(http, request, place)
+          answer(http, request, place, deadline)
         rescue *FAILURES => e
           # The server may close a kept connection at any time. That says nothing about the server, but silence does.
           raise if !kept || e.is_a?(Timeout::Error) || aborted?(http)
 
           close
           http, = open(place, request.timeout)
-          answer(http, request, place).tap { |response| response.again = true }
+          answer(http, request, place, deadline).tap { |response| response.again = true }
         end
       rescue *FAILURES => e
         close
@@ -150,7 +200,7 @@ module Tickr
         [http, false]
       end
 
-      def answer(http, request, place)
+      def answer(http, request, place, deadline)
         http.read_timeout = request.timeout
         http.write_timeout = request.timeout
         path = @addresses.at(place).path.chomp("/") + request.path
@@ -167,12 +217,15 @@ module Tickr
           sent["content-length"] = "0"
         end
         sent_at = Http.now
-        got = http.request(sent)
+        raise Timeout::Error, "no answer in time" if sent_at >= deadline
+
+        # The timeout of a read begins again with each byte, so an answer that trickles needs a limit of its own.
+        got = Timeout.timeout(deadline - sent_at) { http.request(sent) }
         body = (got.body || +"").force_encoding(Encoding::UTF_8)
         # Net::HTTP returns what came before an end that came too early.
         raise EOFError, "the answer is not complete" if got.content_length && body.bytesize < got.content_length
 
-        Response.new(got.code.to_i, got.each_header.to_h, body, sent_at)
+        Response.new(got.code.to_i, got.each_header.to_h, body, sent_at, false, place)
       end
     end
 

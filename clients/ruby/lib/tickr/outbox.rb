@@ -34,6 +34,9 @@ module Tickr
       due = options.delete(:execute_at)
       due = Time.iso8601(due) if due
       delay = options.delete(:delay_ms)
+      # The API refuses both, and the row has one due time.
+      raise ArgumentError, "give execute_at or delay_ms, not both" if due && delay
+
       due = Time.now + delay / 1000.0 if delay
       id ||= Uuid.v7
       # The server would reject such a row after the COMMIT, and there would be no job.

@@ -129,7 +129,9 @@ module Tickr
       raise ArgumentError, "a worker needs a handler: call handle first" if @handlers.empty?
 
       @wake, @waker = IO.pipe
-      former = signals ? %w[TERM INT].to_h { |name| [name, trap(name) { signalled }] } : {}
+      @pid = Process.pid
+      @former = {}
+      %w[TERM INT].each { |name| @former[name] = trap(name) { signalled(name) } || "DEFAULT" } if signals
       @fetch, @beat, @finish, @other = Array.new(4) { @client.connection }
       register(first: true) unless stopping?
       threads = [method(:fetch_loop), method(:beat_loop), method(:finish_loop)].map { |body| loop_in_thread(body) }
@@ -143,7 +145,7 @@ module Tickr
       depart
       0
     ensure
-      former&.each { |name, handler| trap(name, handler || "DEFAULT") }
+      @former&.each { |name, handler| trap(name, handler) }
       [@fetch, @beat, @finish, @other].compact.each(&:close)
     end
 
@@ -159,7 +161,12 @@ module Tickr
     private
 
     # Runs in a trap, where no lock can be taken.
-    def signalled
+    def signalled(name)
+      if Process.pid != @pid
+        # A process that a handler forks has the signals of the program, and not those of the worker.
+        @former.each { |former, handler| trap(former, handler) }
+        return Process.kill(name, Process.pid)
+      end
       @stops += 1
       Process.exit!(1) if @stops > 1
       wake
@@ -267,11 +274,12 @@ module Tickr
     # @return [Response, nil] nil when `give_up` said so
     def perform(what, connection, request, give_up, final = REFUSES)
       failures = 0
-      pause = 0.1
+      turns = Http::Turns.new(@client.addresses, LONGEST_PAUSE)
       until give_up.call
         after = nil
+        place = turns.place
         begin
-          response = connection.call(request)
+          response = connection.call(request, place)
           if response.success?
             response.again ||= failures.positive?
             yield response, Http.now - response.sent_at
@@ -279,30 +287,26 @@ module Tickr
           end
           return response if final.call(response.status)
 
-          @client.addresses.failed(@client.addresses.current)
+          @client.addresses.failed(place)
           after = response.retry_after
           why = "#{response.status} #{Problem.of(response).code}"
         rescue ConnectionFailed => e
           break if give_up.call
 
+          @client.addresses.failed(place)
           why = e.message
         end
         failures += 1
         log("#{what} failed and is repeated: #{why}") if failures == 1 || (failures % 20).zero?
-        next unless (failures % @client.addresses.count).zero?
-
-        # A proxy may ask for no pause at all.
-        pause([after || 0.0, pause * rand(0.75..1.25)].max, &give_up)
-        pause = [pause * 2, LONGEST_PAUSE].min
+        pause(turns.next(place, after), &give_up)
       end
       nil
     end
 
-    # Read an answer that comes from tickr, or go on with the next address.
+    # Read an answer that comes from tickr.
     def reading
       yield
     rescue ArgumentError, KeyError, TypeError, NoMethodError, JSON::ParserError, ConnectionFailed
-      @client.addresses.failed(@client.addresses.current)
       raise ConnectionFailed, "the answer is not the JSON of tickr"
     end
 
@@ -562,7 +566,7 @@ module Tickr
         return heed_refusal(response, reported) if REFUSES.call(response.status)
 
         unless response.success?
-          @client.addresses.failed(@client.addresses.current)
+          @client.addresses.failed(response.place)
           return beat_again(response.status.to_s)
         end
         lost, cancelled = reading { %w[lost cancel].map { |name| response.json.fetch(name).to_ary } }
@@ -570,6 +574,8 @@ module Tickr
         unsaved = Array(response.json["unsaved"])
         refused = reading { refusals(response.json) }
       rescue ConnectionFailed => e
+        # An answer that does not come from tickr.
+        @client.addresses.failed(response.place) if response
         return beat_again(e.message)
       end
       renew(beaten, response.sent_at)
