@@ -13,8 +13,8 @@ use crate::other_versions::{LeftTicks, another_may_read};
 use tickr_event::{Event, SettingChanged};
 use tickr_handlers::{Problem, Registry};
 use tickr_job::{
-    Actor, Due, JobId, Name, NewJob, Overlap, Planned, Schedule, ScheduleDraft, ScheduledBy, Situation, SkipCause,
-    TickDecision, Timestamp, TraceContext, plan,
+    Actor, Due, JobId, Name, NewJob, Overlap, Plan, Planned, Schedule, ScheduleDraft, ScheduledBy, Situation,
+    SkipCause, TickDecision, Timestamp, TraceContext, plan,
 };
 use tickr_store::{
     Accepted, Condition, DeleteOutcome, IdempotentOutcome, IdempotentRequest, PauseOutcome, PlannedLine, PutOutcome,
@@ -22,8 +22,50 @@ use tickr_store::{
 };
 use tickr_telemetry::Tracer;
 
-/// Approximate number of tick records that one transaction writes at most.
-const MAX_LINES: usize = 400;
+/// Most bytes of payloads that one transaction of ticks writes. A server may refuse transactions of many bytes, as in
+/// group replication.
+const MAX_BYTES: usize = 8 << 20;
+
+/// The room that the plans of one transaction have left.
+struct PlanRoom {
+    /// Records of ticks.
+    lines: usize,
+    /// Bytes of payloads.
+    bytes: usize,
+    /// No plan has taken a part of it yet.
+    is_whole: bool,
+}
+
+impl PlanRoom {
+    fn new(lines: usize) -> Self {
+        Self { lines, bytes: MAX_BYTES, is_whole: true }
+    }
+
+    /// Take room for a plan whose jobs have payloads of this many bytes. Nothing if there is not enough left. The first
+    /// plan is cut instead, to one record at least, so that each transaction gets on.
+    fn take(&mut self, mut plan: Plan, overlap: Overlap, payload: usize) -> Option<Plan> {
+        let (mut lines, mut bytes) = (0, 0);
+        for line in plan.lines.iter().take(self.lines) {
+            // With the other policies a plan makes one job at most.
+            let makes_job = line.decision == TickDecision::Fire && (overlap == Overlap::Allow || bytes == 0);
+            let more = if makes_job { payload } else { 0 };
+            if bytes + more > self.bytes {
+                break;
+            }
+            (lines, bytes) = (lines + 1, bytes + more);
+        }
+        if lines < plan.lines.len() {
+            if !self.is_whole {
+                return None;
+            }
+            lines = lines.max(1);
+            plan.truncate(lines);
+        }
+        (self.lines, self.bytes) = (self.lines.saturating_sub(lines), self.bytes.saturating_sub(bytes));
+        self.is_whole = false;
+        Some(plan)
+    }
+}
 
 /// A plan, with the problems of its job if a tick that fires has an invalid one.
 struct MadePlan {
@@ -197,8 +239,8 @@ impl Broker {
     }
 
     /// Process the ticks of these schedules that are due at `now` by MySQL's clock, as many as one transaction should.
-    /// Each tick that fires is the root of a trace, which its job continues. Ticks whose job this version cannot make
-    /// stay due while a living runner of another version may be able to make it.
+    /// Those behind them stay due. Each tick that fires is the root of a trace, which its job continues. Ticks whose
+    /// job this version cannot make stay due while a living runner of another version may be able to make it.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses. Then no tick was processed, or all of them were and only the answer was
@@ -211,17 +253,17 @@ impl Broker {
         runner: &Actor,
         tracer: &Tracer,
     ) -> Result<Ticked, StoreError> {
-        let (mut made, mut lines, mut spans) = (Vec::new(), 0, BTreeMap::new());
+        let (mut made, mut spans) = (Vec::new(), BTreeMap::new());
+        let mut room = PlanRoom::new(self.store.ticks_at_once());
         for row in rows {
-            let Some(from) = row.next_at.filter(|from| *from <= now && lines < MAX_LINES) else { continue };
+            let Some(from) = row.next_at.filter(|from| *from <= now) else { continue };
             let mut begin = |job: JobId| {
                 let span = tracer.tick()?;
                 let carried = span.trace_context();
                 spans.insert(job, span);
                 Some(carried)
             };
-            let plan = self.plan_of(row, from, now, &mut begin);
-            lines += plan.plan.lines.len();
+            let Some(plan) = self.plan_of(row, from, now, &mut room, &mut begin) else { break };
             made.push(plan);
         }
         let (plans, left) = self.leave_to_others(made).await?;
@@ -240,18 +282,21 @@ impl Broker {
         Ok(ticked)
     }
 
+    /// Plan the ticks of a schedule. Nothing if there is not enough room for the plan.
     fn plan_of(
         &self,
         row: Scheduled,
         from: Timestamp,
         now: Timestamp,
+        room: &mut PlanRoom,
         begin: &mut impl FnMut(JobId) -> Option<TraceContext>,
-    ) -> MadePlan {
+    ) -> Option<MadePlan> {
         // A tick is not late because it was left to others. Its record says why it did not fire.
         let now = (now - self.ticks_left().left_for(&row.name, from, Instant::now())).max(from);
         let schedule = &row.schedule;
         let withheld = row.paused.as_ref().map(|_| SkipCause::Paused);
         let plan = plan(&schedule.cadence, schedule.misfire, schedule.grace, Situation { from, now, withheld });
+        let plan = room.take(plan, schedule.overlap, schedule.template.payload.get().len())?;
         let mut invalid: Option<Invalid> = None;
         let line = |mut planned: Planned| {
             let mut job = None;
@@ -275,7 +320,7 @@ impl Broker {
             PlannedLine { planned, job, reason }
         };
         let lines = plan.lines.into_iter().map(line).collect();
-        MadePlan { plan: TickPlan { row, lines, next: plan.next }, invalid }
+        Some(MadePlan { plan: TickPlan { row, lines, next: plan.next }, invalid })
     }
 
     /// Return the plans to carry out, and the schedules whose ticks are left to living runners of another version.
@@ -386,5 +431,50 @@ fn why_not(row: &Scheduled, planned: &Planned, cause: SkipCause, now: Timestamp)
         1 => why,
         count if planned.counts_no_further() => format!("{why}; this record stands for {count} ticks or more"),
         count => format!("{why}; this record stands for {count} ticks"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tickr_job::{Cadence, Misfire};
+
+    const MIB: usize = 1 << 20;
+
+    fn at(second: i64) -> Timestamp {
+        chrono::DateTime::from_timestamp(1_800_000_000 + second, 0).unwrap()
+    }
+
+    /// Plan this many ticks, one a second, that were all missed and all fire.
+    fn missed(ticks: i64) -> Plan {
+        let cadence = Cadence::Every { every: Duration::from_secs(1), anchor: at(0) };
+        let situation = Situation { from: at(0), now: at(ticks - 1), withheld: None };
+        plan(&cadence, Misfire::All, Duration::ZERO, situation)
+    }
+
+    #[test]
+    fn a_plan_of_large_payloads_is_split_at_a_number_of_bytes() {
+        let mut room = PlanRoom::new(400);
+        let plan = room.take(missed(100), Overlap::Allow, MIB).unwrap();
+        assert_eq!((plan.lines.len(), plan.next), (8, Some(at(8))), "it goes on at the first tick that is left");
+        assert_eq!(room.take(missed(1), Overlap::Allow, MIB), None, "this one waits for the next transaction");
+        // Such a plan makes one job.
+        let mut room = PlanRoom::new(400);
+        assert_eq!(room.take(missed(100), Overlap::Replace, MIB), Some(missed(100)));
+        assert_eq!(room.take(missed(100), Overlap::Allow, 2), Some(missed(100)));
+    }
+
+    #[test]
+    fn plans_of_one_transaction_have_no_more_records_than_it_has_room_for() {
+        let mut room = PlanRoom::new(400);
+        assert!(room.take(missed(199), Overlap::Allow, 2).is_some());
+        assert!(room.take(missed(200), Overlap::Allow, 2).is_some());
+        assert_eq!(room.take(missed(2), Overlap::Allow, 2), None);
+        let mut room = PlanRoom::new(3);
+        let plan = room.take(missed(100), Overlap::Allow, 2).unwrap();
+        assert_eq!((plan.lines.len(), plan.next), (3, Some(at(3))));
+        // Each transaction gets on, however little room it has.
+        let plan = PlanRoom::new(1).take(missed(100), Overlap::Allow, MAX_BYTES + 1).unwrap();
+        assert_eq!((plan.lines.len(), plan.next), (1, Some(at(1))));
     }
 }

@@ -68,9 +68,12 @@ pub(super) static SCHEDULES: &[Setting<ScheduleKeys>] = &[
         parse::some(&mut s.every, duration::between(t, SECOND, 366 * DAY))
     })
     .file_only(),
-    Row::new("anchor", "MOMENT", "First tick of the interval; default: when the schedule is first declared", |s, t| {
-        parse::some(&mut s.anchor, moment(t))
-    })
+    Row::new(
+        "anchor",
+        "MOMENT",
+        "First tick of the interval; default: one interval after the schedule is first declared",
+        |s, t| parse::some(&mut s.anchor, moment(t)),
+    )
     .file_only(),
     Row::new("zone", "ZONE", "Time zone; default: UTC", |s, t| parse::some(&mut s.zone, parse::line(t))).file_only(),
     Row::new("dst", "POLICY", "Policy for clock changes: once, skip or both", |s, t| {

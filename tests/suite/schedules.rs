@@ -2,22 +2,31 @@
 //! not fire is recorded with its reason.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use chrono::TimeDelta;
+use chrono::{DateTime, TimeDelta, Utc};
 use futures_util::future::join_all;
 use reqwest::Method;
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use sqlx::Executor;
 use tickr::app::App;
 use tickr::config::ServerUrl;
 use tickr::event::Event;
 use tickr::handlers::Registry;
-use tickr::job::{Actor, JobId, State};
+use tickr::job::{
+    Actor, Due, JobId, JobOptions, NewJob, OnConflict, OnFailure, Order, Overlap, Planned, Priority, ScheduleDraft,
+    State, TickDecision,
+};
+use tickr::store::{Condition, PlannedLine, PutOutcome, ScheduleOrigin, Scheduled, Store, StoreSettings, TickPlan};
 use tickr::telemetry::Tracer;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Answer, DEADLINE, Proxy, Runner, SHORT_LEASE, TestApp, answer, eventually, http};
+use crate::support::{
+    self, Answer, DEADLINE, Proxy, Runner, SHORT_LEASE, TestApp, answer, drop_database, eventually, halted, http,
+    migrated_database, table_prefix,
+};
 
 /// Return a schedule that ticks every second.
 fn every_second() -> Value {
@@ -197,6 +206,118 @@ async fn a_tick_whose_commit_is_not_answered_fires_once() {
     assert_seamless(&behind).await;
     through.stop(CancellationToken::new()).await;
     behind.stop().await;
+}
+
+/// MySQL may refuse a transaction for its size, as in group replication, or may not end it in time.
+#[tokio::test(flavor = "multi_thread")]
+async fn ticks_that_mysql_refuses_together_fire_in_smaller_transactions() {
+    let behind = TestApp::start_with(|config| config.test_kinds = false, Registry::new()).await;
+    let proxy = Proxy::start(behind.config.mysql_url().unwrap().expose()).await;
+    let through = behind
+        .another_with(
+            |config| {
+                config.mysql_url = Some(ServerUrl::mysql(&proxy.url()).unwrap());
+                config.test_kinds = true;
+            },
+            Registry::new(),
+        )
+        .await;
+    let unserved = with(yearly(), json!({"queue": "unserved"}));
+    assert_eq!(put_with(&through, "many", &[], &unserved).await.status, 201);
+    // A hundred ticks are due at once. MySQL refuses all of them three times, and then three times half of them.
+    proxy.refuse("SELECT name, version, next_at, paused_at, last_job FROM schedules", 3100, 6);
+    behind
+        .sql(
+            "UPDATE schedules SET cron = '* * * * * *', misfire = 'all', next_at = \
+             TIMESTAMP(DATE_FORMAT(UTC_TIMESTAMP() - INTERVAL 100 SECOND, '%Y-%m-%d %H:%i:%s'))",
+        )
+        .await;
+    behind.until_count("SELECT COUNT(*) >= 100 FROM ticks WHERE outcome = 'fired'", 1).await;
+    assert!(proxy.is_through());
+    assert_eq!(delete_of(&behind, "many").await.status, 204);
+    let largest = "SELECT MAX(n) FROM (SELECT COUNT(*) AS n FROM ticks GROUP BY recorded_at) w";
+    let largest = behind.count(largest).await;
+    // A quarter, and then perhaps the half, if a slow machine has added the ticks of some seconds.
+    assert!((20..=70).contains(&largest), "{largest} records in one transaction");
+    assert_seamless(&behind).await;
+    through.stop(CancellationToken::new()).await;
+    behind.stop().await;
+}
+
+/// One by one, the cancels of these jobs would take longer than one transaction may last.
+#[tokio::test(flavor = "multi_thread")]
+async fn ticks_that_replace_many_waiting_jobs_fire_also_when_mysql_is_slow() {
+    const SCHEDULES: usize = 12;
+    const JOBS: i64 = 16;
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let settings = StoreSettings { url: proxy.url(), connections: 4, flushers: 1, table_prefix: table_prefix() };
+    let store = Store::connect(&settings, Duration::from_secs(10)).await.unwrap();
+    let by = Actor::tickr();
+    let mut rows = Vec::new();
+    for n in 0..SCHEDULES {
+        let draft = ScheduleDraft {
+            cron: Some("0 0 1 1 *".to_owned()),
+            ..ScheduleDraft::new("noop", RawValue::from_string("{}".to_owned()).unwrap())
+        };
+        let (name, schedule) = (format!("s{n}").parse().unwrap(), draft.check(store.clock().now()).unwrap());
+        match store.put_schedule(name, schedule, ScheduleOrigin::Api, Condition::Any, &by).await.unwrap() {
+            PutOutcome::Created(row) => rows.push(row),
+            other => panic!("{other:?}"),
+        }
+    }
+    let plans = |overlap, seconds: Range<i64>| {
+        let plan = |row: &Scheduled| {
+            let mut row = row.clone();
+            row.schedule.overlap = overlap;
+            let line = |second| {
+                let due_at = DateTime::from_timestamp(1_780_000_000 + second, 0).unwrap();
+                let planned = Planned { due_at, count: 1, decision: TickDecision::Fire };
+                PlannedLine { planned, job: Some(waiting_job(&row)), reason: None }
+            };
+            TickPlan { lines: seconds.clone().map(line).collect(), next: row.next_at, row }
+        };
+        rows.iter().map(plan).collect::<Vec<_>>()
+    };
+    let made = store.tick(plans(Overlap::Allow, 0..JOBS), &by).await.unwrap();
+    let all = SCHEDULES * JOBS as usize;
+    assert_eq!(made.accepted.len(), all);
+    proxy.delay(Duration::from_millis(30));
+    let ticked = store.tick(plans(Overlap::Replace, JOBS..JOBS + 1), &by).await;
+    proxy.delay(Duration::ZERO);
+    let ticked = ticked.unwrap();
+    assert_eq!((ticked.cancelled.len(), ticked.accepted.len()), (all, SCHEDULES), "{ticked:?}");
+    let mut mysql = support::connect(&url).await;
+    let errors = sqlx::query_scalar("SELECT error FROM attempts WHERE end_state = 'cancelled'");
+    let errors: Vec<String> = errors.fetch_all(&mut mysql).await.unwrap();
+    let told = ticked.accepted.iter().map(|job| format!("replaced by job {}", job.id)).collect::<BTreeSet<_>>();
+    assert_eq!((errors.len(), errors.into_iter().collect()), (all, told), "each says which job replaced it");
+    halted::assert_sound_without_index(&url, &name).await;
+    drop(store);
+    drop_database(&url, &name).await;
+}
+
+/// Return a job of this schedule.
+fn waiting_job(row: &Scheduled) -> NewJob {
+    NewJob {
+        id: JobId::new(),
+        kind: row.schedule.template.kind.clone(),
+        queue: row.schedule.template.queue.clone(),
+        payload: row.schedule.template.payload.clone(),
+        due: Due::Now,
+        expires: None,
+        priority: Priority::NORMAL,
+        max_attempts: 5,
+        unique_key: None,
+        on_conflict: OnConflict::Reject,
+        host: None,
+        options: JobOptions {
+            // Those of one schedule run one after the other.
+            order: Some(Order { key: row.name.to_string(), on_failure: OnFailure::Block }),
+            ..JobOptions::default()
+        },
+        batch: None,
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -500,6 +621,13 @@ async fn what_is_wrong_with_a_schedule_is_said_all_at_once_and_where() {
         let put = bad(with(yearly(), more.clone())).await;
         assert_eq!(put.pointers(), pointers, "{more}");
     }
+    // The document names the bound of a `misfire_grace_ms`.
+    let least = with(yearly(), json!({"misfire": "skip", "misfire_grace_ms": 100}));
+    put(&tickr, "least", &least).await;
+    let document = tickr.get("/openapi.json").await.body;
+    let grace = &document["components"]["schemas"]["ScheduleBody"]["properties"]["misfire_grace_ms"]["description"];
+    let grace = grace.as_str().unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(grace.contains("At least 100 with `misfire` `skip`"), "{grace}");
     let unknown = bad(with(yearly(), json!({"kind": "nobody-has-it"}))).await;
     assert_eq!((unknown.code(), unknown.pointers()), ("unknown_kind", vec!["/kind"]));
     let zone = bad(with(yearly(), json!({"zone": "Europe/Warsow"}))).await;
@@ -551,6 +679,30 @@ async fn a_preview_shows_what_happens_when_clocks_are_turned() {
     assert_eq!(every["next_runs"][1]["at"], "2026-01-01T00:03:00.000Z", "{every:#}");
     assert_eq!(preview(json!({"cron": "* * * * *", "count": 101})).await.pointers(), ["/count"]);
     assert_eq!(preview(json!({})).await.pointers(), ["/cron"]);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_preview_shows_the_ticks_that_a_put_at_the_same_moment_makes() {
+    let tickr = TestApp::start().await;
+    let first = async |times: Value| -> DateTime<Utc> {
+        let shown = tickr.post("/v1/schedules/preview", times).await;
+        assert_eq!(shown.status, 200, "{:#}", shown.body);
+        shown.body["next_runs"][0]["at"].as_str().unwrap().parse().unwrap()
+    };
+    let shown = first(json!({"every_ms": 3_600_000})).await;
+    // No tick comes before the declaration.
+    let from_long_ago = first(json!({"every_ms": 3_600_000, "from": "2026-01-01T00:00:00Z"})).await;
+    let made = put(&tickr, "hourly", &json!({"every_ms": 3_600_000, "kind": "noop"})).await;
+    let made: DateTime<Utc> = made["next_at"].as_str().unwrap().parse().unwrap();
+    for shown in [shown, from_long_ago] {
+        assert!((made - shown).abs() < TimeDelta::minutes(1), "{shown} in the preview, {made} in the schedule");
+    }
+    // A tick at the time from which ticks are listed is one of them.
+    let every = json!({"every_ms": 90_000, "anchor": "2026-01-01T00:00:00Z", "from": "2026-01-01T00:01:30Z"});
+    assert_eq!(first(every).await.to_rfc3339(), "2026-01-01T00:01:30+00:00");
+    let cron = json!({"cron": "30 1 0 1 1 *", "from": "2027-01-01T00:01:30Z"});
+    assert_eq!(first(cron).await.to_rfc3339(), "2027-01-01T00:01:30+00:00");
     tickr.stop().await;
 }
 

@@ -20,8 +20,8 @@ pub(crate) struct ScheduleBody {
     /// Interval in milliseconds, counted from `anchor`, so that it does not drift. Not together with `cron`.
     #[schema(minimum = 1_000, maximum = 31_622_400_000_u64)]
     every_ms: Option<u64>,
-    /// Time of a tick from which all others are counted. Default: the time at which the schedule is created. Only with
-    /// `every_ms`.
+    /// Time of a tick from which all others are counted. Without it the interval begins when it is declared, and the
+    /// first tick comes one interval later. Only with `every_ms`.
     anchor: Option<DateTime<Utc>>,
     /// IANA time zone. Default: `UTC`.
     #[schema(example = "Europe/Warsaw", max_length = 64)]
@@ -36,7 +36,7 @@ pub(crate) struct ScheduleBody {
     /// each of them, but at most the latest thousand. Default: `one`.
     #[schema(value_type = Option<MisfireWord>)]
     misfire: Option<Misfire>,
-    /// Time in milliseconds by which a tick may be late without counting as missed. Default: 15,000. At least 1,000
+    /// Time in milliseconds by which a tick may be late without counting as missed. Default: 15,000. At least 100
     /// with `misfire` `skip`: each tick is processed some milliseconds after its due time.
     #[schema(maximum = 86_400_000)]
     misfire_grace_ms: Option<u64>,

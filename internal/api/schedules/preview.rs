@@ -3,7 +3,7 @@
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -12,7 +12,7 @@ use crate::http::problem::{Code, Problem};
 use crate::schedules::view::{NEXT_RUNS, RunView, runs};
 use crate::schedules::words::DstWord;
 use crate::{Api, json};
-use tickr_job::{Dst, ScheduleDraft};
+use tickr_job::{Cadence, Dst, Schedule, ScheduleDraft, Timestamp};
 
 /// The settings of a schedule whose ticks to preview.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -32,8 +32,8 @@ pub(crate) struct PreviewBody {
     /// As in the body of a schedule.
     #[schema(value_type = Option<DstWord>)]
     dst: Option<Dst>,
-    /// Time from which ticks are listed. Default: now. To see the effect of a change of daylight saving time, start on
-    /// the day before.
+    /// Time from which ticks are listed; a tick at this time is one of them. Default: now. To see the effect of a
+    /// change of daylight saving time, start on the day before.
     from: Option<DateTime<Utc>>,
     /// Number of ticks, 1 to 100. Default: 5.
     #[schema(minimum = 1, maximum = 100)]
@@ -58,7 +58,6 @@ pub(crate) struct PreviewAnswer {
 )]
 pub(crate) async fn preview(State(api): State<Api>, Body(body, _): Body<PreviewBody>) -> Result<Response, Problem> {
     let now = api.broker.store().clock().now();
-    let from = body.from.unwrap_or(now);
     let count = body.count.unwrap_or(NEXT_RUNS);
     let draft = ScheduleDraft {
         cron: body.cron,
@@ -72,7 +71,7 @@ pub(crate) async fn preview(State(api): State<Api>, Body(body, _): Body<PreviewB
     if !(1..=100).contains(&count) {
         problems.push(tickr_handlers::Problem::at("/count", "must be 1 to 100"));
     }
-    if (from - now).abs() > chrono::TimeDelta::days(366 * 100) {
+    if body.from.is_some_and(|from| (from - now).abs() > TimeDelta::days(366 * 100)) {
         problems.push(tickr_handlers::Problem::at("/from", "must lie within a century of now"));
     }
     let checked = draft.check(now).map_err(|wrong| {
@@ -80,9 +79,9 @@ pub(crate) async fn preview(State(api): State<Api>, Body(body, _): Body<PreviewB
     });
     match checked {
         Ok(schedule) if problems.is_empty() => {
-            let cadence = schedule.cadence;
-            let next_runs = runs(&cadence, schedule.zone, Some(from), from, count);
-            Ok(json(StatusCode::OK, PreviewAnswer { description: cadence.describe(), next_runs }))
+            let description = schedule.cadence.describe();
+            let next_runs = runs_from(&schedule.declared_at(now), now, body.from, count);
+            Ok(json(StatusCode::OK, PreviewAnswer { description, next_runs }))
         }
         Ok(_) => Err(problems),
         Err(wrong) => {
@@ -92,4 +91,16 @@ pub(crate) async fn preview(State(api): State<Api>, Body(body, _): Body<PreviewB
         }
     }
     .map_err(|problems| Problem::new(Code::InvalidRequest, "invalid schedule; `errors` says why").at("", problems))
+}
+
+/// Return the ticks of a schedule that is declared `now`, those at `from` or later.
+fn runs_from(schedule: &Schedule, now: Timestamp, from: Option<Timestamp>, count: usize) -> Vec<RunView> {
+    let mut after = from.map_or(now, |from| from - TimeDelta::nanoseconds(1));
+    if let Cadence::Every { anchor, .. } = &schedule.cadence
+        && schedule.unanchored
+    {
+        // The moment of the declaration is no tick.
+        after = after.max(*anchor);
+    }
+    runs(&schedule.cadence, schedule.zone, Some(after), after, count)
 }

@@ -14,7 +14,8 @@ pub struct ScheduleDraft {
     pub cron: Option<String>,
     /// Interval in milliseconds; an alternative to `cron`.
     pub every_ms: Option<u64>,
-    /// First tick of the interval. Default: now.
+    /// Time of a tick of the interval, from which all others are counted. Without it the interval begins when it is
+    /// declared, and the first tick comes one interval later.
     pub anchor: Option<Timestamp>,
     /// Time zone name. Default: UTC.
     pub zone: Option<String>,
@@ -22,8 +23,8 @@ pub struct ScheduleDraft {
     pub dst: Option<Dst>,
     /// Policy for missed ticks.
     pub misfire: Option<Misfire>,
-    /// Maximum lateness of a tick, in milliseconds, before it counts as missed. At least a second if missed ticks do
-    /// not fire.
+    /// Maximum lateness of a tick, in milliseconds, before it counts as missed. At least 100 if missed ticks do not
+    /// fire.
     pub misfire_grace_ms: Option<u64>,
     /// Policy if the previous job has not ended.
     pub overlap: Option<Overlap>,

@@ -113,11 +113,19 @@ pub fn plan(cadence: &Cadence, misfire: Misfire, grace: Duration, situation: Sit
         lines.push(Planned { due_at, count: 1, decision: TickDecision::Fire });
         next = cadence.next_after(due_at);
     }
-    if let Some(first_beyond) = lines.get(MAX_LINES) {
-        next = Some(first_beyond.due_at);
-        lines.truncate(MAX_LINES);
+    let mut plan = Plan { lines, next };
+    plan.truncate(MAX_LINES);
+    plan
+}
+
+impl Plan {
+    /// Keep this many rows. Those behind them are planned next time.
+    pub fn truncate(&mut self, rows: usize) {
+        if let Some(first_beyond) = self.lines.get(rows) {
+            self.next = Some(first_beyond.due_at);
+            self.lines.truncate(rows);
+        }
     }
-    Plan { lines, next }
 }
 
 /// Return the latest ticks before `end`, at most `most`, and the number of ticks before them. `from` is a tick.
@@ -260,12 +268,15 @@ mod tests {
             now in -5_000_i64..3_000_000,
             misfire in prop::sample::select(&Misfire::ALL),
             withheld in prop::option::of(Just(SkipCause::Paused)),
+            cut in 1..MAX_LINES + 2,
         ) {
             let cadence = every(step);
             let (mut from, mut seen, mut fired) = (at(0), 0_u32, 0);
             loop {
-                let made = plan(&cadence, misfire, GRACE, Situation { from, now: at(now), withheld });
+                let mut made = plan(&cadence, misfire, GRACE, Situation { from, now: at(now), withheld });
                 prop_assert!(made.lines.len() <= MAX_LINES);
+                // A transaction may have room for the first rows only.
+                made.truncate(cut);
                 let mut expected = from;
                 for line in &made.lines {
                     prop_assert_eq!(line.due_at, expected);

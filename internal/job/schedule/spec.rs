@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::{Cadence, Dst, Zone};
-use crate::{Name, Order, Priority, RetryRequest, Tag, Timestamp, is_equal_json};
+use crate::{Name, Order, Priority, RetryRequest, Tag, Timestamp, floor_ms, is_equal_json};
 
 /// A requested schedule: complete and checked.
 #[derive(Clone, Debug)]
 pub struct Schedule {
     /// The times of its ticks.
     pub cadence: Cadence,
-    /// True if the interval begins at the time of the request because the request has no anchor.
+    /// True if the interval begins at the time of the declaration because the request has no anchor.
     pub unanchored: bool,
     /// The time zone in which its times are displayed. The zone of a cron expression.
     pub zone: Zone,
@@ -144,6 +144,18 @@ impl fmt::Debug for Template {
 }
 
 impl Schedule {
+    /// Return this schedule as it is when it is declared at `now`. An interval without an anchor begins then, and its
+    /// first tick comes one interval later.
+    #[must_use]
+    pub fn declared_at(mut self, now: Timestamp) -> Self {
+        if let Cadence::Every { anchor, .. } = &mut self.cadence
+            && self.unanchored
+        {
+            *anchor = floor_ms(now);
+        }
+        self
+    }
+
     /// Return true if this schedule equals the existing one. Their payloads may be spelt differently.
     #[must_use]
     pub fn is_equivalent_to(&self, other: &Self) -> bool {

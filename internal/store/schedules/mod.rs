@@ -37,7 +37,7 @@ use crate::sql::connection::on_pool;
 use crate::sql::error::{Fault, again, fault};
 use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
-use tickr_job::{Actor, Cadence, Dst, ForOlder, Name, Schedule, SkipCause, Timestamp, floor_ms};
+use tickr_job::{Actor, Cadence, Dst, ForOlder, Name, Schedule, SkipCause, Timestamp};
 
 /// Outcome of a put.
 #[derive(Clone, Debug)]
@@ -341,7 +341,7 @@ async fn put(
         return Ok(PutOutcome::Unchanged(row.clone()));
     }
     let now = read_clock(conn, &shared.clock).await?;
-    let (by, schedule) = (&act.actor, &with_anchor(schedule, now));
+    let (by, schedule) = (&act.actor, &schedule.clone().declared_at(now));
     let put = match found {
         None => {
             // The clock may have been set back since the last tick of an earlier schedule with this name.
@@ -404,18 +404,6 @@ async fn redefine(
     row.schedule = schedule.clone();
     row.next_at = schedule.cadence.next_after(row.last_at.map_or(now, |last| last.max(now)));
     Ok(())
-}
-
-/// Set the anchor of an interval that has none to the current time of the store. Its first tick is then one interval
-/// from now.
-fn with_anchor(schedule: &Schedule, now: Timestamp) -> Schedule {
-    let mut schedule = schedule.clone();
-    if let Cadence::Every { anchor, .. } = &mut schedule.cadence
-        && schedule.unanchored
-    {
-        *anchor = floor_ms(now);
-    }
-    schedule
 }
 
 /// Columns of a schedule's definition and state, in the order in which `bind_wishes` binds them.

@@ -9,6 +9,10 @@
 //! leaves that schedule out, so that a session that keeps its locks stops no other schedule. While another session is
 //! making an order key, the schedules get a transaction each, because the key cannot be told from the others.
 //!
+//! A server that is slow, or that refuses large transactions, must not stop the schedules for good: the previous jobs
+//! that the new ones replace are cancelled together, and after a transaction that failed the next ones have fewer
+//! records.
+//!
 //! Rows are locked in this order: schedules in the order of their names, the order keys of the new jobs in key order,
 //! the `owed` rows of previous jobs in id order, then new rows, and the tallies last. A transaction that holds an `owed`
 //! row or an order key never waits for a schedule.
@@ -26,10 +30,10 @@ use uuid::Uuid;
 
 use crate::audit::{AuditEntry, record};
 use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
-use crate::jobs::actions::cancel_waiting;
+use crate::jobs::actions::cancel_all;
 use crate::rows::jobs::{Accepted, accepted_at, mark_held, receipts, write_jobs};
 use crate::rows::links::NewLinks;
-use crate::rows::order::{are_being_made, close_places, lock_free_or_make, lock_keys_of, lock_or_make, order_key_of};
+use crate::rows::order::{are_being_made, lock_free_or_make, lock_keys_of, lock_or_make, order_key_of};
 use crate::rows::owed::{Owed, SKIP_LOCKED, left_of, lock_free, lock_held};
 use crate::rows::tallies::count;
 use crate::schedules::previous::previous_jobs;
@@ -51,6 +55,8 @@ use tickr_job::{
 const MAX_LOOKED_AT: i64 = 20_000;
 /// Most lines deleted in one page.
 const PAGE: u32 = 1_000;
+/// Most lines that one transaction of the ticker writes.
+pub(crate) const LINES: u32 = 400;
 
 /// A plan for due ticks of one schedule.
 #[derive(Clone, Debug)]
@@ -152,6 +158,13 @@ pub enum TriggerOutcome {
 }
 
 impl Store {
+    /// Return the most lines that the plans of one transaction should have together. There are fewer after a
+    /// transaction that MySQL did not carry out.
+    #[must_use]
+    pub fn ticks_at_once(&self) -> usize {
+        self.shared.ticks.get() as usize
+    }
+
     /// Carry out the plans whose schedules are unchanged. `runner` is recorded as the actor.
     ///
     /// # Errors
@@ -185,6 +198,7 @@ impl Store {
     async fn tick_together(&self, plans: Arc<Vec<TickPlan>>, runner: &Actor) -> Result<Option<Ticked>, StoreError> {
         let (shared, runner) = (self.shared.clone(), runner.clone());
         let memory: Arc<Mutex<Option<Ticked>>> = Arc::default();
+        let lines = plans.iter().map(|plan| plan.lines.len()).sum::<usize>();
         let ticked = transact_unless_locked(&self.shared.pools.loops, "fire ticks", move |conn, earlier| {
             let (plans, shared, runner) = (Arc::clone(&plans), shared.clone(), runner.clone());
             let memory = Arc::clone(&memory);
@@ -202,7 +216,9 @@ impl Store {
                 Ok(ticked)
             })
         });
-        Ok(ticked.await?.flatten())
+        let ticked = ticked.await;
+        self.shared.ticks.learn_of(u32::try_from(lines).unwrap_or(u32::MAX), &ticked);
+        Ok(ticked?.flatten())
     }
 
     /// Fire a schedule now, on request, at most once if the request has an idempotency key. `job` was made from the
@@ -383,13 +399,13 @@ async fn carry_out(
     ticked.left.extend(plans.iter().filter(|(plan, _)| is_left(plan)).map(|(plan, _)| plan.row.name.clone()));
     plans.retain(|(plan, _)| !is_left(plan));
 
-    let mut work = Work { now, held: &held, runner, jobs: Vec::new(), ended: BTreeMap::new(), ticked: &mut ticked };
+    let mut work = Work { now, held: &held, runner, jobs: Vec::new(), replaced: BTreeMap::new(), ticked: &mut ticked };
     let mut moved = Vec::with_capacity(plans.len());
     for (plan, standing) in plans {
-        let last_job = work.process(conn, plan, (standing.last_job, previous_of(plan))).await?;
-        moved.push((plan, last_job));
+        moved.push((plan, work.process(plan, (standing.last_job, previous_of(plan)))));
     }
-    let Work { jobs, ended, .. } = work;
+    let Work { jobs, replaced, .. } = work;
+    let ended = cancel_replaced(conn, held, &replaced, now, &mut ticked).await?;
     write(conn, jobs, &mut ticked).await?;
     let mut script = Script::about(moved.len(), 0);
     for (plan, last_job) in &moved {
@@ -443,23 +459,18 @@ async fn lock_standing(
 struct Work<'a, 't> {
     now: Timestamp,
     /// Previous jobs that are unfinished, locked.
-    held: &'a BTreeMap<JobId, Owed>,
+    held: &'t BTreeMap<JobId, Owed>,
     runner: &'a Actor,
     jobs: Vec<&'a NewJob>,
-    /// Cancelled jobs, for the tallies.
-    ended: BTreeMap<(Name, Name, State), i64>,
+    /// Previous jobs that are replaced, each with the new job.
+    replaced: BTreeMap<JobId, JobId>,
     ticked: &'t mut Ticked,
 }
 
 impl<'a> Work<'a, '_> {
     /// Decide the lines of a plan by the overlap policy. The jobs in `previous` may be in the way. Return the last job
     /// of the schedule after them.
-    async fn process(
-        &mut self,
-        conn: &mut Session<'_>,
-        plan: &'a TickPlan,
-        (mut last_job, previous): (Option<JobId>, &[JobId]),
-    ) -> Result<Option<JobId>, sqlx::Error> {
+    fn process(&mut self, plan: &'a TickPlan, (mut last_job, previous): (Option<JobId>, &[JobId])) -> Option<JobId> {
         let overlap = plan.row.schedule.overlap;
         let mut in_the_way: Vec<JobId> = previous.iter().copied().filter(|id| self.held.contains_key(id)).collect();
         let last_fire = plan.lines.iter().rposition(|line| line.job.is_some());
@@ -482,9 +493,7 @@ impl<'a> Work<'a, '_> {
                     continue;
                 }
                 (Overlap::Replace, Some(_)) => {
-                    for previous in &in_the_way {
-                        self.replace(conn, *previous, job.id).await?;
-                    }
+                    self.replaced.extend(in_the_way.iter().map(|previous| (*previous, job.id)));
                 }
                 (Overlap::Allow | Overlap::Skip | Overlap::Replace, _) => {}
             }
@@ -493,7 +502,7 @@ impl<'a> Work<'a, '_> {
             last_job = Some(job.id);
             in_the_way = vec![job.id];
         }
-        Ok(last_job)
+        last_job
     }
 
     fn line(&mut self, plan: &TickPlan, line: &PlannedLine, outcome: Result<JobId, (SkipCause, Option<String>)>) {
@@ -513,28 +522,27 @@ impl<'a> Work<'a, '_> {
             recorded_by: self.runner.clone(),
         });
     }
+}
 
-    /// Cancel the previous job if it waits. Ask its handler to stop if it executes.
-    async fn replace(&mut self, conn: &mut Session<'_>, id: JobId, by: JobId) -> Result<(), sqlx::Error> {
-        let Some(owed) = self.held.get(&id) else { return Ok(()) };
-        if next(owed.state, StateInput::Cancel) == Ok(State::Cancelled) {
-            cancel_waiting(conn, id, owed, self.now, Some(&format!("replaced by job {by}"))).await?;
-            // The order key is locked late. A deadlock with a settlement is possible, and the loser runs again.
-            if lock_keys_of(conn, &[id.uuid()]).await?.contains(id) {
-                close_places(conn, &[id.uuid()], self.now).await?;
-            }
-            *self.ended.entry((owed.queue.clone(), owed.kind.clone(), State::Cancelled)).or_default() += 1;
-            self.ticked.cancelled.push(id);
-        } else {
-            sqlx::query("UPDATE owed SET cancel_requested_at = COALESCE(cancel_requested_at, ?) WHERE id = ?")
-                .bind(self.now)
-                .bind(id.uuid())
-                .execute(&mut *conn)
-                .await?;
-            self.ticked.stop_requested.push(id);
-        }
-        Ok(())
-    }
+/// Cancel those of the locked jobs that are replaced, each by another job: those that wait end, the handlers of
+/// executing ones are asked to stop. Return the changes for the tallies.
+async fn cancel_replaced(
+    conn: &mut Session<'_>,
+    mut held: BTreeMap<JobId, Owed>,
+    replaced: &BTreeMap<JobId, JobId>,
+    now: Timestamp,
+    ticked: &mut Ticked,
+) -> Result<BTreeMap<(Name, Name, State), i64>, sqlx::Error> {
+    held.retain(|id, _| replaced.contains_key(id));
+    let waits = |owed: &Owed| next(owed.state, StateInput::Cancel) == Ok(State::Cancelled);
+    let waiting: Vec<Uuid> = held.iter().filter(|(_, owed)| waits(owed)).map(|(id, _)| id.uuid()).collect();
+    // The order keys are locked late. A deadlock with a settlement is possible, and the loser runs again.
+    let ordered = lock_keys_of(conn, &waiting).await?;
+    let errors = replaced.iter().map(|(id, by)| (*id, format!("replaced by job {by}"))).collect();
+    let done = cancel_all(conn, &held, &ordered, &errors, now).await?;
+    ticked.cancelled.extend(done.cancelled);
+    ticked.stop_requested.extend(done.stop_requested);
+    Ok(done.counts)
 }
 
 /// Insert the jobs and the lines.
@@ -660,12 +668,8 @@ async fn trigger(
         .fetch_one(&mut *conn)
         .await?;
     let mut ticked = Ticked::default();
-    let mut work =
-        Work { now, held: &held, runner: &act.actor, jobs: Vec::new(), ended: BTreeMap::new(), ticked: &mut ticked };
-    for id in in_the_way {
-        work.replace(conn, id, job.id).await?;
-    }
-    let ended = work.ended;
+    let replaced = in_the_way.into_iter().map(|id| (id, job.id)).collect();
+    let ended = cancel_replaced(conn, held, &replaced, now, &mut ticked).await?;
     ticked.lines.push(TickLine {
         schedule: row.name.clone(),
         due_at,

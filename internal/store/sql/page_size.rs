@@ -49,23 +49,56 @@ impl PageSize {
         self.follow(began.elapsed(), outcome.as_ref().is_err_and(StoreError::is_transient));
     }
 
+    /// Learn from a transaction of this many rows, which may be fewer than it was allowed. Its time says nothing about its
+    /// size: a few rows need nearly as many answers as many of them here. So only one that MySQL did not carry out is
+    /// followed by smaller ones, and each other one counts for larger ones.
+    pub(crate) fn learn_of<T>(&self, rows: u32, outcome: &Result<T, StoreError>) {
+        self.follow_part(rows, outcome.as_ref().is_err_and(StoreError::is_transient));
+    }
+
     /// `failed` tells that MySQL did not carry the transaction out, perhaps because it had too many rows.
     fn follow(&self, took: Duration, failed: bool) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if failed {
-            (state.failed, state.quick) = (Some(state.now), 0);
-        }
-        if failed || took >= SLOW {
+            let rows = state.now;
+            state.shrink_below(rows);
+        } else if took >= SLOW {
             state.now = (state.now / 2).max(1);
         } else if took < QUICK {
-            state.quick = state.quick.saturating_add(1);
-            let larger = state.now.saturating_mul(2).min(self.most);
-            if state.quick >= TRIED_AGAIN {
-                state.failed = None;
+            state.grow(self.most);
+        }
+    }
+
+    fn follow_part(&self, rows: u32, failed: bool) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let rows = rows.clamp(1, state.now);
+        if failed {
+            // The failure of a single row has another cause than the size.
+            if rows > 1 {
+                state.shrink_below(rows);
             }
-            if state.failed.is_none_or(|failed| larger < failed) {
-                state.now = larger;
-            }
+        } else if rows > state.now / 2 {
+            // A transaction of few rows says nothing about larger ones.
+            state.grow(self.most);
+        }
+    }
+}
+
+impl State {
+    /// MySQL did not carry out a transaction of this many rows.
+    fn shrink_below(&mut self, rows: u32) {
+        *self = Self { now: (rows / 2).max(1), failed: Some(rows), quick: 0 };
+    }
+
+    /// A transaction was quick.
+    fn grow(&mut self, most: u32) {
+        self.quick = self.quick.saturating_add(1);
+        let larger = self.now.saturating_mul(2).min(most);
+        if self.quick >= TRIED_AGAIN {
+            self.failed = None;
+        }
+        if self.failed.is_none_or(|failed| larger < failed) {
+            self.now = larger;
         }
     }
 }
@@ -90,6 +123,23 @@ mod tests {
             page.follow(Duration::ZERO, false);
         }
         assert_eq!(page.get(), 512);
+    }
+
+    #[test]
+    fn a_page_that_was_not_full_shrinks_by_its_own_rows_and_grows_by_none() {
+        let page = PageSize::new(400);
+        page.follow_part(1, true);
+        assert_eq!(page.get(), 400, "a single row is never too many");
+        page.follow_part(64, true);
+        assert_eq!(page.get(), 32, "half of the rows that failed, not half of those that were allowed");
+        for _ in 0..TRIED_AGAIN + 20 {
+            page.follow_part(16, false);
+        }
+        assert_eq!(page.get(), 32, "few rows say nothing about more of them");
+        for _ in 0..TRIED_AGAIN + 20 {
+            page.follow_part(400, false);
+        }
+        assert_eq!(page.get(), 400);
     }
 
     #[test]
