@@ -25,7 +25,7 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError>
     for round in bench.rounds() {
         let count = round.share_of(many);
         bench.progress.step("many rows", round);
-        let (rate, checked) = move_many(bench, count).await?;
+        let (rate, checked) = Box::pin(move_many(bench, count)).await?;
         if round.counts() {
             moved.product(rate, count, checked);
         }

@@ -36,7 +36,7 @@ const FIRST_REST: Duration = Duration::from_millis(250);
 /// Time for the rows of a page that are moved one by one, but one of them at least. The rows of the next pages must not
 /// wait for all of them.
 const KEYED_TIME: Duration = Duration::from_millis(50);
-/// Unique keys of rows that stay for want of time that are remembered at most.
+/// Number of unique keys of rows that stay that a walk remembers at most.
 const MAX_LEFT_KEYS: usize = 100_000;
 /// Time after which a row that was locked is forgotten if no pass has met it again: another process has moved it.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
@@ -82,10 +82,8 @@ pub(crate) struct LockedRows {
     rows: HashMap<Uuid, LockedRow>,
     /// Number of walks through the pages of the outbox that have begun.
     walk: u64,
-    /// True if this walk has left rows for want of time.
-    is_short: bool,
-    /// The unique keys of these rows and of those behind them, as digests, each with the first row that has it. A row
-    /// with the same unique key behind that one stays as well: of two, the later one may have to take the place of the
+    /// The unique keys of the rows that this walk has left, as digests, each with the first row that has it. A row
+    /// behind that one with the same unique key stays as well: of two, the later one may have to take the place of the
     /// other.
     left_keys: HashMap<u64, Uuid>,
 }
@@ -95,7 +93,6 @@ impl LockedRows {
     fn walk_on(&mut self, is_first: bool) {
         if is_first {
             self.walk += 1;
-            self.is_short = false;
             self.left_keys.clear();
         }
     }
@@ -206,6 +203,62 @@ fn needed_locks(job: &NewJob) -> Vec<NeededLock> {
     let unique = job.unique_key.iter().map(|key| NeededLock::UniqueKey(job.kind.clone(), key.clone()));
     let parents = job.options.after.iter().copied().map(NeededLock::Parent);
     unique.chain(parents).chain(job.options.batch.map(NeededLock::Batch)).collect()
+}
+
+/// The keys of the job of a row. Rows that share one become jobs in their order.
+struct RowKeys {
+    order_key: Option<String>,
+    /// The digest of the unique key.
+    unique_key: Option<u64>,
+}
+
+impl RowKeys {
+    fn of(job: &NewJob) -> Self {
+        Self {
+            order_key: job.options.order.as_ref().map(|order| order.key.to_string()),
+            unique_key: job.unique_key.as_ref().map(|key| digest_of(&job.kind, key)),
+        }
+    }
+}
+
+/// Rows that come after others or stay, and hold up those behind them.
+#[derive(Default)]
+struct HeldRows {
+    rows: HashSet<Uuid>,
+    order_keys: HashSet<String>,
+    unique_keys: HashSet<u64>,
+}
+
+impl HeldRows {
+    fn add(&mut self, row: Uuid, keys: RowKeys) {
+        self.rows.insert(row);
+        self.order_keys.extend(keys.order_key);
+        self.unique_keys.extend(keys.unique_key);
+    }
+
+    /// Return whether one of them holds up this row behind it: it has the same order key or unique key, or is a parent.
+    fn hold_up(&self, row: Uuid, job: &NewJob, keys: &RowKeys) -> bool {
+        keys.order_key.as_ref().is_some_and(|key| self.order_keys.contains(key))
+            || keys.unique_key.is_some_and(|key| self.unique_keys.contains(&key))
+            || has_parent_of(&self.rows, row, job)
+    }
+}
+
+/// Put the rows that found a lock before behind the others, and with them those that they hold up.
+fn locked_last(rows: Vec<(Uuid, NewJob)>, locked: &HashMap<Uuid, LockedRow>) -> Vec<(Uuid, NewJob)> {
+    let (mut first, mut then) = (Vec::with_capacity(rows.len()), Vec::new());
+    let mut later = HeldRows::default();
+    for (row, job) in rows {
+        let keys = RowKeys::of(&job);
+        if locked.contains_key(&row) || later.hold_up(row, &job, &keys) {
+            later.add(row, keys);
+            then.push((row, job));
+        } else {
+            first.push((row, job));
+        }
+    }
+    first.append(&mut then);
+    first
 }
 
 /// Return whether one of these rows is a parent of the job of `row`. A parent behind the row does not count: two rows
@@ -377,9 +430,7 @@ impl Broker {
         let moved = page.accepted.len() + page.repeated;
         let mut pass = OutboxPass { moved, rejected: page.rejected, next: page.next, unfinished: false };
         self.locked_rows(|locked| {
-            if locked.is_short {
-                page.left_keys.iter().for_each(|(row, kind, key)| locked.leave_key(*row, digest_of(kind, key)));
-            }
+            page.left_keys.iter().for_each(|(row, kind, key)| locked.leave_key(*row, digest_of(kind, key)));
         });
         let failed = self.move_keyed_rows(page.keyed, &mut pass).await.err();
         metrics::counter!("tickr_outbox_moved_total").increment(pass.moved as u64);
@@ -391,48 +442,30 @@ impl Broker {
         failed.map_or(Ok(pass), Err)
     }
 
-    /// Move these rows one by one, in their order. A row stays behind one with the same order key that stays. Those
-    /// that found a lock of another session come after the others for a while. Each wait in vain takes seconds in which
-    /// no other row is moved. So after one, no row of any page waits for anything for a while. Of the rows that were
-    /// locked before, only the one that was turned away longest waits, and for an order key only in its first turn. No
-    /// new row waits before it. Rows that need a lock that was found are not tried for a while, because there may be
-    /// any number of them. When the time of the page is up, the rows that are left stay for the next walk, and with
-    /// them those of later pages that have their unique keys. Those with their order keys, and their children, stay
-    /// anyway.
+    /// Move these rows one by one, in their order. A row stays behind one that stays with the same order key or unique
+    /// key. Those that found a lock of another session come after the others for a while, and with them the rows that
+    /// they hold up. Each wait in vain takes seconds in which no other row is moved. So after one, no row of any page
+    /// waits for anything for a while. Of the rows that were locked before, only the one that was turned away longest
+    /// waits, and for an order key only in its first turn. No new row waits before it. Rows that need a lock that was
+    /// found are not tried for a while, because there may be any number of them. When the time of the page is up, the
+    /// rows that are left stay for the next walk. Rows of later pages stay behind those that this page has left if they
+    /// have the same unique keys. Those with their order keys, and their children, stay anyway.
     async fn move_keyed_rows(&self, rows: Vec<(Uuid, NewJob)>, pass: &mut OutboxPass) -> Result<(), StoreError> {
-        let mut stay: HashSet<String> = HashSet::new();
         let locked_before = self.locked_rows(|locked| {
             locked.meet(rows.iter().map(|(row, _)| *row));
             locked.rows.clone()
         });
-        let (mut first, mut then) = (Vec::with_capacity(rows.len()), Vec::new());
-        // Rows that come after the others, or stay. Their children come after them, or stay as well.
-        let mut staying: HashSet<Uuid> = HashSet::new();
-        for (row, job) in rows {
-            let order_key = job.options.order.as_ref().map(|order| order.key.to_string());
-            let is_later = locked_before.contains_key(&row)
-                || order_key.as_ref().is_some_and(|key| stay.contains(key))
-                || has_parent_of(&staying, row, &job);
-            if is_later {
-                stay.extend(order_key);
-                staying.insert(row);
-                then.push((row, job));
-            } else {
-                first.push((row, job));
-            }
-        }
-        // A row that is to be tried again holds up those behind it in its order key, in this list as in the other one.
-        stay.clear();
-        staying.clear();
+        // A row that is to be tried again holds up those behind it, wherever they are in this list.
+        let mut staying = HeldRows::default();
         let mut turn = self.next_turn();
         let mut failed = None;
         let (began, mut any_tried) = (Instant::now(), false);
-        let mut rows = first.into_iter().chain(then);
+        let mut rows = locked_last(rows, &locked_before).into_iter();
         while let Some((row, job)) = rows.next() {
-            let order_key = job.options.order.as_ref().map(|order| order.key.to_string());
-            let unique_key = job.unique_key.as_ref().map(|key| digest_of(&job.kind, key));
-            let waits_for_row = has_parent_of(&staying, row, &job)
-                || unique_key.is_some_and(|key| self.locked_rows(|locked| locked.is_behind(row, key)));
+            let keys = RowKeys::of(&job);
+            let has_order_key = keys.order_key.is_some();
+            let waits_for_row = staying.hold_up(row, &job, &keys)
+                || keys.unique_key.is_some_and(|key| self.locked_rows(|locked| locked.is_behind(row, key)));
             let before = locked_before.get(&row);
             let now = Instant::now();
             let rests = before.is_some_and(|before| now < before.until);
@@ -447,15 +480,13 @@ impl Broker {
                 Some(before) if has_turn => before.waits_for(),
                 _ => WaitsFor::Nothing,
             };
-            let is_left = waits_for_row || !has_turn && (rests || is_found);
-            if is_left || order_key.as_ref().is_some_and(|key| stay.contains(key)) {
+            if waits_for_row || !has_turn && (rests || is_found) {
                 if has_turn {
                     // It cannot take its turn, so it is that of another one.
                     self.locked_rows(|locked| locked.pass_turn(row, now));
                     turn = self.next_turn();
                 }
-                stay.extend(order_key);
-                staying.insert(row);
+                self.leave(&mut staying, row, keys);
                 continue;
             }
             if any_tried && began.elapsed() >= KEYED_TIME {
@@ -486,24 +517,21 @@ impl Broker {
                     self.forget_locked(row);
                 }
                 Ok(KeyedRow::Left) => {
-                    stay.extend(order_key);
-                    staying.insert(row);
+                    self.leave(&mut staying, row, keys);
                     self.forget_locked(row);
                 }
                 Ok(KeyedRow::Locked(lock)) => {
                     if let Some(lock) = lock {
-                        let waited = waited && is_for_one_lock(&needed, order_key.is_some(), waits_for);
+                        let waited = waited && is_for_one_lock(&needed, has_order_key, waits_for);
                         self.found_locks(|locks| locks.note(lock, waited, Instant::now()));
                     }
-                    stay.extend(order_key);
-                    staying.insert(row);
+                    self.leave(&mut staying, row, keys);
                     self.locked_rows(|locked| locked.note(row, waits_for, !needed.is_empty(), Instant::now()));
                 }
                 // Without MySQL, none of the others can be moved either.
                 Err(error) if error.is_transient() => return Err(error),
                 Err(error) => {
-                    stay.extend(order_key);
-                    staying.insert(row);
+                    self.leave(&mut staying, row, keys);
                     self.forget_locked(row);
                     failed = Some(error);
                 }
@@ -515,10 +543,18 @@ impl Broker {
         failed.map_or(Ok(()), Err)
     }
 
+    /// Leave this row to the next walk, and with it those that it holds up in this page. In the next pages, those with
+    /// its unique key stay.
+    fn leave(&self, staying: &mut HeldRows, row: Uuid, keys: RowKeys) {
+        if let Some(key) = keys.unique_key {
+            self.locked_rows(|locked| locked.leave_key(row, key));
+        }
+        staying.add(row, keys);
+    }
+
     /// Leave these rows to the next walk.
     fn leave_for_now(&self, rows: impl Iterator<Item = (Uuid, NewJob)>) {
         self.locked_rows(|locked| {
-            locked.is_short = true;
             for (row, job) in rows {
                 if let Some(key) = &job.unique_key {
                     locked.leave_key(row, digest_of(&job.kind, key));
@@ -570,6 +606,7 @@ impl Broker {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tickr_job::{JobOptions, Priority};
 
     #[test]
     fn no_row_waits_for_a_while_after_a_wait_and_only_those_that_need_the_found_lock_are_left() {
@@ -639,6 +676,48 @@ mod tests {
         locked.note(unique, WaitsFor::Everything, true, at(5_000));
         assert_eq!(locked.rows[&unique].waits_for(), WaitsFor::NoOrderKey);
         assert_eq!(locked.next_turn(at(15_000)), Some(unique));
+    }
+
+    fn job(unique_key: &str) -> NewJob {
+        NewJob {
+            id: JobId::new(),
+            kind: "noop".parse().unwrap(),
+            queue: "default".parse().unwrap(),
+            payload: RawValue::from_string("{}".to_owned()).unwrap(),
+            due: Due::Now,
+            expires: None,
+            priority: Priority::NORMAL,
+            max_attempts: 1,
+            unique_key: Some(unique_key.to_owned()),
+            on_conflict: OnConflict::Replace,
+            host: None,
+            options: JobOptions::default(),
+            batch: None,
+        }
+    }
+
+    #[test]
+    fn rows_with_the_unique_key_of_a_locked_row_come_behind_it_and_no_others_do() {
+        let rows = [1, 2, 3, 4, 5].map(Uuid::from_u128);
+        let mut locked = LockedRows::default();
+        locked.note(rows[1], WaitsFor::Nothing, true, Instant::now());
+        let jobs = rows.into_iter().zip(["u", "u", "v", "u", "v"].map(job)).collect();
+        let order: Vec<Uuid> = locked_last(jobs, &locked.rows).into_iter().map(|(row, _)| row).collect();
+        assert_eq!(order, [rows[0], rows[2], rows[4], rows[1], rows[3]]);
+    }
+
+    #[test]
+    fn rows_of_a_walk_stay_behind_the_first_row_with_their_unique_key_that_stays() {
+        let [first, second, third] = [1, 2, 3].map(Uuid::from_u128);
+        let mut locked = LockedRows::default();
+        locked.walk_on(true);
+        locked.leave_key(third, 7);
+        locked.leave_key(second, 7);
+        locked.walk_on(false);
+        assert_eq!([first, second, third].map(|row| locked.is_behind(row, 7)), [false, false, true]);
+        assert!(!locked.is_behind(third, 8));
+        locked.walk_on(true);
+        assert!(!locked.is_behind(third, 7));
     }
 
     #[test]

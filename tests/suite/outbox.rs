@@ -1171,6 +1171,91 @@ async fn a_row_whose_unique_key_is_locked_holds_up_no_other_row() {
     tickr.stop().await;
 }
 
+/// Return options with which the newest row of this unique key takes the place of the others.
+fn replacing(unique_key: &str, mut more: Value) -> Value {
+    let mut options = json!({"unique_key": unique_key, "on_conflict": "replace", "delay_ms": 3_600_000});
+    options.as_object_mut().unwrap().append(more.as_object_mut().unwrap());
+    options
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_newer_row_with_the_unique_key_of_a_row_that_is_locked_takes_its_place() {
+    let tickr = TestApp::start().await;
+    let mut app = tickr.mysql().await;
+    let holder = |key: &str| json!({"kind": "noop", "payload": {}, "unique_key": key, "delay_ms": 3_600_000});
+    let head = json!({"kind": "noop", "payload": {}, "order_key": "o", "delay_ms": 3_600_000});
+    tickr.enqueue_many([head, holder("u"), holder("other")]).await;
+    let mut session = tickr.mysql().await;
+    session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await.unwrap();
+    session.execute("BEGIN").await.unwrap();
+    for lock in [
+        "SELECT * FROM order_keys WHERE order_key = 'o' FOR UPDATE",
+        "SELECT * FROM unique_keys WHERE kind = 'noop' AND unique_key = 'other' FOR UPDATE",
+    ] {
+        assert!(session.fetch_optional(lock).await.unwrap().is_some());
+    }
+    // One row waits for its lock. After that, locked rows are tried without a wait, and soon again.
+    insert_with(&mut app, Uuid::now_v7(), "noop", json!({"unique_key": "other"})).await;
+    tickr.until_lock_waits(1..).await;
+    let (older, newer, free) = (Uuid::now_v7(), Uuid::now_v7(), Uuid::now_v7());
+    let mut tx = app.begin().await.unwrap();
+    insert_with(&mut tx, older, "noop", replacing("u", json!({"order_key": "o"}))).await;
+    insert_with(&mut tx, newer, "noop", replacing("u", json!({}))).await;
+    insert_with(&mut tx, free, "noop", json!({"unique_key": "free"})).await;
+    tx.commit().await.unwrap();
+    until(&tickr, JobId::from_uuid(free), State::Completed).await;
+    // From the second look on, the older row is known to be locked.
+    for n in 0..3 {
+        let next = Uuid::now_v7();
+        insert_with(&mut app, next, "noop", json!({"unique_key": format!("free-{n}")})).await;
+        until(&tickr, JobId::from_uuid(next), State::Completed).await;
+    }
+    assert_eq!(tickr.count(WAITING).await, 3);
+    session.execute("ROLLBACK").await.unwrap();
+    until(&tickr, JobId::from_uuid(newer), State::Waiting).await;
+    until(&tickr, JobId::from_uuid(older), State::Cancelled).await;
+    tickr.sql("DELETE FROM tickr_outbox").await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_newer_row_with_the_unique_key_of_a_row_that_waits_or_is_held_takes_its_place() {
+    let tickr = TestApp::start().await;
+    let mut app = tickr.mysql().await;
+    let [parent, child, behind_child, held, behind_held, free] = [(); 6].map(|()| Uuid::now_v7());
+    let mut tx = app.begin().await.unwrap();
+    insert_with(&mut tx, parent, "noop", json!({"delay_ms": 3_600_000})).await;
+    insert_with(&mut tx, child, "noop", replacing("u", json!({"after": [parent]}))).await;
+    insert_with(&mut tx, behind_child, "noop", replacing("u", json!({}))).await;
+    insert_with(&mut tx, held, "noop", replacing("v", json!({}))).await;
+    insert_with(&mut tx, behind_held, "noop", replacing("v", json!({}))).await;
+    insert_with(&mut tx, free, "noop", json!({"unique_key": "free"})).await;
+    // Two sessions wait for two of the rows and have them first, because the runners skip rows that are held.
+    let hold = async |row: Uuid| {
+        let mut session = tickr.mysql().await;
+        session.execute("BEGIN").await.unwrap();
+        let row = sqlx::query("SELECT 'held', id FROM tickr_outbox WHERE id = ? FOR UPDATE").bind(row);
+        row.fetch_one(&mut session).await.unwrap();
+        session
+    };
+    let commit = async {
+        tickr.until_said("SELECT 'held'", 2).await;
+        tx.commit().await.unwrap();
+    };
+    let (mut of_parent, mut of_row, ()) = tokio::join!(hold(parent), hold(held), commit);
+    until(&tickr, JobId::from_uuid(free), State::Completed).await;
+    assert_eq!(tickr.count(WAITING).await, 5);
+    for session in [&mut of_parent, &mut of_row] {
+        session.execute("ROLLBACK").await.unwrap();
+    }
+    tickr.until_count(WAITING, 0).await;
+    for (older, newer) in [(child, behind_child), (held, behind_held)] {
+        tickr.until(JobId::from_uuid(newer), State::Waiting).await;
+        tickr.until(JobId::from_uuid(older), State::Cancelled).await;
+    }
+    tickr.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_whose_order_key_is_locked_holds_up_no_other_row() {
     let tickr = TestApp::start().await;

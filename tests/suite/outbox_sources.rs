@@ -293,7 +293,7 @@ async fn a_row_that_is_copied_and_locked_at_the_source_is_not_copied_again() {
 }
 
 /// The deletion of copied rows at a source.
-const DELETE: &str = "DELETE FROM tickr_outbox WHERE id IN";
+const DELETE: &str = "DELETE t FROM (SELECT";
 
 /// Answers are lost between a runner and either server: to the copy, to its COMMIT, to the deletion at the source, and to
 /// the removal from the list. The source also refuses deletions of rows that were copied.
@@ -824,7 +824,7 @@ async fn rows_are_copied_before_a_runner_waits_for_a_copied_row_that_is_locked()
     assert_eq!(lock.fetch_all(&mut locks).await.unwrap().len(), 1);
     // A deletion of this row alone waits once.
     let deletions = async |conn: &mut MySqlConnection| -> u64 {
-        let sql = "SHOW GLOBAL STATUS LIKE 'Com_delete'";
+        let sql = "SHOW GLOBAL STATUS LIKE 'Com_delete_multi'";
         let (_, count): (String, String) = sqlx::query_as(sql).fetch_one(conn).await.unwrap();
         count.parse().unwrap()
     };
@@ -834,6 +834,12 @@ async fn rows_are_copied_before_a_runner_waits_for_a_copied_row_that_is_locked()
     let before = deletions(&mut monitor).await;
     assert_eq!(source.delete(&[locked], page.until).await.unwrap().into_iter().collect::<Vec<_>>(), [locked]);
     assert_eq!(deletions(&mut monitor).await - before, 1);
+    // One among many others does not let these be deleted one by one.
+    let mut many: Vec<Uuid> = (0..299).map(|_| Uuid::now_v7()).collect();
+    many.push(locked);
+    assert_eq!(source.delete(&many, page.until).await.unwrap().into_iter().collect::<Vec<_>>(), [locked]);
+    let statements = deletions(&mut monitor).await - before - 1;
+    assert!((4..=45).contains(&statements), "{statements}");
     // Another row comes, and a runner takes the source over.
     insert(&mut shop.mysql().await, next, "noop", "{}").await;
     let url = shop.url.clone();

@@ -11,12 +11,14 @@
 //!
 //! The table may also be in the database of an application, on another server:
 //! - `source.rs`: the connection to such an outbox, and all statements on it.
+//! - `deletion.rs`: the deletion of rows there, some of which other sessions lock.
 //! - `source_rows.rs`: its rows, which may have any form.
 //! - `source_error.rs`: its errors, in words for the operator.
 //! - `copies.rs`: copies its rows to the outbox of tickr, each of them once.
 
 pub(super) mod answers;
 pub(super) mod copies;
+mod deletion;
 pub(super) mod heads;
 pub(super) mod insert;
 pub(super) mod leader;

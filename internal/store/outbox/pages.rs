@@ -25,7 +25,7 @@ use crate::outbox::answers::{RowAnswer, answers_to, keep_answer};
 use crate::outbox::heads::{ROWS, Rows, lock_heads};
 use crate::outbox::locks::{NeededLock, Tried, WaitsFor, lock_without_a_wait};
 use crate::outbox::rejected::reject;
-use crate::outbox::rows::{MAX_OPTIONS_BYTES, OutboxRow, WrongTimes, outbox_row};
+use crate::outbox::rows::{MAX_OPTIONS_BYTES, NamedKeys, OutboxRow, WrongTimes, outbox_row};
 use crate::rows::jobs::{Accepted, accepted_at, mark_held, write_jobs};
 use crate::rows::links::{LinkProblem, NewLinks};
 use crate::rows::order::{lock_free_keys_or_make, order_key_of as order_key_of_job};
@@ -71,7 +71,8 @@ pub struct OutboxPage {
     /// Rows that were left to runners of another version, or that wait for a row with the same order key or for the row
     /// of a parent.
     pub left: usize,
-    /// Those that wait for another row and have unique keys: each with its kind and its unique key.
+    /// Those of them that have unique keys, and rows with unique keys that other sessions hold: each with its kind and
+    /// its unique key.
     pub left_keys: Vec<(Uuid, Name, String)>,
     /// The id behind which the next page begins, if there may be one.
     pub next: Option<Uuid>,
@@ -410,6 +411,11 @@ async fn move_page(
     let heads = lock_heads(conn, rows).await?;
     let mut page = OutboxPage { next: heads.next(), ..OutboxPage::default() };
     page.rejected.extend_from_slice(&heads.large);
+    if let Rows::Only(id) = rows
+        && heads.found.is_empty()
+    {
+        page.left_keys.extend(held_unique_keys(conn, rows, (&heads.found, id)).await?);
+    }
     if heads.found.is_empty() {
         return Ok(page);
     }
@@ -430,12 +436,13 @@ async fn move_page(
             let waited = Duration::from_micros(u64::try_from(row.try_get::<i64, _>("waited_us")?).unwrap_or(0));
             let row = outbox_row(&row, Timestamp::UNIX_EPOCH)?;
             let id = row.id;
-            let order_key = row.options.as_deref().and_then(order_key_of);
+            let named = row.options.as_deref().map(|options| NamedKeys::read(&row.kind, options)).unwrap_or_default();
             match prepare(row, waited) {
                 PreparedRow::Job(job) => drop(jobs.insert(id, *job)),
                 PreparedRow::ForAnother => {
                     page.left += 1;
-                    stays.add(order_key, id);
+                    page.left_keys.extend(named.unique_key.map(|(kind, key)| (id, kind, key)));
+                    stays.add(named.order_key, id);
                 }
                 PreparedRow::Unfit(reason) => page.rejected.push((id, reason)),
             }
@@ -446,6 +453,12 @@ async fn move_page(
         && jobs.values().any(|job| job.options.order.is_some())
     {
         stays.read(conn, &heads.found, last).await?;
+    }
+    // Rows of later pages may have unique keys as well.
+    if let Some(last) = heads.last
+        && (page.next.is_some() || jobs.values().any(|job| job.unique_key.is_some()))
+    {
+        page.left_keys.extend(held_unique_keys(conn, rows, (&heads.found, last)).await?);
     }
     let is_behind =
         |row: Uuid, job: &NewJob| job.options.order.as_ref().is_some_and(|by| stays.is_behind(&by.key, row));
@@ -558,7 +571,7 @@ impl OrderKeysInFront {
                 let id: Uuid = row.try_get("id")?;
                 if !taken.contains(&id) {
                     let options: Option<String> = row.try_get("options")?;
-                    self.add(options.as_deref().and_then(order_key_of), id);
+                    self.add(options.and_then(|options| NamedKeys::read("", &options).order_key), id);
                 }
                 after = id;
             }
@@ -575,10 +588,36 @@ impl OrderKeysInFront {
     }
 }
 
-/// Read the order key from the options of a row that this binary may not be able to read otherwise.
-fn order_key_of(options: &str) -> Option<String> {
-    let options: serde_json::Value = serde_json::from_str(options).ok()?;
-    Some(options.get("order_key")?.as_str()?.to_owned())
+/// Return the unique keys of the rows between those of a page, up to the `last` one, that are not among the `found` ones:
+/// other sessions hold them, or have committed them since. A key that is made from the payload is not among them,
+/// because the page does not read that.
+async fn held_unique_keys(
+    conn: &mut Session<'_>,
+    rows: Rows,
+    (found, last): (&[Uuid], Uuid),
+) -> Result<Vec<(Uuid, Name, String)>, sqlx::Error> {
+    let taken: HashSet<Uuid> = found.iter().copied().filter(|id| *id <= last).collect();
+    let among = format!("FROM tickr_outbox FORCE INDEX (PRIMARY) WHERE id {} ? AND id <= ?", rows.compares());
+    let there = statement(format!("SELECT COUNT(*) AS there {among}")).bind(rows.id()).bind(last);
+    let there: i64 = there.fetch_one(&mut *conn).await?.try_get("there")?;
+    if usize::try_from(there).unwrap_or(usize::MAX) <= taken.len() {
+        return Ok(Vec::new());
+    }
+    // A runner holds a page of rows at most, so of more rows the first ones are enough.
+    let sql =
+        format!("SELECT id, kind, IF(LENGTH(options) <= ?, options, NULL) AS options {among} ORDER BY id LIMIT ?");
+    let found = statement(sql).bind(MAX_OPTIONS_BYTES as u64).bind(rows.id()).bind(last).bind(2 * ROWS);
+    let mut held = Vec::new();
+    for row in found.fetch_all(&mut *conn).await? {
+        let id: Uuid = row.try_get("id")?;
+        if !taken.contains(&id)
+            && let Some(options) = row.try_get::<Option<&str>, _>("options")?
+        {
+            let unique_key = NamedKeys::read(row.try_get("kind")?, options).unique_key;
+            held.extend(unique_key.map(|(kind, key)| (id, kind, key)));
+        }
+    }
+    Ok(held)
 }
 
 /// Return the ids of those jobs that exist already: the application has repeated its transaction.

@@ -6,7 +6,7 @@ use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
-use tickr_job::Timestamp;
+use tickr_job::{Name, Timestamp};
 
 /// Maximum size of the options of a row, in bytes.
 pub(super) const MAX_OPTIONS_BYTES: usize = 64 << 10;
@@ -41,6 +41,23 @@ impl fmt::Debug for OutboxRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Payloads must not appear in logs.
         f.debug_struct("OutboxRow").field("id", &self.id).field("kind", &self.kind).finish_non_exhaustive()
+    }
+}
+
+/// The keys that the options of a row name, although this binary may not be able to read the row otherwise.
+#[derive(Default)]
+pub(super) struct NamedKeys {
+    pub(super) order_key: Option<String>,
+    /// With the kind of the job.
+    pub(super) unique_key: Option<(Name, String)>,
+}
+
+impl NamedKeys {
+    pub(super) fn read(kind: &str, options: &str) -> Self {
+        let Ok(options) = serde_json::from_str::<serde_json::Value>(options) else { return Self::default() };
+        let named = |key| Some(options.get(key)?.as_str()?.to_owned());
+        let unique_key = named("unique_key").and_then(|key| Some((kind.parse().ok()?, key)));
+        Self { order_key: named("order_key"), unique_key }
     }
 }
 

@@ -12,11 +12,11 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use async_recursion::async_recursion as boxed;
-use rand::seq::SliceRandom;
 use sqlx::mysql::MySqlRow;
 use sqlx::{ConnectOptions, Row};
 use uuid::Uuid;
 
+use crate::outbox::deletion::Deletion;
 use crate::outbox::source_error::SourceError;
 use crate::outbox::source_rows::{CopiedRow, RowHead, copied_row, moment, number, row_head, too_large};
 use crate::sql::connection::{self, FIRST_WORDS, Target, within};
@@ -41,8 +41,6 @@ const ANSWER: Duration = Duration::from_secs(10);
 /// Idle time after which another connection is opened: a firewall may have dropped this one silently. The runner that
 /// copies asks each second.
 const RESTED: Duration = Duration::from_secs(5);
-/// Rows that another session locks, and after which a deletion is given up until later. Each costs a second.
-const MAX_LOCKED: usize = 3;
 
 /// The statement that makes the table in the database of an application. It has the columns of migration 0039, which are
 /// a promise.
@@ -215,41 +213,32 @@ impl OutboxSource {
     /// [`SourceError`] when the source cannot be reached or refuses. Some rows may be deleted then.
     #[boxed]
     pub async fn delete(&mut self, ids: &[Uuid], until: Option<Timestamp>) -> Result<BTreeSet<Uuid>, SourceError> {
-        let mut left = BTreeSet::new();
+        let mut some_locked = Vec::new();
         for ids in ids.chunks(ROWS) {
-            if self.delete_unless_locked(ids, until).await? {
-                continue;
-            }
-            // Each wait takes a second, so the only one is not tried again.
-            if let [id] = ids {
-                left.insert(*id);
-                continue;
-            }
-            // One of them is locked. The others must not wait for it, and the next time another one is the first.
-            let mut ids = ids.to_vec();
-            ids.shuffle(&mut rand::rng());
-            for (at, id) in ids.iter().enumerate() {
-                if left.len() >= MAX_LOCKED {
-                    left.extend(&ids[at..]);
-                    break;
-                }
-                if !self.delete_unless_locked(&[*id], until).await? {
-                    left.insert(*id);
-                }
+            if !self.delete_unless_locked(ids, until).await? {
+                some_locked.extend_from_slice(ids);
             }
         }
-        Ok(left)
+        // The others must not wait for the locked ones.
+        let mut deletion = Deletion::of(&some_locked);
+        while let Some(ids) = deletion.next_list() {
+            if !self.delete_unless_locked(&ids, until).await? {
+                deletion.waited(&ids);
+            }
+        }
+        Ok(deletion.into_left())
     }
 
     async fn delete_unless_locked(&mut self, ids: &[Uuid], until: Option<Timestamp>) -> Result<bool, SourceError> {
-        let (places, mut values) = Script::as_text().list(ids);
-        values.push(until.into());
-        // The order and the limit make the server look the ids up. A scan of a small table would wait for the rows of
-        // open transactions.
+        // A server scans a small table for a list that is long beside it, and would wait for the rows of open
+        // transactions. A join can only look up one id after the other.
+        let list = vec!["SELECT CAST(? AS BINARY(16)) AS id"; ids.len().max(1)].join(" UNION ALL ");
         let sql = format!(
-            "DELETE FROM tickr_outbox WHERE id IN {places} AND (created_at > ?) IS NOT TRUE ORDER BY id LIMIT {}",
-            ids.len().max(1)
+            "DELETE t FROM ({list}) x STRAIGHT_JOIN tickr_outbox t FORCE INDEX (PRIMARY) ON t.id = x.id \
+             WHERE (t.created_at > ?) IS NOT TRUE"
         );
+        let (_, mut values) = Script::as_text().list(ids);
+        values.push(until.into());
         match self.ask("delete the copied rows", sql, values).await {
             Ok(_) => Ok(true),
             Err(error) if error.is_lock_wait() => Ok(false),
