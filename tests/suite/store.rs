@@ -2398,7 +2398,7 @@ async fn the_row_of_a_claim_of_next_jobs_stays_until_what_had_no_room_is_given_b
         let success = settlement(&claimed, Verdict::Succeeded);
         ends.push(handed_in(async move { store.settle_and_claim_next(success, &claimant).await.unwrap() }).await);
     }
-    // Only a transaction that claims next jobs has a request of its own for its tallies.
+    // Only a transaction that frees slots has a request of its own for its tallies.
     proxy.hold_back("INSERT INTO tallies");
     blocker.commit().await.unwrap();
     until_held_back(&proxy).await;
@@ -2479,6 +2479,28 @@ async fn a_next_job_whose_commit_took_long_follows_a_limit_that_was_counted_mean
     assert_eq!(test.slots().await, (0, 0, 0));
     let again = test.claimed(second).await;
     assert_eq!((again.number, again.attempt, test.slots().await), (2, 1, (1, 0, 0)));
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_next_job_whose_commit_took_long_follows_a_rate_that_was_set_meanwhile() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::at(name, url, proxy.url()).await;
+    let jobs = in_order(2);
+    let [first, second] = [jobs[0].id, jobs[1].id];
+    test.store.insert(jobs).await.unwrap();
+    let claimed = test.claimed(first).await;
+    proxy.hold_back("COMMIT");
+    let ((next, released), ()) = tokio::join!(test.end_and_claim_next(&claimed), async {
+        until_held_back(&proxy).await;
+        let rate = Rate { starts: 1, period_ms: 600_000, burst: 0 };
+        test.set_limit_of("m", SharedBy::All, Bounds { rate: Some(rate), ..Bounds::default() }).await;
+        tokio::time::sleep(LONG).await;
+        proxy.pass_held_back();
+    });
+    assert!(next.is_none() && released.is_empty(), "{next:?} {released:?}");
+    assert_eq!(test.give_back().await, [second]);
     test.stop().await;
 }
 

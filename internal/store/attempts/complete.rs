@@ -15,7 +15,7 @@ use std::sync::Arc;
 use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
-use crate::attempts::claim::{Claims, ClaimsById, Opened, read_step};
+use crate::attempts::claim::{Claim, Claims, ClaimsById, Opened, read_step};
 use crate::attempts::claim_batches::{NO_ROOM, Unstarted};
 use crate::attempts::limited::{FreedWithEnds, claim_let_go, free_with_ends, under_one_limit, without_room};
 use crate::attempts::settlement::{CheckpointUse, SettleRequest, Settlement};
@@ -195,15 +195,15 @@ pub(crate) async fn complete<'a>(
     }
     if !successors.is_empty() {
         heads_step(&mut write, &successors);
-        // The claim gives its jobs their due times, so that one update of a row is enough.
-        due_steps(&mut write, &successors, |id| claim.as_ref().is_none_or(|claim| !claim.asks_for(id)));
+        // A job that was claimed has its due time by now, and is not held any more. So this meets those that were not.
+        due_steps(&mut write, &successors);
     }
     let ending = sorted.iter().filter(|success| frees && !success.opened.slots.is_empty());
     let ending: Vec<(Uuid, &[LimitKey])> =
         ending.map(|success| (success.item.id.uuid(), &*success.opened.slots)).collect();
     // The tallies come last, because this may wait for the row of a next job, which another session locks, and the ends
     // of all other jobs of the kind must not wait for that.
-    let commits_at_once = claim.is_none() && ending.is_empty() && write.is_one_request();
+    let commits_at_once = ending.is_empty() && write.is_one_request();
     if commits_at_once {
         counts.add_step(&mut write);
         // MySQL does not go on to it when a statement before it fails.
@@ -212,11 +212,6 @@ pub(crate) async fn complete<'a>(
     let written = write.run(conn).await?;
     if let Some(claim) = &mut claim {
         claim.answered(written.iter().flat_map(|step| &step.rows))?;
-        if claim.won.len() < claim.ids.len() {
-            let mut rest = Script::about(claim.ids.len(), 0);
-            due_steps(&mut rest, &successors, |id| claim.asks_for(id) && !claim.won.contains_key(&id));
-            rest.run(conn).await?;
-        }
     }
     let (freed, mut claim_of_parked) = match free_and_claim(conn, (&sorted, &ending), claims, &known.now()).await {
         Ok(done) => done,
@@ -227,11 +222,14 @@ pub(crate) async fn complete<'a>(
         }
         Err(error) => return Err(error),
     };
-    if let (Some(claim), Some(limits)) = (claim.as_ref().or(claim_of_parked.as_ref()), &limits) {
-        if !claim.commit(conn, limits, &counts).await? {
+    if !commits_at_once {
+        let claimed = claim.as_ref().or(claim_of_parked.as_ref());
+        if let (Some(claim), Some(limits)) = (claimed, &limits)
+            && claim.follows_old_limits(conn, limits).await?
+        {
+            sqlx::raw_sql("ROLLBACK").execute(conn).await?;
             return Ok(None);
         }
-    } else if !commits_at_once {
         counts.commit(conn).await?;
     }
     let mut released: Vec<DueJob> = successors.into_iter().filter_map(Successor::released).collect();
@@ -241,7 +239,10 @@ pub(crate) async fn complete<'a>(
     let is_claimed = |job: &DueJob| claim_of_parked.as_ref().is_some_and(|claim| claim.won.contains_key(&job.id));
     released.extend(freed.let_go.into_iter().filter(|job| !is_claimed(job)));
     if let Some(limits) = &limits {
-        for claim in [&mut claim, &mut claim_of_parked].into_iter().flatten() {
+        if let Some(claim) = &mut claim {
+            claim.leave_what_a_limit_concerns(conn, limits).await?;
+        }
+        if let Some(claim) = &mut claim_of_parked {
             claim.look_again(conn, limits).await?;
         }
     }
@@ -372,11 +373,6 @@ impl<'a> SuccessorClaim<'a> {
         })
     }
 
-    /// Return whether this is to claim the job.
-    fn asks_for(&self, id: JobId) -> bool {
-        self.front_of.contains_key(&id)
-    }
-
     /// Add the steps of the claim. A job that may have to wait for a worker is not claimed for its last attempt.
     fn add_steps<'s>(&'s self, script: &mut Script<'s>) {
         self.claims.claim_held_step(script, &self.ids, self.execute_at, self.token);
@@ -384,29 +380,47 @@ impl<'a> SuccessorClaim<'a> {
         read_step(script, &self.ids, self.token);
     }
 
-    /// Commit the claim with the attempts that have ended. Returns false, with nothing written, if a limit has changed while
-    /// it waited for a row: see [`LimitsOfClaim`]. The slower way then settles the attempts, and claims nothing.
-    async fn commit(
-        &self,
+    /// Return whether a limit has changed while the claim waited for a row: see [`LimitsOfClaim`]. The slower way then
+    /// settles the attempts, and claims nothing.
+    async fn follows_old_limits(&self, conn: &mut Session<'_>, limits: &LimitsOfClaim) -> Result<bool, sqlx::Error> {
+        match limits.have_changed(conn, &self.claims.limits).await {
+            // A limit that this version cannot read must not cost an attempt its verdict.
+            Err(error) if is_unreadable(&error) => Ok(true),
+            looked => looked,
+        }
+    }
+
+    /// Leave the jobs that a limit concerns by now, after a request that may have waited for a row, for a tally or for the
+    /// disk of the server. No limit concerned a next job of an order key when the claim began, so it counts nowhere: not
+    /// against a concurrency, a rate or a breaker that was set meanwhile. It is given back, and the usual claim counts it.
+    async fn leave_what_a_limit_concerns(
+        &mut self,
         conn: &mut Session<'_>,
         limits: &LimitsOfClaim,
-        counts: &Counts<'_>,
-    ) -> Result<bool, sqlx::Error> {
-        let changed = match limits.have_changed(conn, &self.claims.limits).await {
-            // A limit that this version cannot read must not cost an attempt its verdict.
-            Err(error) if is_unreadable(&error) => true,
+    ) -> Result<(), sqlx::Error> {
+        let known = &self.claims.limits;
+        let changed = match limits.have_changed(conn, known).await {
+            Err(error) if fault(&error) != Fault::Reconnect => {
+                tracing::warn!(%error, "cannot read the limits after a claim, giving back what they may concern");
+                true
+            }
             looked => looked?,
         };
         if changed {
-            sqlx::raw_sql("ROLLBACK").execute(conn).await?;
-            return Ok(false);
+            let is_concerned = |claim: &Claim| match claim {
+                Claim::Won(claimed) => known.concern(Some(&claimed.queue)),
+                _ => false,
+            };
+            let without: HashSet<JobId> =
+                self.won.iter().filter(|(_, claim)| is_concerned(claim)).map(|(id, _)| *id).collect();
+            self.won.retain(|id, _| !without.contains(id));
+            self.without_room.extend(without);
         }
-        counts.commit(conn).await?;
-        Ok(true)
+        Ok(())
     }
 
-    /// Look at the limits once more after the COMMIT, which may have waited for a tally or for the disk of the server,
-    /// and keep only what may start. A failure costs no verdict: the next run finds that the attempts have ended, and the
+    /// Look at the limits once more after the COMMIT, which may have waited for a tally or for the disk of the server, and
+    /// keep only the parked jobs that may start. A failure costs no verdict: the next run finds that the attempts have ended, and the
     /// claims are given back.
     async fn look_again(&mut self, conn: &mut Session<'_>, limits: &LimitsOfClaim) -> Result<(), sqlx::Error> {
         if limits.took_long() {

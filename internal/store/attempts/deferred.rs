@@ -39,7 +39,9 @@ use crate::sql::pools::transact_in_turn;
 use crate::sql::session::Session;
 use crate::sql::turns::Subject;
 use crate::{Store, StoreError};
-use tickr_job::{AttemptToken, CallOutcome, JobId, JobOptions, Name, Progress, RetryPolicy, State, Timestamp, Verdict};
+use tickr_job::{
+    AttemptToken, CallOutcome, JobId, JobOptions, Name, ProgressReport, RetryPolicy, State, Timestamp, Verdict,
+};
 
 /// Attempts that one call ends at most.
 const PAGE: u32 = 100;
@@ -269,7 +271,7 @@ impl Store {
     pub async fn report_on(
         &self,
         attempt: &DeferredAttempt,
-        progress: Option<Progress>,
+        progress: Option<ProgressReport>,
         checkpoint: Option<Arc<str>>,
     ) -> Result<Option<Reported>, StoreError> {
         let (shared, (id, token)) = (self.shared.clone(), (attempt.id, attempt.token));
@@ -292,8 +294,7 @@ impl Store {
                     extend_lease(conn, id, until).await?;
                 }
                 if let Some(progress) = progress {
-                    let query = sqlx::query("UPDATE owed SET progress = ? WHERE id = ?").bind(progress_text(&progress));
-                    query.bind(id.uuid()).execute(&mut *conn).await?;
+                    write_report(conn, id, progress).await?;
                 }
                 if let Some(content) = checkpoint {
                     mark_checkpoints(conn, &[id.uuid()]).await?;
@@ -384,6 +385,15 @@ fn is_ours(owed: Option<&Owed>, token: AttemptToken) -> bool {
 async fn extend_lease(conn: &mut Session<'_>, id: JobId, until: Option<Timestamp>) -> Result<(), sqlx::Error> {
     let sql = statement(format!("UPDATE owed SET lease_until = ?, links = links | {DEFERRED} WHERE id = ?"));
     sql.bind(until.map(|until| until + MARGIN)).bind(id.uuid()).execute(conn).await.map(drop)
+}
+
+/// Write the progress of an attempt. The row is locked.
+async fn write_report(conn: &mut Session<'_>, id: JobId, report: ProgressReport) -> Result<(), sqlx::Error> {
+    let sql = "SELECT progress FROM owed FORCE INDEX (PRIMARY) WHERE id = ?";
+    let before: Option<String> = sqlx::query_scalar(sql).bind(id.uuid()).fetch_one(&mut *conn).await?;
+    let progress = report.after(before.and_then(|text| serde_json::from_str(&text).ok()));
+    let query = sqlx::query("UPDATE owed SET progress = ? WHERE id = ?").bind(progress_text(&progress));
+    query.bind(id.uuid()).execute(conn).await.map(drop)
 }
 
 /// Store what a handler wrote before it returned, although its attempt has a verdict already: the system was faster.

@@ -116,12 +116,6 @@ impl ServedKinds {
         self.0.iter().any(|(queues, kinds)| queues.contains(queue) && kinds.contains(kind))
     }
 
-    /// Return whether a runner has this kind, whatever queues it serves.
-    #[must_use]
-    pub fn has_kind(&self, kind: &Name) -> bool {
-        self.0.iter().any(|(_, kinds)| kinds.contains(kind))
-    }
-
     /// Return the kinds of all of them.
     #[must_use]
     pub fn kinds(self) -> HashSet<Name> {
@@ -889,7 +883,6 @@ mod tests {
         let has = |queue: &str, kind: &str| served.has(&name(queue), &name(kind));
         assert_eq!((has("a", "resize"), has("b", "resize"), has("c", "crop")), (true, true, true));
         assert_eq!((has("c", "resize"), has("a", "crop"), has("a", "mail")), (false, false, false));
-        assert!(served.has_kind(&name("crop")) && served.has_kind(&name("mail")) && !served.has_kind(&name("noop")));
         assert_eq!(served.kinds(), ["resize", "crop", "mail"].map(name).into());
     }
 }

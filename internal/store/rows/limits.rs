@@ -86,7 +86,8 @@ pub(crate) fn waits_for_turn(execute_at: Timestamp) -> bool {
 pub struct LimitSetting {
     /// The limit.
     pub limit: Limit,
-    /// False until the attempts that ran when the limit was set are counted. No job of the limit starts before that.
+    /// False until the attempts that ran when the limit was set are counted. No job of a key with a concurrency starts
+    /// before that.
     pub counted: bool,
     /// Time and actor of the last change.
     pub changed: (Timestamp, Actor),
@@ -371,7 +372,8 @@ fn concern(limits: &[LimitSetting], queue: Option<&Name>) -> bool {
 /// over (`HEARD_AFTER` in `attempts/limited.rs`). What a claim knows may be a second and a half old when it begins, and
 /// a limit may be set, counted, lowered or removed at any moment after that. So a claim that takes long looks twice
 /// whether a limit has changed: before its COMMIT, because it may have waited for a row, and after it, because the
-/// COMMIT itself may have been under way for long.
+/// COMMIT itself may have been under way for long. A claim of the next job of an order key has both in one request, and
+/// looks afterwards only.
 pub(crate) struct LimitsOfClaim {
     pub(crate) followed: Arc<Vec<LimitSetting>>,
     /// The hosts by which the claim counts its jobs, as they were read before the rows in `owed` were locked. Empty

@@ -513,13 +513,10 @@ pub(crate) fn heads_step<'a>(script: &mut Script<'a>, successors: &'a [Successor
     );
 }
 
-/// Add the steps that give those next jobs their due times that are to be let go to a script.
-pub(crate) fn due_steps(script: &mut Script<'_>, successors: &[Successor], is_let_go: impl Fn(JobId) -> bool) {
+/// Add the steps that give those next jobs that are held their due times to a script.
+pub(crate) fn due_steps(script: &mut Script<'_>, successors: &[Successor]) {
     let mut due: BTreeMap<Timestamp, Vec<Uuid>> = BTreeMap::new();
     for (_, job) in successors.iter().filter_map(|successor| successor.next.as_ref()) {
-        if !is_let_go(job.id) {
-            continue;
-        }
         due.entry(job.execute_at).or_default().push(job.id.uuid());
     }
     for (execute_at, mut ids) in due {
