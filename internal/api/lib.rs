@@ -59,7 +59,7 @@ pub use api_keys::new_api_key;
 pub use compat::CompatRoutes;
 pub use http::auth::Tokens;
 pub use http::failed_logins::{FailedLogins, Peer};
-pub use http::pages::beside_the_api;
+pub use http::pages::{beside_the_api, without_room};
 pub use http::problem::{Code, Problem};
 pub use http::problem_table::markdown as problems_as_markdown;
 pub use http::shares::RequestPermits;
@@ -88,7 +88,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use compat::refusal::Interface;
-use http::answers::{json, operations, parse_wait};
+use http::answers::{json, operations, operations_of, parse_wait};
 use http::problem::method_not_allowed;
 
 use tickr_broker::{Broker, ClusterEvents, OperatorSettingsCopy, Watches};
@@ -289,9 +289,15 @@ fn routes() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .split_for_parts()
 }
 
-/// Add 429 to every operation: `app/server.rs` limits the number of open connections, so any request can be refused.
+/// Paths of probes and scrapes. A process that is only busy answers them as well: a supervisor would end it otherwise,
+/// and operators would not see the reason.
+pub const PROBES: [&str; 3] = ["/livez", "/readyz", "/metrics"];
+
+/// Add 429 to every other operation: `app/server.rs` limits the number of open connections, so any of these requests
+/// can be refused.
 fn describe_connection_limit(document: &mut utoipa::openapi::OpenApi) {
-    for operation in operations(document) {
+    let others = document.paths.paths.iter_mut().filter(|(path, _)| !PROBES.contains(&path.as_str()));
+    for operation in others.flat_map(|(_, item)| operations_of(item)) {
         http::problem::add_problems(operation, &[("429", "overloaded: too many open connections")]);
     }
 }

@@ -27,9 +27,9 @@ use tokio_util::sync::CancellationToken;
 use crate::api::Peer;
 
 /// Most header fields of a request.
-const MAX_HEADERS: usize = 100;
+pub(super) const MAX_HEADERS: usize = 100;
 /// Most bytes of a request line with its headers.
-const MAX_HEAD_BYTES: usize = 64 << 10;
+pub(super) const MAX_HEAD_BYTES: usize = 64 << 10;
 /// Bytes that a client must take within the write time-out to count as reading its response.
 const SIGN_OF_READING: u64 = 16 << 10;
 

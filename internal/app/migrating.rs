@@ -19,11 +19,20 @@ const MAX_CONNECTIONS: usize = 64;
 /// Time that open requests have to end once the migration is done.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
-/// Migrate the tables to the schema of this binary if needed, and answer probes meanwhile.
+/// Migrate the tables to the schema of this binary if needed, and answer probes meanwhile. Then check that the account
+/// has the rights of a runner: also if the tables were there, or a process with another account has made them.
 pub(super) async fn migrate(store: &Store, listener: &TcpListener, limits: HttpLimits) -> Result<(), StoreError> {
-    if store.is_migrated().await? {
-        return Ok(());
+    if !store.is_migrated().await? {
+        migrate_and_answer_probes(store, listener, limits).await?;
     }
+    store.check_rights().await
+}
+
+async fn migrate_and_answer_probes(
+    store: &Store,
+    listener: &TcpListener,
+    limits: HttpLimits,
+) -> Result<(), StoreError> {
     let settings = MigrateSettings::default();
     let progress = settings.progress.subscribe();
     let done = CancellationToken::new();

@@ -17,6 +17,7 @@
 //! - `migrating.rs`: the migration of a start, during which probes are answered.
 //! - `server.rs`: the HTTP server, its limit on connections and its stop.
 //! - `connection.rs`: one HTTP connection and its time limits.
+//! - `turned_away.rs`: a connection beyond the limit, on which only the probes are answered.
 //! - `graceful_close.rs`: a listening socket that closes without breaking a request.
 //! - `open_files.rs`: the limit of open files.
 //! - `signals.rs`: SIGTERM, SIGINT and SIGHUP.
@@ -40,6 +41,7 @@ mod server;
 mod signals;
 mod supervisor;
 mod suspect;
+mod turned_away;
 
 pub use check::{KindCheck, PendingCheck, PendingProblem, check_pending};
 pub use run::{SHUTDOWN, Suspects, exit_code, is_wrong_configuration, run, serve, serve_with};

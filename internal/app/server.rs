@@ -8,21 +8,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::connection::{self, ClientTimeouts};
 use super::graceful_close::ClosingListener;
-use crate::api::{Code, Peer, Problem};
+use super::turned_away::{self, TurnedAway};
+use crate::api::Peer;
 
-/// Most clients that are being told at the same time that there is no room. Further connections are closed without a
-/// response.
+/// Most clients that are being told at the same time that there is no room, probes among them. Further connections are
+/// closed without a response.
 const MAX_TURNED_AWAY: usize = 64;
-/// Longest time for telling one client.
-const TURNING_AWAY: Duration = Duration::from_secs(2);
 /// Pause after the operating system refused a connection, as it does when no file descriptors are left.
 const REFUSED_PAUSE: Duration = Duration::from_millis(200);
 
@@ -45,6 +43,7 @@ pub(super) async fn serve(listener: TcpListener, router: axum::Router, limits: H
     };
     tokio::pin!(closed);
     let service = TowerToHyperService::new(router);
+    let beyond = TurnedAway::new(service.clone());
     let room = Arc::new(Semaphore::new(limits.connections));
     let leaving = CancellationToken::new();
     let (mut connections, mut turned_away) = (JoinSet::new(), JoinSet::new());
@@ -79,12 +78,10 @@ pub(super) async fn serve(listener: TcpListener, router: axum::Router, limits: H
                 });
                 open.set(connections.len() as f64);
             }
-            Err(_) => {
-                metrics::counter!("tickr_http_clients_turned_away_total").increment(1);
-                if turned_away.len() < MAX_TURNED_AWAY {
-                    turned_away.spawn(tokio::time::timeout(TURNING_AWAY, turn_away(stream)));
-                }
+            Err(_) if turned_away.len() < MAX_TURNED_AWAY => {
+                turned_away.spawn(beyond.clone().answer(stream, peer));
             }
+            Err(_) => turned_away::count(),
         }
     }
     drop(listener);
@@ -96,30 +93,4 @@ pub(super) async fn serve(listener: TcpListener, router: axum::Router, limits: H
 /// Return whether an error is about one connection that its client has already given up.
 fn is_the_clients_doing(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::ConnectionRefused | ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset)
-}
-
-/// Tell a client that there is no room. Its request is read and ignored: closing a socket with unread bytes would reset
-/// the connection, and the response would be lost.
-async fn turn_away(mut stream: TcpStream) {
-    let problem = Problem::new(
-        Code::Overloaded,
-        "this runner has as many open connections as the setting http_connections (TICKR_HTTP_CONNECTIONS) allows",
-    );
-    let body = serde_json::to_string(&problem).unwrap_or_default();
-    let head = format!(
-        "HTTP/1.1 {} Too Many Requests\r\ncontent-type: application/problem+json\r\nretry-after: 1\r\n\
-         x-request-id: {}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
-        problem.status,
-        uuid::Uuid::now_v7(),
-        body.len()
-    );
-    let told = async {
-        stream.write_all(head.as_bytes()).await?;
-        stream.write_all(body.as_bytes()).await?;
-        stream.shutdown().await?;
-        let mut forgotten = [0; 1024];
-        while stream.read(&mut forgotten).await? > 0 {}
-        std::io::Result::Ok(())
-    };
-    let _ = told.await;
 }

@@ -182,10 +182,51 @@ async fn beyond_the_bound_on_connections_clients_are_told_and_then_let_in_again(
     drop(held);
     eventually("there is room again", async || {
         let mut socket = TcpStream::connect(tickr.app.addr()).await.unwrap();
-        socket.write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await.unwrap();
+        socket.write_all(b"GET /v1/stats HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await.unwrap();
         until_closed(&mut socket).await.starts_with("HTTP/1.1 200").then_some(())
     })
     .await;
+    tickr.stop().await;
+}
+
+/// A supervisor ends a process whose probes fail, also a healthy one that has as many clients as it may have.
+#[tokio::test(flavor = "multi_thread")]
+async fn probes_are_answered_also_beyond_the_bound_on_connections() {
+    let tickr = TestApp::start_with(|config| config.http_connections = 5, Registry::new()).await;
+    let mut held = Vec::new();
+    for _ in 0..5 {
+        let mut socket = TcpStream::connect(tickr.app.addr()).await.unwrap();
+        socket.write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+        assert!(socket.read(&mut [0; 512]).await.unwrap() > 0);
+        held.push(socket);
+    }
+    let mut silent = TcpStream::connect(tickr.app.addr()).await.unwrap();
+    for (asked, status) in [
+        ("GET /livez", "200"),
+        ("GET /readyz", "200"),
+        ("HEAD /readyz", "200"),
+        ("GET /metrics", "200"),
+        ("GET /v1/stats", "429"),
+        ("POST /livez", "429"),
+    ] {
+        // On a machine that stands still, MySQL may answer too late for readiness, and the head may come too late.
+        eventually(&format!("{asked} gets {status}"), async || {
+            let mut socket = TcpStream::connect(tickr.app.addr()).await.unwrap();
+            let head = format!("{asked} HTTP/1.1\r\nHost: localhost\r\nx-request-id: mine\r\n\r\n");
+            socket.write_all(head.as_bytes()).await.unwrap();
+            let said = until_closed(&mut socket).await;
+            let fits = said.starts_with(&format!("HTTP/1.1 {status} "));
+            assert!(
+                !fits || said.contains("connection: close\r\n") && said.contains("x-request-id: mine\r\n"),
+                "{said}"
+            );
+            fits.then_some(())
+        })
+        .await;
+    }
+    // A client that asks for nothing does not keep its place beyond the bound.
+    assert_eq!(until_closed(&mut silent).await, "");
+    drop(held);
     tickr.stop().await;
 }
 

@@ -304,9 +304,16 @@ fn files_of_deployments() -> Vec<PathBuf> {
     found
 }
 
-/// The stop of a container must outlast the stop of tickr, in every place that has a limit for it.
+/// The stop of a container must outlast the stop of tickr, in every place that has a limit for it. Other deployments
+/// follow the guide.
 #[test]
 fn every_deployment_gives_a_stop_more_time_than_tickr_takes() {
+    const AFTER_THE_GRACE: u64 = 35;
+    let source = fs::read_to_string(root().join("internal/app/mod.rs")).unwrap();
+    assert!(source.contains(&format!("const AFTER_THE_GRACE: Duration = Duration::from_secs({AFTER_THE_GRACE});")));
+    let guide = document("docs/OPERATIONS.md").text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let advice = format!("more patience than the longer of the two and {AFTER_THE_GRACE} s.");
+    assert!(guide.contains(&advice), "{advice}");
     let number = |path: &str, mark: &str| -> Vec<u64> {
         let text = fs::read_to_string(root().join(path)).unwrap();
         let after = text.match_indices(mark).map(|(at, _)| &text[at + mark.len()..]);
@@ -314,7 +321,7 @@ fn every_deployment_gives_a_stop_more_time_than_tickr_takes() {
         digits.map(|digits| digits.parse().unwrap()).collect()
     };
     let usual = Config::load(&Flags::default(), std::iter::empty(), None).unwrap().config;
-    let least = usual.shutdown_grace.max(usual.shutdown_notice).as_secs() + 35;
+    let least = usual.shutdown_grace.max(usual.shutdown_notice).as_secs() + AFTER_THE_GRACE;
     for (path, mark, places) in [
         ("deploy/debian/tickr.service", "\nTimeoutStopSec=", 1),
         ("deploy/kubernetes/tickr.yaml", "\n      terminationGracePeriodSeconds: ", 2),

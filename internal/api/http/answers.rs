@@ -9,8 +9,14 @@ use axum::response::{IntoResponse, Response};
 pub(crate) fn operations(
     document: &mut utoipa::openapi::OpenApi,
 ) -> impl Iterator<Item = &mut utoipa::openapi::path::Operation> {
-    let items = document.paths.paths.values_mut();
-    items.flat_map(|item| [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete]).flatten()
+    document.paths.paths.values_mut().flat_map(operations_of)
+}
+
+/// Return the operations of one path.
+pub(crate) fn operations_of(
+    item: &mut utoipa::openapi::PathItem,
+) -> impl Iterator<Item = &mut utoipa::openapi::path::Operation> {
+    [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete].into_iter().flatten()
 }
 
 /// Parse a duration such as `30s`, `500ms` or `2m` from a query string.

@@ -32,6 +32,10 @@ const ACTS_FOR: HeaderName = HeaderName::from_static("tickr-actor");
 /// Paths that need no API key.
 const OPEN: [&str; 2] = ["/livez", "/readyz"];
 
+/// Path of the metrics page. Alerts about an outage of MySQL come from this page, so an API key goes on to open it
+/// while MySQL cannot be read. It shows figures and no job.
+const SCRAPED: &str = "/metrics";
+
 /// Return whether the path of a request holds the right to it, so that no API key is needed.
 fn is_opened_by_its_path(path: &str) -> bool {
     path.starts_with(FINISHED_BY_KEY)
@@ -293,7 +297,7 @@ pub(crate) async fn check(api: &Api, mut request: Request, next: Next) -> Respon
         return Problem::new(Code::Unauthorized, detail).into_response();
     };
     let age = api.operator_settings.age();
-    if holder.key.is_some() && age > API_KEYS_HOLD {
+    if holder.key.is_some() && age > API_KEYS_HOLD && request.uri().path() != SCRAPED {
         return unreadable_api_keys(age).into_response();
     }
     let need = Need::for_route(request.method(), request.uri().path());
@@ -367,7 +371,8 @@ pub(crate) fn describe(document: &mut OpenApi) {
             let answers = [
                 ("401", "unauthorized"),
                 ("403", "forbidden: the API key does not allow this"),
-                // Revocations are read from MySQL, so every operation can answer 503.
+                // Revocations are read from MySQL, and a start may migrate the tables, so every operation can answer
+                // 503.
                 ("503", "store_unavailable"),
             ];
             add_problems(operation, &answers);

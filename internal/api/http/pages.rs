@@ -1,4 +1,5 @@
-//! The routes beside the API, such as those of the dashboard: their responses have what those of the API have.
+//! The routes beside the API, such as those of the dashboard: their responses have what those of the API have. So do
+//! the refusals of requests for which there is no room.
 
 use axum::Router;
 use axum::extract::Request;
@@ -15,6 +16,16 @@ pub fn beside_the_api(pages: Router) -> Router {
         .method_not_allowed_fallback(method_not_allowed)
         .layer(middleware::from_fn(explain))
         .layer(middleware::from_fn(identify))
+}
+
+/// Return the routes of a client whose connection is one too many: each request gets 429.
+pub fn without_room() -> Router {
+    let refuse = async || {
+        let detail = "this runner has as many open connections as the setting http_connections \
+                      (TICKR_HTTP_CONNECTIONS) allows";
+        Problem::new(Code::Overloaded, detail)
+    };
+    Router::new().fallback(refuse).layer(middleware::from_fn(identify))
 }
 
 async fn explain(request: Request, next: Next) -> Response {
