@@ -27,7 +27,7 @@ use crate::http::problem::{Code, Problem};
 use crate::http::revocation::RequestRight;
 use crate::http::shares::RequestPermit;
 use crate::view::{Moment, StateWord, VerdictWord};
-use tickr_broker::{Delivery, EventType, Listener, PublishedEvent, StreamPosition, Watch};
+use tickr_broker::{Delivery, EventType, Listener, PastEvents, PastPage, PublishedEvent, StreamPosition, Watch};
 use tickr_job::{Attempt, Job, JobId, Name, State as JobState, Timestamp, Verdict};
 
 /// Interval of keep-alive comments on a stream without events.
@@ -190,8 +190,8 @@ struct ReportedState {
     ended: u32,
     /// The last attempt whose start was sent.
     begun: u32,
-    /// The time of that start. Absent if an earlier stream sent it.
-    begun_at: Option<Timestamp>,
+    /// The time of that start in Unix milliseconds, which its id has too. Absent after other ids.
+    begun_at: Option<i64>,
     state: Option<StateEvent>,
     progress: Option<(f64, Option<String>)>,
 }
@@ -207,10 +207,14 @@ impl ReportedState {
     fn after(id: Option<&str>) -> Self {
         let last = id.and_then(|id| id.split_once('.')).and_then(|(number, what)| {
             let number: u32 = number.parse().ok()?;
-            Some(if what == "begin" { (number.checked_sub(1)?, number) } else { (number, number) })
+            let (what, ms) = what.split_once('.').unwrap_or((what, ""));
+            if what == "begin" {
+                return Some((number.checked_sub(1)?, number, ms.parse().ok()));
+            }
+            Some((number, number, None))
         });
-        let (ended, begun) = last.unwrap_or_default();
-        Self { ended, begun, ..Self::default() }
+        let (ended, begun, begun_at) = last.unwrap_or_default();
+        Self { ended, begun, begun_at, ..Self::default() }
     }
 
     /// Return the events that have not been sent.
@@ -225,20 +229,21 @@ impl ReportedState {
                 finished_at: attempt.finished_at.filter(|_| ended).map(Moment),
                 verdict: attempt.verdict.filter(|_| ended),
             };
-            // After a claim that was undone, the next one has the same number and another runner.
+            let started_at = attempt.started_at.map(|at| at.timestamp_millis());
+            // After a claim that was undone, the next one has the same number and another time.
             let begins_anew = number == self.begun
-                && attempt.finished_at.is_none()
-                && self.begun_at.is_some_and(|begun_at| attempt.started_at.is_some_and(|at| at != begun_at));
+                && number > self.ended
+                && self.begun_at.is_some_and(|begun_at| started_at.is_some_and(|at| at != begun_at));
             if number > self.begun || begins_anew {
                 // Nothing started when the job expired.
-                if attempt.started_at.is_some() {
-                    messages.push_back(message("attempt", Some(format!("{number}.begin")), &event(false)));
+                if let Some(at) = started_at {
+                    messages.push_back(message("attempt", Some(format!("{number}.begin.{at}")), &event(false)));
                 }
                 self.begun = number;
                 self.progress = None;
             }
             if number == self.begun {
-                self.begun_at = attempt.started_at;
+                self.begun_at = started_at;
             }
             if attempt.finished_at.is_some() && number > self.ended {
                 messages.push_back(message("attempt", Some(format!("{number}.done")), &event(true)));
@@ -470,8 +475,10 @@ impl From<&PublishedEvent> for ClusterEvent {
 pub(super) struct GapEvent {
     /// Reason of the gap. `behind`: this client was too slow. `flood`: too many events happened at once in a runner.
     /// `redis`: Redis does not answer, so only the events of this runner arrive. `lost`: Redis was out for this runner or
-    /// for another one, or has lost events; from here on the events of all runners arrive again. `forgotten`: the event
-    /// of `Last-Event-ID` is no longer stored, or 10,000 others follow it.
+    /// for another one, has lost events, or this runner stood still; from here on the events of all runners arrive again.
+    /// It also comes in front of events whose kinds and queues a runner could not read. `forgotten`: the event of
+    /// `Last-Event-ID`, or one behind it that this client was still to get, is no longer stored, 10,000 others follow it,
+    /// or Redis does not answer.
     reason: &'static str,
     /// Number of missing events, if it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -487,8 +494,9 @@ pub(super) struct GapEvent {
 /// Later versions may add event types and fields: ignore what you do not know.
 ///
 /// A `gap` event says that events are missing: above about ten thousand events a second, for a client that is too slow,
-/// while Redis does not answer and only the events of this runner arrive, or when Redis has lost events or is back. After
-/// a gap, read again what you show.
+/// while Redis does not answer and only the events of this runner arrive, when Redis has lost events or is back, when
+/// this runner stood still, or when a runner could not read the kinds and queues of its events. After a gap, read again
+/// what you show.
 /// With `Last-Event-ID` the stream continues after that event, or sends `reset` when the event is no longer stored or
 /// 10,000 others follow it. Payloads, results, errors and reasons are not sent.
 #[utoipa::path(
@@ -515,26 +523,15 @@ pub(super) async fn of_cluster(
     // Listen before the past events are read, so that no event falls between the two.
     let listener = api.cluster_events.listen().await;
     let mut messages = VecDeque::new();
-    let mut reached = StreamPosition::START;
-    if let Some(last) = last {
-        let past = match last.parse::<StreamPosition>() {
-            Ok(last) => api.cluster_events.since(last).await.ok().flatten(),
-            Err(_) => None,
-        };
-        match past {
-            None => messages.push_back(message("reset", None, &gap("forgotten", None))),
-            Some(past) => {
-                for (id, event) in past {
-                    reached = id;
-                    if filter.matches(&event) {
-                        messages.push_back(event_message(Some(id), &event));
-                    }
-                }
-            }
+    let past = last.and_then(|last| match last.parse::<StreamPosition>() {
+        Ok(last) => Some(api.cluster_events.past(last)),
+        Err(_) => {
+            messages.push_back(message("reset", None, &gap("forgotten", None)));
+            None
         }
-    }
-    let stopping = api.stopping.clone();
-    let stream = ClusterStream { stopping, pass, listener, filter, messages, reached, lags: 0, _permit: permit };
+    });
+    let (stopping, reached) = (api.stopping.clone(), StreamPosition::START);
+    let stream = ClusterStream { stopping, pass, listener, filter, messages, past, reached, lags: 0, _permit: permit };
     Ok(answer(stream::unfold(stream, ClusterStream::next)))
 }
 
@@ -555,6 +552,8 @@ struct ClusterStream {
     listener: Listener,
     filter: EventFilter,
     messages: VecDeque<Message>,
+    /// The past events that were not read yet, of a client that comes back.
+    past: Option<PastEvents>,
     /// Id of the newest past event that was read. Live events up to it are dropped, because they were already sent.
     reached: StreamPosition,
     stopping: watch::Receiver<bool>,
@@ -575,6 +574,15 @@ impl ClusterStream {
             }
             if *self.stopping.borrow_and_update() || self.lags >= MAX_LAGS {
                 return None;
+            }
+            if let Some(past) = &mut self.past {
+                let page = tokio::select! {
+                    page = past.next_page() => page,
+                    _ = self.stopping.changed() => continue,
+                    () = self.pass.wait_until_revoked() => return None,
+                };
+                self.take_page(page);
+                continue;
             }
             if self.listener.is_up_to_date() {
                 self.lags = 0;
@@ -599,5 +607,20 @@ impl ClusterStream {
                 Err(RecvError::Closed) => return None,
             }
         }
+    }
+
+    /// Send the past events of a page. Without a page they cannot be told, and the client begins anew.
+    fn take_page(&mut self, page: Option<PastPage>) {
+        let Some(page) = page else {
+            self.past = None;
+            self.messages.push_back(message("reset", None, &gap("forgotten", None)));
+            return;
+        };
+        self.reached = page.last;
+        if page.is_last {
+            self.past = None;
+        }
+        let wanted = page.events.iter().filter(|(_, event)| self.filter.matches(event));
+        self.messages.extend(wanted.map(|(id, event)| event_message(Some(*id), event)));
     }
 }

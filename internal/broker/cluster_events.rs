@@ -7,8 +7,9 @@
 //!
 //! While Redis is out, listeners are told of a gap, and then receive only the events of their own runner. Another gap
 //! follows when Redis is back and all runners have had the time to notice the listeners again. A runner whose events
-//! did not reach the stream says so in the stream. A process with listeners tells them of a gap when the stream has lost
-//! the position up to which it was read.
+//! did not reach the stream says so in the stream, and so does one that could not read the kinds and queues of its events,
+//! because filters leave these out. A process with listeners tells them of a gap when the stream has lost the position up
+//! to which it was read, and when the process stood still for so long that its mark was gone.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,13 +20,13 @@ use async_recursion::async_recursion as boxed;
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::error::TryRecvError;
 use tokio::sync::broadcast::{self, Receiver};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use tickr_event::{Event, Events, Health, SettingChanged};
-use tickr_index::{EventStream, Index, IndexError, StreamEntry, StreamPosition};
+use tickr_index::{EventStream, Index, IndexError, LISTENS_FOR, StreamEntry, StreamPosition};
 use tickr_job::{JobId, Name, RunnerId, State, Timestamp, Verdict};
 use tickr_store::Store;
 
@@ -35,8 +36,11 @@ const PACE: Duration = Duration::from_millis(100);
 const MAX_PUBLISHED: usize = 1_000;
 /// Most entries in one read.
 const PAGE: usize = 500;
-/// Most pages in one round.
+/// Most pages in one round, and for a client that comes back.
 const MAX_PAGES: usize = 20;
+/// Most pages that are read for clients that come back, at a time. They share a connection with the marks and the live
+/// events, whose answers would come too late behind those of many clients.
+const MAX_PAST_READS: usize = 4;
 /// Time between two renewals of the mark of a listener.
 const MARK_EVERY: Duration = Duration::from_millis(1_500);
 /// Most events by which a listener may fall behind.
@@ -205,7 +209,7 @@ pub struct PublishedEvent {
 }
 
 impl PublishedEvent {
-    /// Cause of a gap when events did not reach the stream.
+    /// Cause of a gap when events did not reach the stream, or reached it without their kinds and queues.
     pub const LOST: &str = "lost";
 }
 
@@ -216,7 +220,8 @@ pub enum Delivery {
     Event(Option<StreamPosition>, Arc<PublishedEvent>),
     /// Events may be missing here: Redis is out, and the events of other runners do not arrive until it is back.
     Gap,
-    /// Events may be missing here: Redis was out or has lost them. From here on the events of all runners arrive.
+    /// Events may be missing here: Redis was out or has lost them, or had no mark of this process for a while. From here
+    /// on the events of all runners arrive.
     Lost,
 }
 
@@ -240,6 +245,8 @@ struct ClusterEventsInner {
     listeners: watch::Sender<usize>,
     /// Redis is out, and the listeners of this process have been told.
     out: AtomicBool,
+    /// Turns of the pages that are read for clients that come back.
+    past_reads: Semaphore,
 }
 
 /// One listener. Dropping it ends the subscription.
@@ -298,6 +305,7 @@ impl ClusterEvents {
             live: watch::Sender::new(false),
             listeners: watch::Sender::new(0),
             out: AtomicBool::new(false),
+            past_reads: Semaphore::new(MAX_PAST_READS),
         });
         tasks.spawn(publish_health(Arc::clone(&shared), stop.clone()));
         tasks.spawn(run_until_stopped(Arc::clone(&shared), stop.clone()));
@@ -319,32 +327,71 @@ impl ClusterEvents {
         listener
     }
 
-    /// Return all events after `place`, in order. None when the stream does not hold `place` itself any more, or when
-    /// 10,000 entries or more lie behind it.
-    ///
-    /// # Errors
-    /// When Redis does not answer.
+    /// Return the stored events after `place`, to be read page by page.
+    #[must_use]
+    pub fn past(&self, place: StreamPosition) -> PastEvents {
+        PastEvents { shared: Arc::clone(&self.shared), last: place, until: None, pages_left: MAX_PAGES }
+    }
+}
+
+/// The stored events behind the position of a client that comes back. A page is read when the client has taken the one
+/// before, so that many clients at once need little memory here.
+#[derive(Debug)]
+pub struct PastEvents {
+    shared: Arc<ClusterEventsInner>,
+    /// Position up to which events were read.
+    last: StreamPosition,
+    /// End of the stream at the first page. The client hears of what comes behind it as it happens, and does not count
+    /// among what it has missed.
+    until: Option<StreamPosition>,
+    pages_left: usize,
+}
+
+/// A page of stored events.
+#[derive(Debug)]
+pub struct PastPage {
+    /// The events, in order.
+    pub events: Vec<(StreamPosition, PublishedEvent)>,
+    /// Position of the last entry, or that of the page before if there is none.
+    pub last: StreamPosition,
+    /// No further entry was stored.
+    pub is_last: bool,
+}
+
+impl PastEvents {
+    /// Return the next page. None when the stream does not hold the last position itself any more, when 10,000 entries or
+    /// more lie behind the first one, or when Redis does not answer.
     #[boxed]
-    pub async fn since(
-        &self,
-        place: StreamPosition,
-    ) -> Result<Option<Vec<(StreamPosition, PublishedEvent)>>, IndexError> {
-        let (mut found, mut last) = (Vec::new(), place);
-        for _ in 0..MAX_PAGES {
-            let page = self.shared.stream.read_after(last, PAGE).await?;
-            if !page.is_whole {
-                return Ok(None);
-            }
-            let more = page.entries.len() == PAGE;
-            last = page.entries.last().map_or(last, |entry| entry.id);
-            let read = |entry: &StreamEntry| Some((entry.id, serde_json::from_str(&entry.text).ok()?));
-            found.extend(page.entries.iter().filter_map(read));
-            if !more {
-                return Ok(Some(found));
-            }
+    pub async fn next_page(&mut self) -> Option<PastPage> {
+        let _turn = self.shared.past_reads.acquire().await;
+        // While Redis is out, each of many clients would wait for the time-outs of those in front.
+        if self.shared.index.health().now() == Health::Degraded {
+            return None;
         }
-        // More entries follow. Those behind the pages would be left out, so the listener begins anew.
-        Ok(None)
+        let read = async {
+            let until = match self.until {
+                Some(until) => until,
+                None => self.shared.stream.last().await?,
+            };
+            Ok::<_, IndexError>((until, self.shared.stream.read_after(self.last, PAGE).await?))
+        };
+        let (until, page) = match read.await {
+            Ok(read) => read,
+            Err(error) => {
+                tracing::debug!(%error, "cannot read stored events for a client");
+                return None;
+            }
+        };
+        self.until = Some(until);
+        self.pages_left = self.pages_left.saturating_sub(1);
+        let is_last = page.entries.len() < PAGE || page.entries.last().is_none_or(|entry| entry.id >= until);
+        // Entries behind the last page would be left out, so the client begins anew.
+        if !page.is_whole || !is_last && self.pages_left == 0 {
+            return None;
+        }
+        self.last = page.entries.last().map_or(self.last, |entry| entry.id);
+        let read = |entry: &StreamEntry| Some((entry.id, serde_json::from_str(&entry.text).ok()?));
+        Some(PastPage { events: page.entries.iter().filter_map(read).collect(), last: self.last, is_last })
     }
 }
 
@@ -397,16 +444,33 @@ struct Session<'a> {
     read: Option<StreamPosition>,
     /// Events of this process did not reach the stream. The next batch says so first.
     lost: bool,
-    /// After an outage, the time at which the listeners are told that it is over.
+    /// After an outage, or a time without a mark, the time at which the listeners are told that it is over.
     back_at: Option<Instant>,
+    mark: Mark,
     mark_at: Instant,
+}
+
+/// The mark in Redis that this process has listeners, as this process has set it.
+#[derive(Debug, Default)]
+struct Mark {
+    /// Time before the call that last set it.
+    set_at: Option<Instant>,
+}
+
+impl Mark {
+    /// Note that a call from `began` to `done` has set the mark. Return whether the mark may have been gone before, so
+    /// that other runners may have published nothing.
+    fn note_renewal(&mut self, began: Instant, done: Instant) -> bool {
+        self.set_at.replace(began).is_some_and(|before| done.duration_since(before) > LISTENS_FOR)
+    }
 }
 
 impl<'a> Session<'a> {
     async fn begin(shared: &'a ClusterEventsInner, lost: bool) -> Self {
         let local_events = shared.events.listen();
         let mark_at = Instant::now();
-        let mut session = Self { shared, local_events, read: None, lost, back_at: None, mark_at };
+        let mark = Mark::default();
+        let mut session = Self { shared, local_events, read: None, lost, back_at: None, mark, mark_at };
         session.mark().await;
         if session.has_listeners() {
             session.find_position().await;
@@ -439,7 +503,7 @@ impl<'a> Session<'a> {
                 self.read().await;
                 self.tell_return();
             } else {
-                (self.read, self.back_at) = (None, None);
+                (self.read, self.back_at, self.mark) = (None, None, Mark::default());
                 self.shared.out.store(false, Ordering::SeqCst);
                 self.publish().await;
             }
@@ -450,11 +514,21 @@ impl<'a> Session<'a> {
 
     /// Set the mark in Redis while this process has listeners.
     async fn mark(&mut self) {
-        if self.has_listeners() && Instant::now() >= self.mark_at && self.may_use_redis() {
-            self.mark_at = Instant::now() + MARK_EVERY;
-            if let Err(error) = self.shared.stream.mark_listener().await {
-                self.note_outage(&error);
+        let began = Instant::now();
+        if !self.has_listeners() || began < self.mark_at || !self.may_use_redis() {
+            return;
+        }
+        self.mark_at = began + MARK_EVERY;
+        match self.shared.stream.mark_listener().await {
+            Ok(()) => {
+                let done = Instant::now();
+                if self.mark.note_renewal(began, done) {
+                    // This process stood still. Other runners have published nothing while the mark was gone, and do not
+                    // say so after a long time.
+                    self.back_at = Some(done + UNTIL_NOTICED);
+                }
             }
+            Err(error) => self.note_outage(&error),
         }
     }
 
@@ -476,8 +550,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Tell the listeners that an outage is over. Other runners published nothing while they saw no mark, so the
-    /// listeners are told when these have noticed it.
+    /// Tell the listeners that an outage, or a time without a mark, is over. Other runners published nothing while they
+    /// saw no mark, so the listeners are told when these have noticed it.
     fn tell_return(&mut self) {
         if self.back_at.take_if(|at| *at <= Instant::now()).is_some() {
             let _ = self.shared.deliveries.send(Delivery::Lost);
@@ -510,10 +584,7 @@ impl<'a> Session<'a> {
 
     /// Append a batch to the stream, behind a gap if earlier events did not reach it.
     async fn append(&self, batch: &[PublishedEvent]) -> Result<(), IndexError> {
-        let gap = self.lost.then(|| PublishedEvent {
-            cause: Some(PublishedEvent::LOST.to_owned()),
-            ..self.blank(EventType::Gap, self.shared.store.clock().now())
-        });
+        let gap = self.lost.then(|| self.lost_events(self.shared.store.clock().now()));
         let published = gap.iter().chain(batch);
         let texts: Vec<String> = published.filter_map(|published| serde_json::to_string(published).ok()).collect();
         self.shared.stream.append(&texts).await
@@ -533,16 +604,17 @@ impl<'a> Session<'a> {
             return Vec::new();
         }
         let ids: Vec<JobId> = events.iter().filter_map(Event::job).collect();
-        let names = if ids.is_empty() {
-            HashMap::new()
-        } else {
-            self.shared.store.kinds_and_queues(ids).await.unwrap_or_default()
-        };
+        let names = self.read_names(ids).await;
         let at = self.shared.store.clock().now();
-        let mut batch: Vec<PublishedEvent> = Vec::with_capacity(events.len() + 1);
+        let mut batch: Vec<PublishedEvent> = Vec::with_capacity(events.len() + 2);
         if missed > 0 {
             batch.push(PublishedEvent { count: Some(missed), ..self.blank(EventType::Gap, at) });
         }
+        if names.is_none() {
+            // Filters by kind and queue leave out the events behind this one.
+            batch.push(self.lost_events(at));
+        }
+        let names = names.unwrap_or_default();
         for event in &events {
             let published = self.describe(event, at);
             let (kind, queue) = event.job().and_then(|id| names.get(&id).cloned()).unzip();
@@ -554,6 +626,20 @@ impl<'a> Session<'a> {
             });
         }
         batch
+    }
+
+    /// Read the kinds and queues of these jobs. None when MySQL does not answer.
+    async fn read_names(&self, ids: Vec<JobId>) -> Option<HashMap<JobId, (Name, Name)>> {
+        if ids.is_empty() {
+            return Some(HashMap::new());
+        }
+        let read = self.shared.store.kinds_and_queues(ids).await;
+        read.inspect_err(|error| tracing::debug!(%error, "cannot read the kinds and queues of cluster events")).ok()
+    }
+
+    /// Make a gap of events that listeners do not get.
+    fn lost_events(&self, at: Timestamp) -> PublishedEvent {
+        PublishedEvent { cause: Some(PublishedEvent::LOST.to_owned()), ..self.blank(EventType::Gap, at) }
     }
 
     fn blank(&self, event_type: EventType, at: Timestamp) -> PublishedEvent {
@@ -698,5 +784,19 @@ mod tests {
         for event_type in EventType::ALL {
             assert_eq!(serde_json::to_value(event_type).unwrap(), event_type.as_str());
         }
+    }
+
+    #[test]
+    fn a_mark_that_expired_before_it_was_set_again_is_noticed() {
+        let (mut mark, began) = (Mark::default(), Instant::now());
+        let at = |ms: u64| began + Duration::from_millis(ms);
+        // The first mark of a process, and one that is set again in time.
+        assert!(!mark.note_renewal(at(0), at(900)));
+        assert!(!mark.note_renewal(at(4_000), at(5_000)));
+        // The mark lasts for 5 s from its call at the earliest, and the next one is there at the end of its call.
+        assert!(mark.note_renewal(at(8_500), at(9_100)));
+        assert!(!mark.note_renewal(at(10_000), at(10_100)));
+        // The process stood still for more than a minute.
+        assert!(mark.note_renewal(at(80_000), at(80_100)));
     }
 }

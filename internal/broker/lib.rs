@@ -39,7 +39,7 @@ mod schedules;
 mod unique_fields;
 mod watches;
 
-pub use cluster_events::{ClusterEvents, Delivery, EventType, Listener, PublishedEvent};
+pub use cluster_events::{ClusterEvents, Delivery, EventType, Listener, PastEvents, PastPage, PublishedEvent};
 pub use deferred::Finished;
 pub use draft::{Draft, Invalid, problem_of_due};
 pub use hints::Wake;
@@ -397,6 +397,7 @@ impl Broker {
         }
         self.hint_heads(&batched.cancelled).await;
         self.hint_heads(&batched.discarded).await;
+        batched.released.iter().for_each(|job| self.hint_released(job));
         for id in batched.cancelled {
             self.events.emit(Event::Cancelled { id });
         }
@@ -518,7 +519,9 @@ impl Broker {
         self.announce(&receipts.accepted().cloned().collect::<Vec<_>>());
         for postponed in &receipts.postponed {
             self.events.emit(Event::Rescheduled { id: postponed.id });
-            self.hints.send(entry(postponed));
+            if !postponed.held {
+                self.hints.send(entry(postponed));
+            }
         }
         self.hint_heads(&receipts.replaced).await;
     }

@@ -7,7 +7,7 @@ use redis::RedisResult;
 use tokio::task::JoinSet;
 
 use super::guide::Guide;
-use super::servers::{Access, Address, Opinion, newest};
+use super::servers::{Access, Address, Opinion, Word, newest};
 
 /// Most nodes that are asked besides those of the URL. A large cluster has a long answer.
 const MAX_LEARNED: usize = 8;
@@ -29,8 +29,9 @@ impl ClusterNodes {
         Ok(Self { key: key.to_owned(), access: access.clone(), seeds: seeds?, learned: Mutex::default() })
     }
 
-    /// Return the master of the slot. Nodes are asked at the same time, so that one that hangs costs no time.
-    pub(super) async fn master(&self) -> RedisResult<Address> {
+    /// Return the word about the master of the slot. `known` is the epoch of the last word. Nodes are asked at the same
+    /// time, so that one that hangs costs no time.
+    pub(super) async fn master(&self, known: u64) -> RedisResult<Word> {
         let nodes: Vec<Arc<Guide>> = self.seeds.iter().cloned().chain(self.learned().clone()).collect();
         let (mut asked, seen) = (JoinSet::new(), Arc::new(Mutex::new(None)));
         for node in nodes {
@@ -45,12 +46,12 @@ impl ClusterNodes {
                 Ok(opinion)
             });
         }
-        let newest = newest(asked, "no node of the redis cluster names the master").await?;
+        let newest = newest(asked, known, "no node of the redis cluster names the master").await?;
         let seen = seen.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(view) = seen {
             self.learn(&view.nodes)?;
         }
-        Ok(newest.master)
+        Ok(newest)
     }
 
     /// Keep these nodes, and the connections to those of them that are known already.

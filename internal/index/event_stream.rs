@@ -20,7 +20,7 @@ const MAX_KEPT: usize = 10_000;
 /// Time for which the stream is kept after the last entry.
 const KEPT_FOR: Duration = Duration::from_secs(3_600);
 /// Time for which the mark of a listener is valid.
-const LISTENS_FOR: Duration = Duration::from_secs(5);
+pub const LISTENS_FOR: Duration = Duration::from_secs(5);
 /// Longest time for a connection, and for a response.
 const PATIENCE: Duration = Duration::from_secs(1);
 

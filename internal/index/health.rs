@@ -95,8 +95,8 @@ struct Condition {
     /// The present data must be deleted before the rebuild.
     forget: bool,
     last: Option<Rebuilt>,
-    /// Number of failures of Redis. A rebuild that started before the last failure may have missed hints lost since
-    /// then.
+    /// Number of failures of Redis, and of requests during a rebuild. A rebuild that started before the last failure
+    /// may have missed hints lost since then, and one that started before the last request has kept the data.
     troubles: u64,
     /// Number of times that Redis did not answer, or refused.
     outages: u64,
@@ -147,12 +147,19 @@ impl IndexHealth {
 
     /// Request a rebuild from nothing, for an operator. Return true if it starts; otherwise one is under way, or
     /// follows when Redis is back.
+    ///
+    /// A rebuild that is under way for another reason only adds to the data. It does not count, and the next one begins
+    /// from nothing.
     pub fn ask_for_rebuild(&self) -> bool {
         self.condition.send_if_modified(|condition| {
             let fast = condition.health == Health::Fast;
             if fast {
                 condition.forget = true;
                 change(condition, Health::Rebuilding, RebuildTrigger::Asked, "an operator requested it");
+            } else if condition.health == Health::Rebuilding && condition.cause != RebuildTrigger::Asked {
+                condition.forget = true;
+                condition.cause = RebuildTrigger::Asked;
+                condition.troubles += 1;
             }
             fast
         })
@@ -177,7 +184,7 @@ impl IndexHealth {
         });
     }
 
-    /// Return the number of failures of Redis so far.
+    /// Return the number of failures of Redis so far, and of requests that made a rebuild begin again.
     #[must_use]
     pub fn troubles(&self) -> u64 {
         self.condition.borrow().troubles
@@ -278,7 +285,7 @@ impl IndexHealth {
     }
 
     /// Record that a rebuild is done. `seen` is the number of [`troubles`](Self::troubles) at its start. Return false
-    /// if it must be repeated, because Redis failed in the meantime.
+    /// if it must be repeated, because Redis failed or an operator requested one from nothing in the meantime.
     pub fn rebuilt(&self, seen: u64, jobs: usize, took: Duration) -> bool {
         self.condition.send_if_modified(|condition| {
             let done = condition.health == Health::Rebuilding && condition.troubles == seen;
@@ -388,13 +395,12 @@ mod tests {
     fn a_rebuild_remembers_why_there_was_one() {
         let health = IndexHealth::new();
         assert_eq!(health.status().cause, Some(RebuildTrigger::Start));
-        assert!(!health.ask_for_rebuild(), "one is under way");
         assert!(health.rebuilt(0, 7, Duration::from_millis(5)));
         let last = health.status().last.unwrap();
         assert_eq!((last.cause, last.jobs, health.status().cause), (RebuildTrigger::Start, 7, None));
 
         assert!(!health.take_start_from_empty());
-        assert!(health.ask_for_rebuild());
+        assert!(health.ask_for_rebuild() && !health.ask_for_rebuild());
         assert!(health.take_start_from_empty() && !health.take_start_from_empty());
         health.could_not_empty();
         assert!(health.take_start_from_empty() && !health.take_start_from_empty());
@@ -408,5 +414,22 @@ mod tests {
         assert!(!health.ask_for_rebuild(), "nothing can be fed");
         health.wrote();
         assert_eq!(health.status().cause, Some(RebuildTrigger::Outage));
+    }
+
+    #[test]
+    fn a_request_during_a_rebuild_that_only_adds_makes_it_begin_from_nothing() {
+        let health = IndexHealth::new();
+        health.record_failure(&OUT);
+        health.wrote();
+        let seen = health.troubles();
+        assert!(!health.take_start_from_empty(), "after an outage a rebuild only adds");
+        assert!(!health.ask_for_rebuild(), "one is under way");
+        assert!(!health.rebuilt(seen, 1, Duration::ZERO), "it has deleted nothing");
+        // Further requests are served by the next rebuild.
+        let seen = health.troubles();
+        assert!(health.take_start_from_empty());
+        assert!(!health.ask_for_rebuild() && !health.take_start_from_empty());
+        assert!(health.rebuilt(seen, 2, Duration::ZERO));
+        assert_eq!(health.status().last.unwrap().cause, RebuildTrigger::Asked);
     }
 }

@@ -41,7 +41,7 @@ mod sentinels;
 mod servers;
 
 pub use bare::BareIndex;
-pub use event_stream::{EventStream, StreamEntry, StreamPage, StreamPosition};
+pub use event_stream::{EventStream, LISTENS_FOR, StreamEntry, StreamPage, StreamPosition};
 pub use fetch::{Fetch, FetchOrder, Popped, TakenIds};
 pub use health::{Drift, IndexHealth, IndexStatus, RebuildTrigger, Rebuilt};
 pub use keys::Lane;

@@ -7,7 +7,7 @@ use redis::RedisResult;
 use tokio::task::JoinSet;
 
 use super::guide::Guide;
-use super::servers::{Access, Address, Opinion, newest};
+use super::servers::{Access, Address, Opinion, Word, newest};
 
 /// The sentinels of a URL.
 pub(super) struct Sentinels {
@@ -22,14 +22,15 @@ impl Sentinels {
         Ok(Self { name, each: each? })
     }
 
-    /// Return the master. All sentinels are asked at the same time, so that one that hangs costs no time.
-    pub(super) async fn master(&self) -> RedisResult<Address> {
+    /// Return the word about the master. `known` is the epoch of the last word. All sentinels are asked at the same
+    /// time, so that one that hangs costs no time.
+    pub(super) async fn master(&self, known: u64) -> RedisResult<Word> {
         let mut asked = JoinSet::new();
         for sentinel in &self.each {
             let (sentinel, name) = (Arc::clone(sentinel), self.name.clone());
             asked.spawn(async move { ask(&sentinel, &name).await });
         }
-        Ok(newest(asked, "no sentinel names the master").await?.master)
+        newest(asked, known, "no sentinel names the master").await
     }
 }
 

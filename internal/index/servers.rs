@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use redis::aio::MultiplexedConnection;
@@ -128,6 +129,8 @@ struct ServersInner {
     access: Access,
     /// The server that holds the index, as the last connection found it.
     found: Mutex<Option<String>>,
+    /// Epoch of the newest word about the master. After a reset of the sentinels it is a lower one.
+    epoch: AtomicU64,
 }
 
 enum Finder {
@@ -142,12 +145,19 @@ enum Finder {
 pub(super) struct Master {
     client: Client,
     name: String,
+    /// Less than half of the servers answered, and another server was named by a newer word before.
+    is_doubtful: bool,
 }
 
 impl Master {
     /// Return its host and port, or the path of its socket.
     pub(super) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Return whether a connection to `server` that works should be ended, because this server is the master by now.
+    pub(super) fn replaces(&self, server: &str) -> bool {
+        !self.is_doubtful && self.name != server
     }
 }
 
@@ -186,7 +196,8 @@ impl Servers {
             client.map(|client| Finder::One(client, name))
         };
         let finder = finder.map_err(|_| IndexError::Url)?;
-        Ok(Self { shared: Arc::new(ServersInner { finder, access, found: Mutex::default() }) })
+        let (found, epoch) = (Mutex::default(), AtomicU64::new(0));
+        Ok(Self { shared: Arc::new(ServersInner { finder, access, found, epoch }) })
     }
 
     pub(super) fn mode(&self) -> IndexMode {
@@ -209,18 +220,31 @@ impl Servers {
 
     /// Find the server that holds the index. It may not answer.
     pub(super) async fn master(&self) -> RedisResult<Master> {
-        let ServersInner { finder, access, .. } = &*self.shared;
-        let address = match finder {
-            Finder::One(client, name) => return Ok(Master { client: client.clone(), name: name.clone() }),
-            Finder::Sentinels(sentinels) => sentinels.master().await?,
-            Finder::Cluster(nodes) => nodes.master().await?,
+        let known = self.shared.epoch.load(Ordering::Relaxed);
+        let word = match &self.shared.finder {
+            Finder::One(client, name) => {
+                return Ok(Master { client: client.clone(), name: name.clone(), is_doubtful: false });
+            }
+            Finder::Sentinels(sentinels) => sentinels.master(known).await?,
+            Finder::Cluster(nodes) => nodes.master(known).await?,
         };
-        Ok(Master { client: access.client(&address)?, name: address.to_string() })
+        self.judge(&word)
+    }
+
+    /// Return the master that a word names. The older word of a minority is doubtful; that of a majority is not,
+    /// because an operator may have reset the sentinels.
+    fn judge(&self, word: &Word) -> RedisResult<Master> {
+        let Word { opinion: Opinion { epoch, master }, is_of_majority } = word;
+        let is_doubtful = !is_of_majority && *epoch < self.shared.epoch.load(Ordering::Relaxed);
+        if !is_doubtful {
+            self.shared.epoch.store(*epoch, Ordering::Relaxed);
+        }
+        Ok(Master { client: self.shared.access.client(master)?, name: master.to_string(), is_doubtful })
     }
 
     /// Connect to the server that holds the index. Return the connection, and the name of the server.
     pub(super) async fn connect(&self, config: &AsyncConnectionConfig) -> RedisResult<(MultiplexedConnection, String)> {
-        let Master { client, name } = self.master().await?;
+        let Master { client, name, .. } = self.master().await?;
         let conn = client.get_multiplexed_async_connection_with_config(config).await?;
         self.note(&name);
         Ok((conn, name))
@@ -368,11 +392,24 @@ pub(super) struct Opinion {
     pub(super) master: Address,
 }
 
-/// Return the newest opinion of the asked servers as soon as more than half of them have one. When fewer have, return the
-/// newest of these after all of them were asked.
+/// The newest opinion of the servers that answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Word {
+    pub(super) opinion: Opinion,
+    /// More than half of the asked servers answered.
+    pub(super) is_of_majority: bool,
+}
+
+/// Return the newest opinion of the asked servers as soon as more than half of them have one, and one of these is as
+/// new as the `known` epoch. Otherwise return the newest opinion after all of them were asked.
 ///
-/// A server that was cut off from the others keeps an old opinion, and may be the first to answer.
-pub(super) async fn newest(mut asked: JoinSet<Result<Opinion, String>>, whose: &'static str) -> RedisResult<Opinion> {
+/// A server that was cut off from the others keeps an old opinion, and may be the first to answer. Just after an
+/// election most of them may have an old one.
+pub(super) async fn newest(
+    mut asked: JoinSet<Result<Opinion, String>>,
+    known: u64,
+    whose: &'static str,
+) -> RedisResult<Word> {
     let enough = asked.len() / 2 + 1;
     let (mut opinions, mut failures) = (Vec::new(), Vec::new());
     while let Some(answer) = asked.join_next().await {
@@ -381,12 +418,13 @@ pub(super) async fn newest(mut asked: JoinSet<Result<Opinion, String>>, whose: &
             Ok(Err(failure)) => failures.push(failure),
             Err(error) => failures.push(error.to_string()),
         }
-        if opinions.len() >= enough {
+        if opinions.len() >= enough && opinions.iter().any(|opinion| opinion.epoch >= known) {
             break;
         }
     }
+    let is_of_majority = opinions.len() >= enough;
     let newest = opinions.into_iter().max_by_key(|opinion| opinion.epoch);
-    newest.ok_or_else(|| {
+    newest.map(|opinion| Word { opinion, is_of_majority }).ok_or_else(|| {
         failures.sort_unstable();
         RedisError::from((ErrorKind::Client, whose, failures.join("; ")))
     })
@@ -490,20 +528,43 @@ mod tests {
             asked.spawn(async move { said });
         }
         // Two of three may be those with the old opinion; all but one are read when two fail.
-        let newest_of = newest(asked, "no sentinel answers").await.unwrap();
-        assert!(newest_of.epoch >= 3);
+        let newest_of = newest(asked, 0, "no sentinel answers").await.unwrap();
+        assert!(newest_of.is_of_majority && newest_of.opinion.epoch >= 3);
+
+        // After an election, a majority that has not heard of it is not enough.
+        let mut asked = JoinSet::new();
+        for said in [opinion(3, "old"), opinion(3, "old"), opinion(4, "new")] {
+            asked.spawn(async move { said });
+        }
+        assert_eq!(newest(asked, 4, "no sentinel answers").await.unwrap().opinion.master, address("new"));
 
         let mut asked = JoinSet::new();
         for said in [opinion(3, "old"), opinion(4, "new"), Err("c: out".to_owned()), Err("d: out".to_owned())] {
             asked.spawn(async move { said });
         }
-        assert_eq!(newest(asked, "no sentinel answers").await.unwrap().master, address("new"));
+        let newest_of = newest(asked, 0, "no sentinel answers").await.unwrap();
+        assert_eq!((newest_of.is_of_majority, newest_of.opinion.master), (false, address("new")));
 
         let mut asked = JoinSet::new();
         for said in [Err("b: out".to_owned()), Err("a: out".to_owned())] {
             asked.spawn(async move { said });
         }
-        let error = newest(asked, "no sentinel answers").await.unwrap_err().to_string();
+        let error = newest(asked, 0, "no sentinel answers").await.unwrap_err().to_string();
         assert!(error.contains("no sentinel answers") && error.contains("a: out; b: out"), "{error}");
+    }
+
+    #[test]
+    fn an_older_word_of_a_minority_ends_no_connection_to_the_master() {
+        let servers = Servers::new("redis+sentinel://a,b,c/main", &IndexTls::default(), "k").unwrap();
+        let replaces = |epoch, host, is_of_majority| {
+            let word = Word { opinion: Opinion { epoch, master: address(host) }, is_of_majority };
+            servers.judge(&word).unwrap().replaces("new:26379")
+        };
+        assert!(!replaces(7, "new", true));
+        assert!(!replaces(6, "old", false), "a sentinel was cut off during the last election");
+        assert!(replaces(8, "newest", false), "the last sentinel knows of an election");
+        assert!(!replaces(7, "old", false));
+        assert!(replaces(1, "other", true), "an operator has reset the sentinels");
+        assert!(replaces(1, "other", false), "the reset counts from now on");
     }
 }

@@ -999,7 +999,8 @@ async fn a_job_is_watched_to_its_end_and_the_exit_code_says_how_it_ended() {
     let told: Vec<Value> = told.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let types: Vec<&str> = told.iter().map(|event| event["type"].as_str().unwrap()).collect();
     assert_eq!(types, ["attempt", "attempt", "state", "end"]);
-    assert_eq!((&told[0]["id"], &told[3]["state"]), (&json!("1.begin"), &json!("completed")));
+    assert!(told[0]["id"].as_str().unwrap().starts_with("1.begin."), "{told:?}");
+    assert_eq!(told[3]["state"], "completed");
 
     let retry = json!({"base_ms": 20, "factor": 1.0, "jitter": 0.0});
     let job = json!({"kind": "fail", "payload": {"times": 9}, "max_attempts": 2, "retry": retry});

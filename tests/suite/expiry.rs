@@ -14,7 +14,7 @@ use tickr::job::{JobId, State};
 use tokio_util::sync::CancellationToken;
 
 use crate::support::limits::set_and_wait;
-use crate::support::{EventStream, TestApp, gated};
+use crate::support::{EventStream, TestApp, Told, gated};
 
 /// Attempts that started at the expiry of their job or later. The line of an expired job is no attempt.
 pub(crate) const LATE: &str = "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.expired IS NULL AND \
@@ -104,7 +104,7 @@ async fn a_job_that_did_not_start_in_time_fails_in_a_group_of_its_own_and_an_ope
 async fn events_about_attempts(tickr: &TestApp, id: JobId) -> (Vec<String>, Value) {
     let mut told = EventStream::open(&tickr.url(&format!("/v1/jobs/{id}/events")), None).await.rest().await;
     told.retain(|event| event.kind == "attempt");
-    (told.iter().filter_map(|event| event.id.clone()).collect(), told.last().unwrap().data.clone())
+    (told.iter().map(Told::number_and_word).collect(), told.last().unwrap().data.clone())
 }
 
 #[tokio::test(flavor = "multi_thread")]

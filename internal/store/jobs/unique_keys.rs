@@ -343,9 +343,9 @@ async fn done_before(
 /// Return true if each of these jobs has the due time that an earlier run gave it, or a later one. Such a run leaves no
 /// other trace, and its jobs may have started or ended since: a decision made anew would refuse the request, or make a
 /// second job of it. A job that is held or parked tells nothing by its due time in the year 9999. It has not started, so
-/// a new decision puts it off again.
+/// a new decision puts it off again. So a job that waited for its parents is not looked at.
 async fn all_put_off(conn: &mut Session<'_>, postponed: &[Accepted]) -> Result<bool, sqlx::Error> {
-    for moved in postponed {
+    for moved in postponed.iter().filter(|moved| !moved.held) {
         let found: Option<bool> = sqlx::query_scalar(
             "SELECT COALESCE((SELECT execute_at FROM owed WHERE id = ? AND execute_at < '9999-01-01'), \
              (SELECT MAX(execute_at) FROM attempts WHERE job_id = ?)) >= ?",
@@ -359,7 +359,7 @@ async fn all_put_off(conn: &mut Session<'_>, postponed: &[Accepted]) -> Result<b
             return Ok(false);
         }
     }
-    Ok(!postponed.is_empty())
+    Ok(postponed.iter().any(|moved| !moved.held))
 }
 
 /// The job that is the answer for a requested job that is not written.
@@ -529,7 +529,7 @@ async fn read_in_full(conn: &mut Session<'_>, id: JobId) -> Result<(Job, Vec<Att
 
 /// Put this locked holder off to the due time that `job` asks for: never to an earlier one, and not beyond the longest
 /// wait of either. The holder also expires no earlier than the new job would, because it does the work of both. Returns
-/// its due time, and what to tell the index if it has another one now. A job that is held for its order keeps its own.
+/// its due time, and what to tell if it has another one now. A job that is held for its order keeps its own.
 async fn postpone(
     conn: &mut Session<'_>,
     job: &NewJob,
@@ -553,29 +553,40 @@ async fn postpone(
     if execute_at == before {
         return Ok(unchanged);
     }
-    if owed.execute_at == blocked_until() {
+    let is_blocked = owed.execute_at == blocked_until();
+    if is_blocked {
         // It is due at this time once its parents let it go, and until then it shows this time.
         let sets =
             ["UPDATE blocked_jobs SET due_at = ? WHERE job_id = ?", "UPDATE jobs SET execute_at = ? WHERE id = ?"];
         for sql in sets {
             sqlx::query(sql).bind(execute_at).bind(holder.id.uuid()).execute(&mut *conn).await?;
         }
-        return Ok((execute_at, None));
+    } else {
+        put_off_in_line(conn, holder.id, owed, execute_at).await?;
     }
+    let priority = owed.priority.try_into().map_err(corrupt)?;
+    let (id, kind, queue) = (holder.id, owed.kind.clone(), owed.queue.clone());
+    let moved = Accepted { id, kind, queue, priority, execute_at, created_at, held: is_blocked };
+    Ok((execute_at, Some(moved)))
+}
+
+/// Give a locked job that does not wait for parents another due time.
+async fn put_off_in_line(
+    conn: &mut Session<'_>,
+    id: JobId,
+    owed: &Owed,
+    execute_at: Timestamp,
+) -> Result<(), sqlx::Error> {
     if is_parked(owed.execute_at) {
         // Its claim finds out at the new time whether the limit has room then.
-        unpark(conn, holder.id.uuid()).await?;
+        unpark(conn, id.uuid()).await?;
     }
     statement(format!("UPDATE owed SET links = links & ~{RESTS}, execute_at = ? WHERE id = ?"))
         .bind(execute_at)
-        .bind(holder.id.uuid())
+        .bind(id.uuid())
         .execute(&mut *conn)
         .await?;
-    note_due_time(conn, &[holder.id.uuid()], execute_at).await?;
-    let priority = owed.priority.try_into().map_err(corrupt)?;
-    let (id, kind, queue) = (holder.id, owed.kind.clone(), owed.queue.clone());
-    let moved = Accepted { id, kind, queue, priority, execute_at, created_at, held: false };
-    Ok((execute_at, Some(moved)))
+    note_due_time(conn, &[id.uuid()], execute_at).await
 }
 
 /// Return when a locked job is due, apart from the limit or the parents that it waits for. Return nothing for a job

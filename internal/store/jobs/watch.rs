@@ -19,6 +19,8 @@ use tickr_job::{JobId, Name, State, Timestamp};
 pub struct JobRevision {
     state: Option<State>,
     execute_at: Option<Timestamp>,
+    /// The due time that a job shows. A job that waits for its parents has another one in `owed`.
+    shown_due: Timestamp,
     attempt: Option<u32>,
     /// A claim that was undone and the one that follows it have the same number.
     started_at: Option<Timestamp>,
@@ -43,7 +45,7 @@ impl Store {
                 let mut seen = HashMap::with_capacity(ids.len());
                 for ids in ids.chunks(MAX_ROWS) {
                     let sql = format!(
-                        "SELECT j.id, o.state, o.execute_at, o.attempt, o.started_at, o.priority, \
+                        "SELECT j.id, j.execute_at AS shown_due, o.state, o.execute_at, o.attempt, o.started_at, o.priority, \
                          o.cancel_requested_at, o.progress, \
                          (SELECT MAX(a.number) FROM attempts a WHERE a.job_id = j.id) AS last_line \
                          FROM jobs j FORCE INDEX (PRIMARY) LEFT JOIN owed o ON o.id = j.id WHERE j.id IN {}",
@@ -57,6 +59,7 @@ impl Store {
                                 .map(|word| State::from_word(word).ok_or_else(|| corrupt("state")))
                                 .transpose()?,
                             execute_at: row.try_get("execute_at")?,
+                            shown_due: row.try_get("shown_due")?,
                             attempt: row.try_get("attempt")?,
                             started_at: row.try_get("started_at")?,
                             priority: row.try_get("priority")?,

@@ -14,6 +14,13 @@ pub(crate) struct Told {
     pub(crate) data: Value,
 }
 
+impl Told {
+    /// Return the id of the start or the end of an attempt without the time, such as `1.begin`.
+    pub(crate) fn number_and_word(&self) -> String {
+        self.id.iter().flat_map(|id| id.split('.').take(2)).collect::<Vec<_>>().join(".")
+    }
+}
+
 /// An open stream.
 pub(crate) struct EventStream {
     response: reqwest::Response,

@@ -386,7 +386,7 @@ function gapText({ type, reason, count: missing }) {
   if (type === 'away') return 'Events may be missing here: the stream was away';
   if (type === 'reset') return 'Events are missing here: the stream was away for too long';
   if (reason === 'redis') return 'Redis does not answer: other runners are not heard from here on';
-  if (reason === 'lost') return 'Events are missing here: Redis was out, or has lost them';
+  if (reason === 'lost') return 'Events may be missing here: Redis or MySQL failed, or a runner stood still';
   if (reason === 'behind') return `${events} ${are} missing here: this browser read too slowly`;
   return `${events} ${are} missing here: more happened at once than a runner tells`;
 }
