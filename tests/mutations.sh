@@ -72,6 +72,25 @@ mutants() {
     mutant 'rights before the first statement' internal/store/migrate/mod.rs \
         'if !lacking.is_empty() {' 'if lacking.len() > 9 {' \
         migrations::an_account_that_may_not_is_told_the_grant_before_anything_is_changed
+    mutant 'right to delete before the first statement' internal/store/migrate/rights.rs \
+        '"UPDATE", "DELETE", "CREATE"].contains(&right)' '"UPDATE", "CREATE"].contains(&right)' \
+        migrations::an_account_that_may_not_is_told_the_grant_before_anything_is_changed
+    mutant 'rights to rows at a start' internal/store/migrate/rights.rs \
+        'Ok(true) => lacking.push(right),
+            Err(e) if number(&e).is_none() => return Err(e),' \
+        'Ok(true) => {}
+            Err(e) if number(&e).is_none() => return Err(e),' \
+        migrations::an_account_without_one_of_the_rights_to_rows_is_refused_with_or_without_tables
+    mutant 'rights of a runner whose tables exist' internal/app/migrating.rs \
+        'store.check_rights().await' 'Ok(())' \
+        migrations::an_account_without_one_of_the_rights_to_rows_is_refused_with_or_without_tables
+    mutant 'rights on single tables' internal/store/migrate/rights.rs \
+        '"DELETE FROM owed WHERE 1 = 0"' '"DELETE FROM tickr_no_such_table"' \
+        migrations::an_account_without_one_of_the_rights_to_rows_is_refused_with_or_without_tables
+    mutant 'refusals that are not about rights' internal/store/migrate/rights.rs \
+        'Ok(false) | Err(_) => {}' 'Ok(false) => {}
+            Err(_) => lacking.push(right),' \
+        mysql_faults::a_read_only_server_is_an_outage_that_ends
     mutant 'owner of a table before the first statement' internal/store/migrate/mod.rs \
         'if let Owner::Another { lacks } = within(ANSWER, Self::owner(&mut conn, statement)).await? {' \
         'if let Owner::Another { lacks } = within(ANSWER, Self::owner(&mut conn, statement)).await? && lacks.is_empty() {' \
@@ -362,13 +381,25 @@ mutants() {
         'drop(ahead);' \
         janitor::a_job_whose_id_is_hours_ahead_is_removed_when_its_retention_has_ended
     mutant 'start after a claim that was undone' internal/api/events.rs \
-        'attempt.started_at.is_some_and(|at| at != begun_at)' \
-        'attempt.started_at.is_some_and(|at| at < begun_at)' \
+        'started_at.is_some_and(|at| at != begun_at)' \
+        'started_at.is_some_and(|at| at < begun_at)' \
+        events::the_start_of_a_job_is_told_also_after_a_claim_that_was_undone
+    mutant 'time in the id of a start' internal/api/events.rs \
+        '(number.checked_sub(1)?, number, ms.parse().ok())' \
+        '(number.checked_sub(1)?, number, None)' \
         events::the_start_of_a_job_is_told_also_after_a_claim_that_was_undone
     mutant 'start in the revision of a job' internal/store/jobs/watch.rs \
         'started_at: row.try_get("started_at")?,' \
         'started_at: None,' \
         events::the_start_of_a_job_is_told_also_after_a_claim_that_was_undone
+    mutant 'due time that a job shows in its revision' internal/store/jobs/watch.rs \
+        'shown_due: row.try_get("shown_due")?,' \
+        'shown_due: Timestamp::default(),' \
+        events::a_job_that_waits_for_its_parents_tells_that_it_was_put_off
+    mutant 'word of a job that is put off while it waits for its parents' internal/store/jobs/unique_keys.rs \
+        'Ok((execute_at, Some(moved)))' \
+        'Ok((execute_at, Some(moved).filter(|_| !is_blocked)))' \
+        events::a_job_that_waits_for_its_parents_tells_that_it_was_put_off
     mutant 'one release of a group at a time' internal/store/bulk.rs \
         'new.filter.fingerprint.filter(|_| new.action == Action::Replay)' 'new.filter.fingerprint.filter(|_| false)' \
         dashboard_use::of_releases_of_a_group_that_begin_at_the_same_time_one_is_accepted
@@ -697,6 +728,9 @@ mutants() {
     mutant 'end of keys that cannot be read' internal/broker/operator_settings.rs \
         'API_KEYS_HOLD: Duration = Duration::from_secs(10)' 'API_KEYS_HOLD: Duration = Duration::from_secs(1_000)' \
         starvation::keys_hold_for_ten_seconds_when_it_cannot_be_read_whether_they_were_revoked
+    mutant 'API key of a scrape amid an outage' internal/api/http/auth.rs \
+        'age > API_KEYS_HOLD && request.uri().path() != SCRAPED' 'age > API_KEYS_HOLD && !SCRAPED.is_empty()' \
+        metrics::a_scrape_with_an_api_key_tells_of_an_outage_that_outlasts_the_hold
     mutant 'end of a download of a file with its key' internal/api/reports.rs \
         'bytes.take_until(async move { pass.wait_until_revoked().await })' 'bytes' \
         shared_reports::downloads_end_with_their_key_on_the_runner_with_the_file_and_on_others
@@ -1116,6 +1150,9 @@ mutants() {
     mutant 'clients that do not read' internal/app/connection.rs \
         'if longer(&self.blocked_since, patience.write) {' 'if false {' \
         limits::a_client_that_does_not_read_is_cut_off_long_before_one_that_rests
+    mutant 'probes beyond the bound on connections' internal/app/turned_away.rs \
+        'if reads && PROBES.contains(' 'if !reads && PROBES.contains(' \
+        limits::probes_are_answered_also_beyond_the_bound_on_connections
     mutant 'end of streams at a stop' internal/api/events.rs \
         '*self.stopping.borrow_and_update()' 'false' \
         events::open_streams_end_with_their_runner_and_do_not_hold_it_up
@@ -1206,12 +1243,42 @@ mutants() {
     mutant 'turns of triggers with one order key' internal/store/schedules/ticks.rs \
         'Subject::OrderKey(order.key.clone())' 'Subject::UniqueKey(order.key.clone(), JobId::new().to_string())' \
         schedules::requests_that_wait_for_a_locked_schedule_or_the_key_of_a_trigger_hold_up_no_other_change
+    mutant 'jobs of schedules that are replaced together' internal/store/schedules/ticks.rs \
+        'let done = cancel_all(conn, &held, &ordered, &errors, now).await?;' \
+        'let mut done = crate::jobs::actions::CancelledJobs::default();
+    for (id, owed) in held {
+        let one = cancel_all(conn, &BTreeMap::from([(id, owed)]), &ordered, &errors, now).await?;
+        done.cancelled.extend(one.cancelled);
+        done.stop_requested.extend(one.stop_requested);
+        for (of, ended) in one.counts {
+            *done.counts.entry(of).or_default() += ended;
+        }
+    }' \
+        schedules::ticks_that_replace_many_waiting_jobs_fire_also_when_mysql_is_slow
+    mutant 'smaller transactions of ticks' internal/store/schedules/ticks.rs \
+        'unwrap_or(u32::MAX), &ticked);' 'unwrap_or(u32::MAX), &Ok::<(), StoreError>(()));' \
+        schedules::ticks_that_mysql_refuses_together_fire_in_smaller_transactions
+    mutant 'room of one transaction of ticks' internal/broker/schedules.rs \
+        'PlanRoom::new(self.store.ticks_at_once())' 'PlanRoom::new(self.store.ticks_at_once().max(400))' \
+        schedules::ticks_that_mysql_refuses_together_fire_in_smaller_transactions
+    mutant 'begin of the interval in a preview' internal/api/schedules/preview.rs \
+        'runs_from(&schedule.declared_at(now), now' 'runs_from(&schedule, now' \
+        schedules::a_preview_shows_the_ticks_that_a_put_at_the_same_moment_makes
+    mutant 'ticks before the declaration in a preview' internal/api/schedules/preview.rs \
+        'after = after.max(*anchor);' 'after = after.max(*anchor - TimeDelta::nanoseconds(1));' \
+        schedules::a_preview_shows_the_ticks_that_a_put_at_the_same_moment_makes
+    mutant 'first moment of a preview' internal/api/schedules/preview.rs \
+        '|from| from - TimeDelta::nanoseconds(1)' '|from| from' \
+        schedules::a_preview_shows_the_ticks_that_a_put_at_the_same_moment_makes
     mutant 'turns of cancels of an operation' internal/store/bulk.rs \
         'Subject::Operation(id)' 'Subject::UniqueKey(id.to_string(), JobId::new().to_string())' \
         operations::requests_that_wait_for_a_locked_operation_hold_up_no_other_change
     mutant 'turns of pauses of an operation' internal/store/bulk_pauses.rs \
         'Subject::Operation(id)' 'Subject::UniqueKey(id.to_string(), Uuid::now_v7().to_string())' \
         operations::requests_that_wait_for_a_locked_operation_hold_up_no_other_change
+    mutant 'progress that a report leaves out' internal/store/attempts/deferred.rs \
+        'report.after(before.and_then(' 'report.after(before.filter(String::is_empty).and_then(' \
+        deferred::a_report_keeps_what_it_leaves_out
     mutant 'turns of reports on an attempt' internal/store/attempts/deferred.rs \
         '[Subject::Job(id), Subject::Change]' '[Subject::Job(JobId::new()), Subject::Change]' \
         deferred::reports_that_wait_for_a_locked_job_hold_up_no_other_change
@@ -1629,10 +1696,17 @@ mutants() {
         'if deferred || claimed.number > 0 {' \
         deferred::an_attempt_that_was_finished_before_its_handler_returned_keeps_its_log_and_is_not_deferred
     mutant 'events beyond one read of a client that comes back' internal/broker/cluster_events.rs \
-        '        // More entries follow. Those behind the pages would be left out, so the listener begins anew.
-        Ok(None)' \
-        '        Ok(Some(found))' \
+        '!is_last && self.pages_left == 0' \
+        '!is_last && self.pages_left > MAX_PAGES' \
         events::a_client_that_missed_more_events_than_are_read_at_once_is_told_so
+    mutant 'pages for a client that comes back' internal/broker/cluster_events.rs \
+        'read_after(self.last, PAGE)' \
+        'read_after(self.last, PAGE * MAX_PAGES)' \
+        events::stored_events_stay_in_redis_until_a_client_has_taken_those_before_them
+    mutant 'gap of events whose kinds cannot be read' internal/broker/cluster_events.rs \
+        'if names.is_none() {' \
+        'if names.is_none() && at == Timestamp::default() {' \
+        events::events_whose_kinds_cannot_be_read_are_a_gap_for_a_client_with_a_filter
     mutant 'breaker that was set again' internal/store/rows/breakers.rs \
         'self.failed_at >= rule.since' 'self.failed_at > rule.since - TimeDelta::days(1)' \
         receivers::a_removed_breaker_or_limit_lets_its_jobs_go_and_is_forgotten
@@ -1792,8 +1866,11 @@ mutants() {
         store::a_claim_whose_commit_took_long_follows_a_limit_that_was_lowered_meanwhile
     mutant 'limits after the COMMIT that claims a next job' internal/store/attempts/complete.rs \
         'if limits.took_long() {' 'if limits.took_long() && false {' \
-        store::a_next_parked_job_whose_commit_took_long_follows_a_limit_that_was_lowered_meanwhile \
-        store::a_next_job_whose_commit_took_long_follows_a_limit_that_was_counted_meanwhile
+        store::a_next_parked_job_whose_commit_took_long_follows_a_limit_that_was_lowered_meanwhile
+    mutant 'limits after the COMMIT that claims the next job of an order key' internal/store/attempts/complete.rs \
+        '        if changed {' '        if changed && false {' \
+        store::a_next_job_whose_commit_took_long_follows_a_limit_that_was_counted_meanwhile \
+        store::a_next_job_whose_commit_took_long_follows_a_rate_that_was_set_meanwhile
     mutant 'remote claims that a limit has no room for' internal/store/attempts/remote.rs \
         'for mut left in open.take_unstarted() {' 'for mut left in open.take_unstarted().into_iter().take(0) {' \
         store::a_remote_claim_whose_commit_took_long_follows_a_limit_that_was_counted_meanwhile
@@ -1863,6 +1940,12 @@ mutants() {
     mutant 'first version of a limit' internal/store/limits.rs \
         'rand::random_range(1..=MAX_FIRST_VERSION)' 'MAX_FIRST_VERSION.min(1)' \
         key_limits::the_version_of_a_removed_limit_changes_none_that_has_its_name
+    mutant 'limit that another transaction made' internal/store/limits.rs \
+        'write(conn, "INSERT", set)' 'write(conn, "REPLACE", set)' \
+        api::of_many_calls_that_may_only_make_a_limit_or_a_kind_one_makes_it
+    mutant 'declaration that another transaction made' internal/store/kinds.rs \
+        'write(conn, "INSERT", set)' 'write(conn, "REPLACE", set)' \
+        api::of_many_calls_that_may_only_make_a_limit_or_a_kind_one_makes_it
     mutant 'key of a limit that another session is making' internal/store/rows/limits.rs \
         'const NOWAIT: &str = " NOWAIT";' 'const NOWAIT: &str = SKIP_LOCKED;' \
         key_limits::a_key_that_another_session_is_making_holds_up_the_jobs_of_no_other_key
@@ -1887,6 +1970,16 @@ mutants() {
     mutant 'a failed job blocks' internal/store/rows/order.rs \
         'is_some_and(|ordered| end != State::Failed || !ordered.blocks)' 'is_some()' \
         order::a_job_that_fails_for_good_blocks_its_key_until_it_is_dealt_with_or_skips
+    mutant 'hint of the job behind a deleted one' internal/broker/lib.rs \
+        'batched.released.iter().for_each(|job| self.hint_released(job));' '' \
+        order::a_job_that_fails_for_good_blocks_its_key_until_it_is_dealt_with_or_skips
+    mutant 'jobs that a removal lets go' internal/store/retention/remove.rs \
+        'removed.released.extend(close_places(conn, &open.collect::<Vec<_>>(), now).await?);' \
+        'close_places(conn, &open.collect::<Vec<_>>(), now).await?;' \
+        order::a_job_that_fails_for_good_blocks_its_key_until_it_is_dealt_with_or_skips
+    mutant 'end of a job behind its last number' internal/store/rows/ledger.rs \
+        '.bind(line.number.min(MAX_NUMBER))' '.bind(line.number)' \
+        remote_workers::a_job_at_the_last_number_of_an_attempt_keeps_no_other_job_from_its_worker
     mutant 'no early start of a held job' internal/store/jobs/actions.rs \
         'StateInput::RunNow if waits_for_turn(owed.execute_at)' 'StateInput::RunNow if false' \
         order::a_job_that_is_held_is_not_made_due_and_costs_redis_nothing
@@ -1915,7 +2008,7 @@ mutants() {
         ' && !claims.limits.concern(Some(&job.queue))' '' \
         store::a_next_job_that_may_not_follow_at_once_is_let_go_and_not_claimed
     mutant 'due time of a next job that is not claimed after all' internal/store/attempts/complete.rs \
-        'if claim.won.len() < claim.ids.len() {' 'if claim.won.len() > claim.ids.len() {' \
+        'due_steps(&mut write, &successors);' '' \
         store::a_next_job_that_may_not_follow_at_once_is_let_go_and_not_claimed
     mutant 'unanswered claim of the next job of a key' internal/store/attempts/complete.rs \
         'self.claims.open.gave_up(self.token, &ids);' 'let _ = ids;' \
@@ -1974,6 +2067,13 @@ mutants() {
     mutant 'limit of follow-up jobs' internal/handlers/outcome.rs \
         'if self.follow_ups.len() >= most {' 'if self.follow_ups.len() >= 10 * most {' \
         follow_ups::at_most_a_thousand_jobs_follow_one_and_all_are_checked_before_any_is_written
+    mutant 'size of a follow-up job' internal/broker/draft.rs \
+        'if let Some(detail) = limits::problem_of_payload(self.payload.get()) {' \
+        'if let Some(detail) = limits::problem_of_payload(self.payload.get()).filter(|_| self.kind.is_empty()) {' \
+        follow_ups::a_follow_up_job_that_is_too_large_rejects_its_parent_and_none_is_written
+    mutant 'size of all follow-up jobs' internal/handlers/outcome.rs \
+        'if bytes > most {' 'if bytes > 10 * most {' \
+        follow_ups::a_follow_up_job_that_is_too_large_rejects_its_parent_and_none_is_written
     mutant 'token behind the row of a report' internal/store/reports/files.rs \
         'fetch_optional(&mut *conn).await?.is_none()' 'fetch_optional(&mut *conn).await?.is_some_and(|_| false)' \
         shared_reports::only_the_holder_of_a_job_replaces_its_report_and_only_by_a_whole_one
@@ -2474,11 +2574,14 @@ mutants() {
         'if turn != copy.turn {' 'if turn < copy.turn {' \
         outbox_sources::a_runner_that_lost_the_source_copies_and_deletes_nothing_that_it_read_before
     mutant 'deletion of a row with a used id' internal/store/outbox/source.rs \
-        'AND (created_at > ?) IS NOT TRUE' 'AND (created_at > ? OR TRUE)' \
+        'WHERE (t.created_at > ?) IS NOT TRUE' 'WHERE (t.created_at > ? OR TRUE)' \
         outbox_sources::a_runner_that_lost_the_source_copies_and_deletes_nothing_that_it_read_before
     mutant 'copied rows that are locked' internal/store/outbox/source.rs \
         'Err(error) if error.is_lock_wait() => Ok(false),' 'Err(error) if error.is_lock_wait() && ids.is_empty() => Ok(false),' \
         outbox_sources::a_row_that_is_copied_and_locked_at_the_source_is_not_copied_again
+    mutant 'copied rows that are deleted together beside a locked one' internal/store/outbox/deletion.rs \
+        'let size = ids.len().div_ceil(LISTS).max(1);' 'let size = LISTS.min(1);' \
+        outbox_sources::rows_are_copied_before_a_runner_waits_for_a_copied_row_that_is_locked
     mutant 'outbox of a tickr as a source' internal/store/outbox/source.rs \
         'column.name == "copied_from"' 'column.name == "no such column"' \
         outbox_sources::the_outbox_of_a_tickr_is_no_source_and_keeps_its_rows
@@ -2525,6 +2628,17 @@ mutants() {
         internal/broker/outbox.rs \
         'needed.len() == 1 && ' 'needed.len() < 9 && ' \
         outbox::a_locked_unique_key_holds_up_no_other_row_of_the_same_batch_for_more_than_one_wait
+    mutant 'rows with the unique key of a locked row' internal/broker/outbox.rs \
+        '|| keys.unique_key.is_some_and(|key| self.unique_keys.contains(&key))' \
+        '|| keys.unique_key.is_some_and(|key| self.unique_keys.contains(&key) && row.is_nil())' \
+        outbox::a_newer_row_with_the_unique_key_of_a_row_that_is_locked_takes_its_place
+    mutant 'unique keys of rows that wait for other rows' internal/broker/outbox.rs \
+        'page.left_keys.iter().for_each(' 'page.left_keys.iter().take(0).for_each(' \
+        outbox::a_newer_row_with_the_unique_key_of_a_row_that_waits_or_is_held_takes_its_place
+    mutant 'unique keys of rows that other sessions hold' internal/store/outbox/pages.rs \
+        '(page.next.is_some() || jobs.values().any(|job| job.unique_key.is_some()))' \
+        '(last.is_nil() && jobs.values().any(|job| job.unique_key.is_some()))' \
+        outbox::a_newer_row_with_the_unique_key_of_a_row_that_waits_or_is_held_takes_its_place
     mutant 'row of the outbox before its order key' internal/store/outbox/locks.rs \
         'sqlx::query(sql).bind(row).fetch_optional(&mut *conn).await?;' 'let _ = (sql, row);' \
         store::a_move_whose_row_another_session_locks_waits_for_it_with_no_order_key_locked

@@ -88,7 +88,8 @@ impl Outage {
         Self { server, since: Arc::default() }
     }
 
-    /// Take the outcome of statements. If MySQL does not answer, that becomes a pause. Other errors use an attempt.
+    /// Take the outcome of statements. If MySQL does not answer or takes no work, that becomes a pause. Other errors use
+    /// an attempt.
     fn judge_sql<T>(&self, done: Result<T, sqlx::Error>) -> Result<T, Failure> {
         match done {
             Err(error) if !is_outage(&error) => Err(error.into()),

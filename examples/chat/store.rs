@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
-use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions, MySqlRow};
+use sqlx::mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlPoolOptions, MySqlRow};
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, MySqlConnection, MySqlPool, Row as _};
 use tickr::{Client, OnFailure};
@@ -945,9 +945,17 @@ fn out_of_time() -> sqlx::Error {
     sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())
 }
 
-/// Return whether MySQL did not answer, which is a matter of time.
-pub(crate) const fn is_outage(error: &sqlx::Error) -> bool {
-    matches!(error, sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut)
+/// Return whether MySQL did not answer or took no work, which is a matter of time: it has too many connections (1040,
+/// 1203, 1226), stops (1053), ended the connection (1927), or only reads (1290).
+pub(crate) fn is_outage(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut => true,
+        sqlx::Error::Database(error) => {
+            let number = error.try_downcast_ref::<MySqlDatabaseError>().map(MySqlDatabaseError::number);
+            matches!(number, Some(1040 | 1053 | 1203 | 1226 | 1290 | 1927))
+        }
+        _ => false,
+    }
 }
 
 /// Add members to a conversation that is new. Those that it has already stay as they are.

@@ -22,7 +22,7 @@ use crate::view::{Moment, StateWord};
 use crate::{Api, json};
 use tickr_broker::Finished;
 use tickr_handlers::{FinishKey, RemoteVerdict, wrong_json};
-use tickr_job::{JobId, Progress, State as JobState, limits};
+use tickr_job::{JobId, ProgressReport, State as JobState, limits};
 use tickr_store::StoreError;
 
 /// Longest note with the progress, in characters.
@@ -34,10 +34,11 @@ const MAX_ERROR: usize = 2_000;
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ReportBody {
-    /// Progress in percent, 0 to 100.
+    /// Progress in percent, 0 to 100. Left out, it stays what was reported before, at first 0.
     #[schema(minimum = 0, maximum = 100)]
     percent: Option<f64>,
-    /// Short description of the progress, at most 120 characters.
+    /// Short description of the progress, at most 120 characters. Left out, the one before stays; an empty one removes
+    /// it.
     #[schema(max_length = 120)]
     note: Option<String>,
     /// JSON with which the next attempt begins if this one fails, at most 64 KiB and 64 levels. A null that is sent
@@ -101,8 +102,7 @@ pub(super) async fn report(
     if !problems.is_empty() {
         return Err(Problem::new(Code::InvalidRequest, "invalid report; `errors` says why").at("", problems));
     }
-    let progress = (percent.is_some() || note.is_some())
-        .then(|| Progress { percent: percent.unwrap_or(0.0), note: note.filter(|note| !note.is_empty()) });
+    let progress = (percent.is_some() || note.is_some()).then_some(ProgressReport { percent, note });
     let checkpoint = checkpoint.map(|checkpoint| Arc::from(Box::<str>::from(checkpoint)));
     match api.broker.report_on(digest, progress, checkpoint).await? {
         Some((id, Some(reported))) => {

@@ -164,8 +164,8 @@ pub(super) struct LimitView {
     breaker: Option<BreakerView>,
     /// Other values for single keys.
     overrides: BTreeMap<String, BoundsView>,
-    /// False for three or four seconds after the limit was set, while the attempts that ran before are counted. No job of the
-    /// limit starts meanwhile.
+    /// False for three to six seconds after the limit was set, while the attempts that ran before are counted. No job
+    /// of a key with a `concurrency` starts meanwhile.
     counted: bool,
     #[schema(value_type = String, format = DateTime)]
     changed_at: Moment,
@@ -466,8 +466,8 @@ async fn find(api: &Api, name: &Name) -> Result<LimitSetting, Problem> {
 /// Set a limit
 ///
 /// The limit replaces the one with the same name, if there is one. It holds on every runner within 2 s. A lower limit
-/// does not stop running jobs. No job of a new limit starts in the first three or four seconds, because the attempts
-/// that run are counted first.
+/// does not stop running jobs. No job of a new limit with a `concurrency` starts in the first three to six seconds,
+/// because the attempts that run are counted first.
 #[utoipa::path(
     put, path = "/v1/limits/{name}", tag = "limits", operation_id = "set_limit", request_body = LimitBody,
     params(

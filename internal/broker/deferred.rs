@@ -8,7 +8,7 @@ use crate::Broker;
 use crate::remote_workers::parts_of;
 use tickr_event::Event;
 use tickr_handlers::RemoteVerdict;
-use tickr_job::{CallOutcome, JobId, Progress, RetryPolicy, State, limits};
+use tickr_job::{CallOutcome, JobId, ProgressReport, RetryPolicy, State, limits};
 use tickr_store::{CheckpointUse, DeferredAttempt, FinishKeyDigest, Reported, Settled, Settlement, StoreError};
 
 /// Outcome of a finish.
@@ -37,7 +37,7 @@ impl Broker {
     pub async fn report_on(
         &self,
         key: FinishKeyDigest,
-        progress: Option<Progress>,
+        progress: Option<ProgressReport>,
         checkpoint: Option<Arc<str>>,
     ) -> Result<Option<(JobId, Option<Reported>)>, StoreError> {
         let Some(attempt) = self.store.deferred_attempt(key).await? else { return Ok(None) };

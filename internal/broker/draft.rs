@@ -158,8 +158,12 @@ impl Draft {
     }
 
     /// Do what [`prepare`](Self::prepare) does, for a job that follows work that is done. Its due time may lie behind its
-    /// expiry: a refusal would undo nothing of the work, so the job is accepted, and it expires.
+    /// expiry: a refusal would undo nothing of the work, so the job is accepted, and it expires. Its payload comes with no
+    /// request, which has a limit, so it is held to that limit here.
     pub(super) fn prepare_follow_up(self, registry: &Registry, now: Timestamp) -> Result<NewJob, Invalid> {
+        if let Some(detail) = limits::problem_of_payload(self.payload.get()) {
+            return Err(Invalid::Job { problems: vec![Problem::at("/payload", detail)] });
+        }
         let in_order = |expires: &Due| problem_of_expiry(*expires, Due::Now, now).is_none();
         let Some(expires) = self.expires.filter(in_order) else { return self.prepare(registry, now) };
         let job = Self { expires: None, ..self }.prepare(registry, now)?;
@@ -361,6 +365,24 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn a_follow_up_job_that_is_too_large_or_nested_too_deeply_is_refused() {
+        let prepared = |payload: String| {
+            let draft = Draft::new("none", RawValue::from_string(payload).unwrap());
+            draft.prepare_follow_up(&Registry::new(), Timestamp::UNIX_EPOCH).unwrap_err()
+        };
+        let text = |bytes: usize| format!("\"{}\"", "x".repeat(bytes - 2));
+        let nested = |levels: usize| format!("{}{}", "[".repeat(levels), "]".repeat(levels));
+        // The kind is looked up after that.
+        for payload in [text(limits::MAX_PAYLOAD_BYTES), nested(63)] {
+            assert!(matches!(prepared(payload), Invalid::UnknownKind { .. }));
+        }
+        let says = |payload| prepared(payload).in_full();
+        let large = says(text(limits::MAX_PAYLOAD_BYTES + 1));
+        assert_eq!(large, "the job is not valid: /payload is larger than 1048576 bytes");
+        assert_eq!(says(nested(64)), "the job is not valid: /payload is nested more than 63 levels deep");
+    }
 
     #[test]
     fn times_are_compared_by_the_clock_of_the_request_in_each_form() {

@@ -35,7 +35,8 @@ const SUMMARY_LIMIT: Duration = Duration::from_millis(500);
 const ASSUME_AFTER: Duration = Duration::from_secs(2);
 /// Time for which a summary shows that there is nothing to look at. It is longer than the time between two summaries.
 const SUMMARY_HOLDS: Duration = Duration::from_secs(3);
-/// Time for which API keys stay valid after the last successful read. API tokens of the configuration do not expire.
+/// Time for which API keys stay valid after the last successful read, except for the metrics page. API tokens of the
+/// configuration do not expire.
 pub const API_KEYS_HOLD: Duration = Duration::from_secs(10);
 /// Time between two updates of the record of used API keys.
 const NOTE_EVERY: Duration = Duration::from_secs(60);

@@ -224,17 +224,8 @@ impl Body {
 
     /// Check the limits that the API has for the text of a request.
     pub(super) fn check_size(&self, prefix: &str) -> Result<(), Error> {
-        let text = self.payload.get();
-        let wrong = |detail: String| Err(Error::refused(Problem::at(format!("{prefix}/payload"), detail)));
-        if text.len() > limits::MAX_PAYLOAD_BYTES {
-            return wrong(format!("is larger than {} bytes", limits::MAX_PAYLOAD_BYTES));
-        }
-        // In a request of the API, the payload is one level below the body.
-        let most = limits::MAX_LEVELS - 1;
-        if limits::deeper_than(text.as_bytes(), most) {
-            return wrong(format!("is nested more than {most} levels deep"));
-        }
-        Ok(())
+        let wrong = |detail| Err(Error::refused(Problem::at(format!("{prefix}/payload"), detail)));
+        limits::problem_of_payload(self.payload.get()).map_or(Ok(()), wrong)
     }
 }
 

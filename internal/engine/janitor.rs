@@ -222,6 +222,7 @@ impl GrowingTable {
             Self::Jobs => {
                 let purged = store.purge_page(place, &settings.retention).await?;
                 metrics::counter!("tickr_jobs_purged_total").increment(purged.jobs as u64);
+                purged.released.iter().for_each(|job| shared.broker.hint_released(job));
                 return Ok((purged.jobs, purged.next));
             }
             Self::Answers => {

@@ -525,11 +525,6 @@ impl EngineState {
         if self.settings.child.is_some() { self.suspects.running() } else { 0 }
     }
 
-    /// Return whether another living runner has this kind.
-    fn runs_elsewhere(&self, kind: &Name) -> bool {
-        self.served.lock().unwrap_or_else(PoisonError::into_inner).has_kind(kind)
-    }
-
     /// Return whether a living runner that serves this queue has this kind: this one, or one that the reaper has read.
     fn is_served(&self, queue: &Name, kind: &Name) -> bool {
         let here = self.settings.workers > 0 && self.settings.queues.contains(queue);

@@ -16,8 +16,8 @@ use tickr_job::JobId;
 use tickr_store::{Claim, Claimant, StoreError};
 
 /// Time for which the index hides a job whose kind has no handler in this runner, before it is offered again. The long
-/// one holds when no living runner has a handler. The short one holds when another runner has one; that runner then
-/// only has to take the id before this one does.
+/// one holds when no living runner of its queue has a handler. The short one holds when another one has; that runner
+/// then only has to take the id before this one does.
 const NOBODYS_KIND_PAUSE: TimeDelta = TimeDelta::seconds(5);
 const OTHERS_KIND_PAUSE_MS: i64 = 100;
 
@@ -141,7 +141,7 @@ async fn handle_claim(
         }
         Ok(Claim::OtherKind(mut job)) => {
             // Only the index gets the later time. In MySQL the job stays due, for any runner that has its kind.
-            let pause = if shared.runs_elsewhere(&job.kind) {
+            let pause = if shared.is_served(&job.queue, &job.kind) {
                 TimeDelta::milliseconds(OTHERS_KIND_PAUSE_MS / 2 + rand::random_range(0..OTHERS_KIND_PAUSE_MS))
             } else {
                 NOBODYS_KIND_PAUSE

@@ -16,6 +16,8 @@ pub type Outcome = Result<Output, Failure>;
 pub struct Output {
     result: Option<Box<RawValue>>,
     follow_ups: Vec<FollowUp>,
+    /// Bytes of their payloads.
+    follow_up_bytes: usize,
     later: Option<FinishLater>,
     ended: Option<RemoteVerdict>,
 }
@@ -77,11 +79,12 @@ impl Output {
     /// Add a follow-up job. It is enqueued in the transaction that stores this success: both are committed or neither
     /// is.
     ///
-    /// At most 1,000 follow-up jobs are allowed. All of them are checked before the first is written.
+    /// At most 1,000 follow-up jobs are allowed, and 16 MiB of JSON in their payloads together. All of them are checked
+    /// before the first is written.
     ///
     /// # Errors
-    /// [`Failure::Reject`] when the payload cannot be written as JSON, when there are too many follow-up jobs, or when
-    /// another system finishes the attempt.
+    /// [`Failure::Reject`] when the payload cannot be written as JSON, when the follow-up jobs are too many or too large
+    /// together, or when another system finishes the attempt.
     pub fn then<P: Kind>(self, payload: &P) -> Outcome {
         self.then_job(FollowUp::of(payload)?)
     }
@@ -89,17 +92,24 @@ impl Output {
     /// Do what [`then`](Self::then) does, for a follow-up job with options of its own.
     ///
     /// # Errors
-    /// [`Failure::Reject`] when there are too many follow-up jobs, or when another system finishes the attempt.
+    /// [`Failure::Reject`] when the follow-up jobs are too many or too large together, or when another system finishes the
+    /// attempt.
     pub fn then_job(mut self, job: FollowUp) -> Outcome {
         if self.later.is_some() {
             let why = "another system finishes the attempt, so this handler cannot add a follow-up job";
             return Err(Failure::reject(format!("{why} ({})", job.kind)));
         }
-        let most = limits::MAX_FOLLOW_UPS;
+        let (most, help) = (limits::MAX_FOLLOW_UPS, "let a follow-up job enqueue the rest");
         if self.follow_ups.len() >= most {
-            let help = "let a follow-up job enqueue the rest";
             return Err(Failure::reject(format!("a job may be followed by {most} jobs at most; {help}")));
         }
+        let most = limits::MAX_FOLLOW_UP_BYTES;
+        let bytes = self.follow_up_bytes + job.payload.get().len();
+        if bytes > most {
+            let what = "the payloads of the jobs that follow one job may have";
+            return Err(Failure::reject(format!("{what} {most} bytes at most together; {help}")));
+        }
+        self.follow_up_bytes = bytes;
         self.follow_ups.push(job);
         Ok(self)
     }
@@ -107,7 +117,8 @@ impl Output {
     /// Add several follow-up jobs. All of them are accepted with the success, or none.
     ///
     /// # Errors
-    /// [`Failure::Reject`] when there are too many follow-up jobs, or when another system finishes the attempt.
+    /// [`Failure::Reject`] when the follow-up jobs are too many or too large together, or when another system finishes the
+    /// attempt.
     pub fn then_all(self, jobs: impl IntoIterator<Item = FollowUp>) -> Outcome {
         jobs.into_iter().try_fold(self, Self::then_job)
     }
@@ -131,7 +142,7 @@ impl From<()> for Output {
 pub struct FollowUp {
     /// Kind of the job, which must be registered.
     pub kind: &'static str,
-    /// Payload of the job, checked before it is written, as at enqueue.
+    /// Payload of the job, checked before it is written, as at enqueue: at most 1 MiB of JSON and 63 levels.
     pub payload: Box<RawValue>,
     /// Its options.
     pub options: FollowUpOptions,

@@ -51,7 +51,7 @@ pub struct Tally {
     pub completed: u64,
     /// Number of attempts that failed, were rejected, timed out, panicked or were lost.
     pub failed: u64,
-    /// Number of jobs that an attempt ended, in any end state.
+    /// Number of jobs that an attempt ended, in any end state, and of jobs that expired.
     pub ended: u64,
     /// Lateness (start − execute_at) of the attempts that started.
     pub lateness: Histogram,
@@ -60,7 +60,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Count an attempt that was settled with this verdict and left its job in this state.
+    /// Count an attempt that was settled with this verdict and left its job in this state, or a job that expired.
     pub fn record_settled(&mut self, verdict: Verdict, state: State) {
         self.completed += u64::from(state == State::Completed);
         self.ended += u64::from(state.is_end());

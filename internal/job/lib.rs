@@ -102,7 +102,7 @@ pub use name::{InvalidName, Name};
 pub use operation::{Action, Among, NewOperation, Operation, OperationParams, OperationState};
 pub use producer::Producer;
 pub use push::{Push, PushSecret};
-pub use record::{Attempt, Checkpoint, Job, Progress};
+pub use record::{Attempt, Checkpoint, Job, Progress, ProgressReport};
 pub use report::ReportRecord;
 pub use retry::{RetryPolicy, RetryRequest};
 pub use schedule::{

@@ -111,3 +111,21 @@ pub struct Progress {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
+
+/// A report of progress, in which a system may leave out what has not changed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ProgressReport {
+    /// 0 to 100.
+    pub percent: Option<f64>,
+    /// A short note for people. An empty one removes the note before.
+    pub note: Option<String>,
+}
+
+impl ProgressReport {
+    /// Return the progress after this report. What it leaves out stays as it was before, if anything was reported.
+    #[must_use]
+    pub fn after(self, before: Option<Progress>) -> Progress {
+        let (percent, note) = before.map_or((0.0, None), |before| (before.percent, before.note));
+        Progress { percent: self.percent.unwrap_or(percent), note: self.note.or(note).filter(|note| !note.is_empty()) }
+    }
+}

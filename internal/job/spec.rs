@@ -34,6 +34,9 @@ pub mod limits {
     pub const MAX_BATCH_NAME: usize = 200;
     /// Maximum number of follow-up jobs of one job.
     pub const MAX_FOLLOW_UPS: usize = 1_000;
+    /// Maximum size of the payloads of all follow-up jobs of one job, in bytes of JSON. They are written in one
+    /// transaction, which has 15 s.
+    pub const MAX_FOLLOW_UP_BYTES: usize = 16 << 20;
     /// Maximum length of the error text stored with an attempt, in bytes.
     pub const MAX_ERROR_BYTES: usize = 2_000;
     /// Maximum size of the result stored with a job, in bytes.
@@ -44,7 +47,8 @@ pub mod limits {
     pub const MAX_CHECKPOINT_BYTES: usize = 64 * 1024;
     /// Maximum size of the log stored with an attempt, in bytes.
     pub const MAX_LOG_BYTES: usize = 16 * 1024;
-    /// Maximum size of a payload that a client in Rust may send: the largest body that the API can be set to take.
+    /// Maximum size of a payload that a client in Rust may send, and of a follow-up job: the largest body that the API can
+    /// be set to take.
     pub const MAX_PAYLOAD_BYTES: usize = 1 << 20;
     /// Maximum nesting of a body of the API. Deeper JSON is an attack on the parser, not a payload.
     pub const MAX_LEVELS: usize = 64;
@@ -69,6 +73,18 @@ pub mod limits {
             }
         }
         false
+    }
+
+    /// Return why this JSON cannot be a payload, as no request of the API could carry it.
+    #[must_use]
+    pub fn problem_of_payload(json: &str) -> Option<String> {
+        // In a request of the API, the payload is one level below the body.
+        let most = MAX_LEVELS - 1;
+        if json.len() > MAX_PAYLOAD_BYTES {
+            Some(format!("is larger than {MAX_PAYLOAD_BYTES} bytes"))
+        } else {
+            deeper_than(json.as_bytes(), most).then(|| format!("is nested more than {most} levels deep"))
+        }
     }
 
     /// Cut a text to [`MAX_ERROR_BYTES`], at a character boundary.

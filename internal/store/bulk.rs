@@ -32,7 +32,7 @@ use crate::rows::jobs::Accepted;
 use crate::rows::limits::{note_due_time, waits_for_turn};
 use crate::rows::links::{AWAITED, IN_BATCH};
 use crate::rows::order::{lock_free_keys as lock_free_order_keys, lock_open_keys_of, order_keys_of};
-use crate::rows::owed::{Owed, RESTS, SKIP_LOCKED, expiries_of, left_of, lock_free};
+use crate::rows::owed::{DueJob, Owed, RESTS, SKIP_LOCKED, expiries_of, left_of, lock_free};
 use crate::rows::unique_keys::lock_free_keys;
 use crate::sql::batches::{MAX_ROWS, groups, in_list, placeholders, statement, tuples};
 use crate::sql::clock::read_clock;
@@ -122,6 +122,8 @@ pub struct BatchOutcome {
     pub cancelled: Vec<JobId>,
     /// Failed jobs whose dead letters were discarded.
     pub discarded: Vec<JobId>,
+    /// Jobs that are not held any more, because a deleted one blocked their order key.
+    pub released: Vec<DueJob>,
     /// Executing jobs that were asked to stop.
     pub stop_requested: Vec<JobId>,
     /// True if the runner has nothing more to do: the operation has ended, or the lease is lost.
@@ -1072,7 +1074,7 @@ impl Work {
             Action::Delete => {
                 let ids = lock_matching(conn, operation, ids).await?;
                 let removed = remove(conn, &ids, Removal::Asked, now).await?;
-                (self.done, self.until) = (removed.gone, removed.until);
+                (self.done, self.until, self.batched.released) = (removed.gone, removed.until, removed.released);
                 Ok(())
             }
             Action::Replay => {

@@ -8,10 +8,10 @@ use sqlx::mysql::MySqlRow;
 
 use crate::audit::{AuditEntry, record, was_recorded};
 use crate::jobs::condition::Condition;
-use crate::sql::batches::statement;
+use crate::sql::batches::{placeholders, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{Pool, PriorRun, on_pool, transact};
-use crate::sql::error::corrupt;
+use crate::sql::error::{Fault, again, corrupt, fault};
 use crate::sql::script::rows_as_text;
 use crate::sql::session::Session;
 use crate::{Store, StoreError};
@@ -128,7 +128,10 @@ impl Store {
                     }
                 };
                 let set = KindSetting { kind, changed: (now, act.actor.clone()), version };
-                write(conn, &set).await?;
+                match &before {
+                    Some(_) => write(conn, "REPLACE", &set).await?,
+                    None => insert(conn, &set).await?,
+                }
                 record(conn, &act, now).await?;
                 Ok(DeclareOutcome::Done(set, before.is_none()))
             })
@@ -196,15 +199,25 @@ async fn lock(conn: &mut Session<'_>, name: &Name) -> Result<Option<KindSetting>
     row.as_ref().map(setting).transpose()
 }
 
-async fn write(conn: &mut Session<'_>, set: &KindSetting) -> Result<(), sqlx::Error> {
+/// Insert a declaration that the caller did not find. The caller could lock no row, so another transaction may have
+/// inserted one meanwhile. Then the next run finds it.
+async fn insert(conn: &mut Session<'_>, set: &KindSetting) -> Result<(), sqlx::Error> {
+    match write(conn, "INSERT", set).await {
+        Err(e) if fault(&e) == Fault::Duplicate => Err(again("a kind was declared meanwhile")),
+        done => done,
+    }
+}
+
+/// Write a declaration by INSERT, or by REPLACE if the caller has locked its row.
+async fn write(conn: &mut Session<'_>, verb: &'static str, set: &KindSetting) -> Result<(), sqlx::Error> {
     let DeclaredKind { name, description, schema, max_attempts, timeout_ms, retry, queue, push } = &set.kind;
     let ms = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
     let retry = serde_json::to_string(retry).map_err(|e| sqlx::Error::Encode(Box::new(e)))?;
-    sqlx::query(
-        "REPLACE INTO declared_kinds (name, description, payload_schema, max_attempts, timeout_ms, retry, queue, \
-         changed_at, changed_by, version, push_url, push_secret, push_answer_ms, push_lease_ms) \
-         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-    )
+    statement(format!(
+        "{verb} INTO declared_kinds (name, description, payload_schema, max_attempts, timeout_ms, retry, queue, \
+         changed_at, changed_by, version, push_url, push_secret, push_answer_ms, push_lease_ms) VALUES {}",
+        placeholders(14)
+    ))
     .bind(name.as_str())
     .bind(description.as_deref())
     .bind(schema.as_ref().map(serde_json::Value::to_string))

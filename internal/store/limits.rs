@@ -8,9 +8,10 @@ use async_recursion::async_recursion as boxed;
 use crate::audit::{AuditEntry, record, was_recorded};
 use crate::jobs::condition::Condition;
 use crate::rows::limits::{COLUMNS, LimitSetting, read_limits, setting};
-use crate::sql::batches::statement;
+use crate::sql::batches::{placeholders, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{Pool, PriorRun, on_pool, transact};
+use crate::sql::error::{Fault, again, fault};
 use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{Actor, Limit, Name};
@@ -102,7 +103,7 @@ impl Store {
                         version: first_version,
                         share: None,
                     };
-                    write(conn, &set).await?;
+                    insert(conn, &set).await?;
                     record(conn, &act, now).await?;
                     return Ok(LimitOutcome::Done(set, true));
                 };
@@ -121,7 +122,7 @@ impl Store {
                     version: before.version + 1,
                     share: None,
                 };
-                write(conn, &set).await?;
+                write(conn, "REPLACE", &set).await?;
                 record(conn, &act, now).await?;
                 Ok(LimitOutcome::Done(set, false))
             })
@@ -201,18 +202,29 @@ async fn lock(conn: &mut Session<'_>, name: &Name) -> Result<Option<LimitSetting
     row.as_ref().map(setting).transpose()
 }
 
-async fn write(conn: &mut Session<'_>, set: &LimitSetting) -> Result<(), sqlx::Error> {
+/// Insert a limit that the caller did not find. The caller could lock no row, so another transaction may have inserted
+/// the limit meanwhile. Then the next run finds it.
+async fn insert(conn: &mut Session<'_>, set: &LimitSetting) -> Result<(), sqlx::Error> {
+    match write(conn, "INSERT", set).await {
+        Err(e) if fault(&e) == Fault::Duplicate => Err(again("a limit was made meanwhile")),
+        done => done,
+    }
+}
+
+/// Write a limit by INSERT, or by REPLACE if the caller has locked its row.
+async fn write(conn: &mut Session<'_>, verb: &'static str, set: &LimitSetting) -> Result<(), sqlx::Error> {
     let Limit { name, kind, queue, shared_by, fair, breaker, bounds, overrides } = &set.limit;
     let overrides = if overrides.is_empty() {
         None
     } else {
         Some(serde_json::to_string(overrides).map_err(|e| sqlx::Error::Encode(Box::new(e)))?)
     };
-    sqlx::query(
-        "REPLACE INTO limits (name, kind, queue, shared_by, concurrency, rate, period_ms, burst, fair, overrides, \
+    statement(format!(
+        "{verb} INTO limits (name, kind, queue, shared_by, concurrency, rate, period_ms, burst, fair, overrides, \
          counted, changed_at, changed_by, version, breaker_failures, breaker_pause_ms, breaker_max_pause_ms, breaker_since) \
-         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-    )
+         VALUES {}",
+        placeholders(18)
+    ))
     .bind(name.as_str())
     .bind(kind.as_ref().map(Name::as_str))
     .bind(queue.as_ref().map(Name::as_str))

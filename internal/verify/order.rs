@@ -4,7 +4,7 @@ use super::life::SnapshotFacts;
 use tickr_job::JobId;
 use tickr_store::PlaceRow;
 
-/// Return the jobs of these places, which are in the order of keys and places, that contradict their order.
+/// Return the jobs of these places that contradict their order.
 pub(super) fn faults(rows: &[PlaceRow], moment: &SnapshotFacts<'_>) -> Vec<(JobId, String)> {
     let mut faults = Vec::new();
     for row in rows {
@@ -29,7 +29,9 @@ pub(super) fn faults(rows: &[PlaceRow], moment: &SnapshotFacts<'_>) -> Vec<(JobI
     }
     // Attempts of a job with several lives belong to several places.
     let lived_once = |row: &&PlaceRow| row.lives <= u32::from(!row.owed) && row.first_start.is_some();
-    let ran: Vec<&PlaceRow> = rows.iter().filter(lived_once).collect();
+    let mut ran: Vec<&PlaceRow> = rows.iter().filter(lived_once).collect();
+    // A replay has the place of its original, and the clock of another host may have made it an older id.
+    ran.sort_by_key(|row| (&row.key, row.place, row.first_start));
     for pair in ran.windows(2).filter(|pair| pair[0].key == pair[1].key) {
         let Some(start) = pair[1].first_start else { continue };
         match pair[0].end {
@@ -101,5 +103,17 @@ mod tests {
         assert_eq!(faults(&[row(1), early.clone()], &moment).len(), 1);
         assert_eq!(faults(&[row(1), PlaceRow { key: b"l".to_vec(), ..early.clone() }], &moment), []);
         assert_eq!(faults(&[row(1), PlaceRow { lives: 2, ..early }], &moment), []);
+    }
+
+    #[test]
+    fn a_replay_with_an_older_id_than_its_original_is_no_fault() {
+        let moment = SnapshotFacts { at: DateTime::UNIX_EPOCH, patience: None, steps: &[] };
+        // The replay runs from second 20 to 25, its original from 10 to 15, and the next job from 30 to 35.
+        let (replay, original, next) = (PlaceRow { place: 1, ..row(2) }, row(1), PlaceRow { place: 2, ..row(3) });
+        assert_eq!(faults(&[replay.clone(), original.clone(), next], &moment), []);
+        // A replay that began before its original had ended is a fault, whatever the ids.
+        let early = PlaceRow { first_start: original.end.map(|end| end - chrono::TimeDelta::seconds(1)), ..replay };
+        assert_eq!(faults(&[early.clone(), original.clone()], &moment).len(), 1);
+        assert_eq!(faults(&[original, early], &moment).len(), 1);
     }
 }

@@ -7,10 +7,13 @@ use std::time::{Duration, Instant};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use chrono::{DateTime, Utc};
+use futures_util::future::join_all;
 use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Executor as _};
 use tickr::event::Event;
 use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
+use tokio_util::sync::CancellationToken;
 
 use crate::support::{TestApp, answer, eventually, http};
 
@@ -431,6 +434,40 @@ async fn readiness_turns_red_while_a_runner_stops_and_waiters_are_let_go() {
     // The waiting client gets its answer at once, so that it does not delay the stop.
     assert!(matches!(waiter.await.unwrap().status, 200 | 202));
     stopping.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_many_calls_that_may_only_make_a_limit_or_a_kind_one_makes_it() {
+    let tickr = TestApp::start().await;
+    let other = tickr.another().await;
+    for (path, field, row) in [
+        ("/v1/limits/x", "concurrency", "limits WHERE name = 'x'"),
+        ("/v1/kinds/x", "max_attempts", "declared_kinds WHERE name = 'x'"),
+    ] {
+        let urls = [tickr.url(path), format!("http://{}{path}", other.addr())];
+        let call = |value: usize| {
+            let put = http().put(&urls[value % 2]).header("if-none-match", "*");
+            answer(put.json(&json!({field: value})))
+        };
+        // An INSERT waits for this lock of the gap, and a read for an update does not. So two calls find no row.
+        let mut session = tickr.mysql().await;
+        session.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ; START TRANSACTION").await.unwrap();
+        session.execute(AssertSqlSafe(format!("SELECT * FROM {row} FOR UPDATE"))).await.unwrap();
+        let others = async {
+            tickr.until_lock_waits(2..).await;
+            session.execute("ROLLBACK").await.unwrap();
+            join_all((3..=20).map(call)).await
+        };
+        let (first, second, mut answers) = tokio::join!(call(1), call(2), others);
+        answers.extend([first, second]);
+        let (made, refused): (Vec<_>, Vec<_>) = answers.iter().partition(|answer| answer.status == 201);
+        assert_eq!(made.len(), 1, "{path}: {made:?}");
+        assert!(refused.iter().all(|answer| answer.status == 412), "{path}: {refused:?}");
+        let stored = tickr.count(format!("SELECT CAST({field} AS SIGNED) FROM {row}")).await;
+        assert_eq!(made[0].body[field], json!(stored), "{path}");
+    }
+    other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

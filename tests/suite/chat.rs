@@ -1863,6 +1863,30 @@ async fn connections_to_mysql_that_the_network_forgot_make_no_dead_letter() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_delivery_uses_no_attempt_while_mysql_takes_no_work() {
+    let world = World::new().await;
+    let proxy = Proxy::start(world.tickr.config.mysql_url().unwrap().expose()).await;
+    let server = world.server(&[("TICKR_MYSQL_URL", &proxy.url()), ("TICKR_LEASE", "15s")]).await;
+    let conversation = server.direct("ada", "bob").await;
+    let bob = Person::join("bob", &[&server]).await;
+    // Too many connections, and a server that only reads.
+    for (number, error) in (1..).zip([1040, 1290]) {
+        proxy.refuse("SELECT deleted FROM chat_users", error, 1);
+        server.post("ada", &conversation, number, &number.to_string()).await;
+        bob.until("the message is here", |seen| seen.messages.len() == usize::try_from(number).unwrap()).await;
+        assert!(proxy.is_through());
+    }
+    world.until_idle().await;
+    let verdicts =
+        "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE j.kind = 'chat.deliver' AND verdict";
+    for (verdict, count) in [("snoozed", 2), ("failed", 0)] {
+        assert_eq!(world.tickr.count(&format!("{verdicts} = '{verdict}'")).await, count, "{verdict}");
+    }
+    drop(bob);
+    world.end([server]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_server_stops_while_mysql_and_redis_stand_still() {
     let world = World::alone().await;
     let mut server = world.server(&[]).await;

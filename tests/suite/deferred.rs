@@ -241,6 +241,27 @@ async fn reports_keep_an_attempt_alive_until_its_deadline_and_carry_its_checkpoi
     tickr.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_report_keeps_what_it_leaves_out() {
+    let tickr = TestApp::start().await;
+    let receiver = Slow::start().await;
+    let id = tickr.enqueue(receiver.job(60_000, None)).await;
+    let key = receiver.key().await;
+    tickr.until_deferred(id).await;
+    for (body, shows) in [
+        (json!({"note": "begun"}), json!({"percent": 0.0, "note": "begun"})),
+        (json!({"percent": 40}), json!({"percent": 40.0, "note": "begun"})),
+        (json!({"note": "second pass"}), json!({"percent": 40.0, "note": "second pass"})),
+        (json!({"checkpoint": {"row": 3}}), json!({"percent": 40.0, "note": "second pass"})),
+        (json!({"percent": null, "note": ""}), json!({"percent": 40.0, "note": null})),
+    ] {
+        assert_eq!(tickr.report(&key, body).await.status, 200);
+        assert_eq!(tickr.job(id).await["progress"], shows);
+    }
+    assert_eq!(tickr.finish(&key, succeeded()).await.status, 200);
+    tickr.stop().await;
+}
+
 /// A runner that freezes in a batch cancel keeps the rows of executing jobs.
 #[tokio::test(flavor = "multi_thread")]
 async fn reports_that_wait_for_a_locked_job_hold_up_no_other_change() {

@@ -367,10 +367,11 @@ async fn retention_removes_ended_jobs_by_age_and_nothing_else() {
     let (day, moment) = (Duration::from_secs(86_400), Duration::from_millis(1));
     // Ids are compared with the clock in milliseconds.
     tokio::time::sleep(Duration::from_millis(5)).await;
+    let purged = |jobs| Purged { jobs, next: None, released: Vec::new() };
     let keep_all = &Retention::all(day);
-    assert_eq!(store.purge_page(None, keep_all).await.unwrap(), Purged { jobs: 0, next: None });
+    assert_eq!(store.purge_page(None, keep_all).await.unwrap(), purged(0));
     let keep_failed = &Retention { completed: moment, ..Retention::all(day) };
-    assert_eq!(store.purge_page(None, keep_failed).await.unwrap(), Purged { jobs: 1, next: None });
+    assert_eq!(store.purge_page(None, keep_failed).await.unwrap(), purged(1));
     assert_eq!(tickr.get(&format!("/v1/jobs/{done}")).await.status, 404);
     // A dead letter that an operator retried is young again, whatever its ledger says.
     let answer = tickr.post(&format!("/v1/jobs/{failed}/retry"), json!({})).await;
@@ -381,10 +382,10 @@ async fn retention_removes_ended_jobs_by_age_and_nothing_else() {
     let kind = KindRetention { failed: Some(moment), ..KindRetention::default() };
     let kinds = std::sync::Arc::new([("noop".parse().unwrap(), kind)].into());
     let keep_other = &Retention { kinds, ..Retention::all(day) };
-    assert_eq!(store.purge_page(None, keep_other).await.unwrap(), Purged { jobs: 0, next: None });
+    assert_eq!(store.purge_page(None, keep_other).await.unwrap(), purged(0));
     let kinds = std::sync::Arc::new([("fail".parse().unwrap(), kind)].into());
     let keep_none = &Retention { kinds, ..Retention::all(day) };
-    assert_eq!(store.purge_page(None, keep_none).await.unwrap(), Purged { jobs: 1, next: None });
+    assert_eq!(store.purge_page(None, keep_none).await.unwrap(), purged(1));
     assert_eq!(tickr.job(waits).await["state"], "waiting");
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts").await, 0);
     tickr.stop().await;

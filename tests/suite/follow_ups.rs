@@ -137,6 +137,50 @@ async fn a_follow_up_job_with_a_wrong_option_rejects_its_parent_and_none_is_writ
     tickr.stop().await;
 }
 
+/// A job that is followed by this many with as many bytes each.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Large {
+    followers: u32,
+    bytes: usize,
+    #[serde(default)]
+    text: String,
+}
+
+impl Kind for Large {
+    const NAME: &'static str = "large";
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follow_up_job_that_is_too_large_rejects_its_parent_and_none_is_written() {
+    let mut family = Registry::new();
+    family.register(|job: Large, _: Context| async move {
+        let follower = FollowUp::of(&Large { followers: 0, bytes: 0, text: "x".repeat(job.bytes) })?;
+        Output::default().then_all((0..job.followers).map(|_| follower.clone()))
+    });
+    let tickr = TestApp::start_with(|_| {}, family).await;
+    for (followers, bytes, says) in [
+        (
+            1,
+            1 << 20,
+            "the follow-up large job cannot be enqueued: the job is not valid: /payload is larger than 1048576",
+        ),
+        (17, (1 << 20) - 100, "16777216 bytes at most together; let a follow-up job enqueue the rest"),
+    ] {
+        let parent = tickr.enqueue_kind("large", json!({"followers": followers, "bytes": bytes})).await;
+        let parent = tickr.until(parent, State::Failed).await;
+        assert_eq!(parent["attempts"][0]["verdict"], "rejected", "{parent:#}");
+        assert!(parent["last_error"].as_str().unwrap().contains(says), "{parent:#}");
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 2);
+    // What a client may send may follow, too.
+    let parent = tickr.enqueue_kind("large", json!({"followers": 1, "bytes": (1 << 20) - 100})).await;
+    tickr.until(parent, State::Completed).await;
+    tickr.until_idle().await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 4);
+    tickr.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_follow_up_job_that_is_due_after_its_expiry_expires_and_its_parent_completes() {
     let mut family = Registry::new();

@@ -22,6 +22,9 @@ use crate::support::{
 /// The last migration of the binaries whose migrations were run by their driver.
 const LAST_OF_THE_DRIVER: i64 = 23;
 
+/// The rights that every runner needs.
+const ROWS: &str = "SELECT, INSERT, UPDATE, DELETE";
+
 /// An empty database for one test.
 struct Empty {
     name: String,
@@ -81,8 +84,16 @@ impl Empty {
     }
 
     async fn store(&self) -> Store {
-        let settings =
-            StoreSettings { url: self.url.clone(), connections: 2, flushers: 1, table_prefix: table_prefix() };
+        Self::store_at(self.url.clone()).await
+    }
+
+    /// Return the store for another account, which connects without a password.
+    async fn store_as(&self, user: &str) -> Store {
+        Self::store_at(as_user(&self.url, user, "")).await
+    }
+
+    async fn store_at(url: String) -> Store {
+        let settings = StoreSettings { url, connections: 2, flushers: 1, table_prefix: table_prefix() };
         Store::connect(&settings, Duration::from_secs(10)).await.unwrap()
     }
 
@@ -347,7 +358,7 @@ async fn an_account_that_may_not_is_told_the_grant_before_anything_is_changed() 
     for (given, lacks) in [
         ("SELECT, INSERT, UPDATE, DELETE", "CREATE, ALTER"),
         ("SELECT, INSERT, UPDATE, DELETE, CREATE", "ALTER"),
-        ("CREATE, ALTER", "SELECT, INSERT, UPDATE"),
+        ("CREATE, ALTER", "SELECT, INSERT, UPDATE, DELETE"),
     ] {
         let database = Empty::new().await;
         let user = &database.name;
@@ -379,6 +390,50 @@ async fn an_account_that_may_not_is_told_the_grant_before_anything_is_changed() 
         let (code, _, said) = outcome(database.tickr_as(user, &["migrate"])).await;
         assert_eq!(code, 0, "{said}");
         database.sql(format!("DROP USER '{user}'@'%'")).await;
+        database.drop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_account_without_one_of_the_rights_to_rows_is_refused_with_or_without_tables() {
+    let empty = Empty::new().await;
+    let (name, url) = migrated_database().await;
+    let migrated = Empty { name, url, dir: tempfile::tempdir().unwrap() };
+    for (database, given) in [(&empty, "SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER"), (&migrated, ROWS)] {
+        let user = &database.name;
+        database.sql(format!("CREATE USER '{user}'@'%'; GRANT {given} ON {user}.* TO '{user}'@'%'")).await;
+    }
+    for right in ROWS.split(", ") {
+        for database in [&empty, &migrated] {
+            let user = &database.name;
+            database.sql(format!("REVOKE {right} ON {user}.* FROM '{user}'@'%'")).await;
+            let store = database.store_as(user).await;
+            let checked = if user == &empty.name { store.migrate().await } else { store.check_rights().await };
+            store.close().await;
+            let said = checked.expect_err(right).to_string();
+            assert!(said.contains(&format!("GRANT {right} ON `{user}`.* TO '{user}'@'%';")), "{said}");
+            // Only the account that makes the tables may be another one.
+            assert!(!said.contains("with an account that has it"), "{said}");
+            if right == "DELETE" {
+                // A runner would start jobs, and end none.
+                let serve = database.tickr_as(user, &["serve", "--http-addr", "127.0.0.1:0"]);
+                let (code, _, said) = outcome(serve).await;
+                assert!(code == 1 && said.contains("GRANT DELETE ON "), "{said}");
+            }
+            database.sql(format!("GRANT {right} ON {user}.* TO '{user}'@'%'")).await;
+        }
+    }
+    assert!(empty.tables().await.iter().all(|table| table == "_sqlx_migrations"), "{:?}", empty.tables().await);
+
+    // An account may also have its rights on single tables.
+    let user = &migrated.name;
+    let tables = format!("REVOKE {ROWS} ON {user}.* FROM '{user}'@'%'; GRANT {ROWS} ON {user}.owed TO '{user}'@'%'");
+    migrated.sql(tables).await;
+    let store = migrated.store_as(user).await;
+    store.check_rights().await.unwrap();
+    store.close().await;
+    for database in [empty, migrated] {
+        database.sql(format!("DROP USER '{}'@'%'", database.name)).await;
         database.drop().await;
     }
 }

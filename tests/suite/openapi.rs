@@ -107,6 +107,12 @@ async fn the_document_is_sound_and_the_same_as_the_library_gives() {
         assert!(jsonschema::meta::validate(schema).is_ok(), "{name} is no schema");
     }
 
+    // A batch that a job names may have ended.
+    for path in ["/v1/jobs", "/v1/jobs/batch"] {
+        let refused = document["paths"][path]["post"]["responses"]["409"]["description"].as_str().unwrap();
+        assert!(["unique_key_taken", "wrong_state"].iter().all(|code| refused.contains(code)), "{path}: {refused}");
+    }
+
     // The codes of problems are a closed list that programs may match on.
     let codes = document.pointer("/components/schemas/Code").unwrap();
     let text = codes.to_string();

@@ -13,6 +13,7 @@ use tickr::config::Config;
 use tickr::event::Event;
 use tickr::handlers::{Context, Failure, Kind, Output, Registry};
 use tickr::job::{JobId, State};
+use tickr::store::Retention;
 use tokio::sync::broadcast::error::TryRecvError;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -236,12 +237,28 @@ async fn a_job_that_fails_for_good_blocks_its_key_until_it_is_dealt_with_or_skip
     tickr.until(second, State::Completed).await;
     assert_eq!(log.order()["replay"], [0, 7, 1]);
 
-    // Deleted: the next one goes, found by the reconciler at the latest.
+    // Deleted: the next one goes, and the index is told of it.
     let [first, second] = tickr.enqueue_many([failing("delete", 0), link("delete", 1)]).await[..] else { panic!() };
     tickr.until(first, State::Failed).await;
-    let body = json!({"action": "delete", "filter": {"q": format!("id:{first}")}});
-    let started = tickr.post("/v1/operations", body).await;
-    assert_eq!(started.status, 202, "{:#}", started.body);
+    let delete = async {
+        let body = json!({"action": "delete", "filter": {"q": format!("id:{first}")}});
+        let started = tickr.post("/v1/operations", body).await;
+        assert_eq!(started.status, 202, "{:#}", started.body);
+    };
+    let is_hinted = |event: &Event| matches!(event, Event::Rescheduled { id } if *id == second).then_some(());
+    tickr.event("the hint of the next job", delete, is_hinted).await;
+    tickr.until(second, State::Completed).await;
+
+    // Purged: the runner is told which job goes next.
+    let [first, second] = tickr.enqueue_many([failing("purge", 0), link("purge", 1)]).await[..] else { panic!() };
+    tickr.until(first, State::Failed).await;
+    // Ids are compared with the clock in milliseconds.
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    let day = Duration::from_secs(86_400);
+    let keep = &Retention { failed: Duration::from_millis(1), ..Retention::all(day) };
+    let purged = tickr.app.broker().store().purge_page(None, keep).await.unwrap();
+    assert_eq!(purged.released.iter().map(|job| job.id).collect::<Vec<_>>(), [second]);
+    purged.released.iter().for_each(|job| tickr.app.broker().hint_released(job));
     tickr.until(second, State::Completed).await;
 
     // Skipping.

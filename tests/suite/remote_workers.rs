@@ -1011,8 +1011,20 @@ async fn a_job_at_the_last_number_of_an_attempt_keeps_no_other_job_from_its_work
     for job in &held {
         assert_eq!(worker.finish(at, job, json!({"verdict": "succeeded"})).await["state"], "completed");
     }
-    tickr.sql(format!("UPDATE owed SET attempt = 0, spared = 0 {of_first}")).await;
+    // A cancel ends it: its line takes the place of the last attempt.
+    let of_first = of_first.replace("id =", "job_id =");
+    tickr
+        .sql(
+            "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict) \
+             SELECT id, attempt, 0, 'gone', jobs.execute_at, created_at, created_at, 'snoozed' \
+             FROM owed JOIN jobs USING (id) WHERE attempt = 65535",
+        )
+        .await;
     assert_eq!(tickr.post(&format!("/v1/jobs/{}/cancel", ids[0]), json!({})).await.status, 200);
+    let ends = format!("SELECT COUNT(*) FROM attempts {of_first} AND number = 65535 AND end_state = 'cancelled'");
+    assert_eq!(tickr.count(ends).await, 1);
+    // The check of all promises finds no line in front of it.
+    tickr.sql(format!("UPDATE attempts SET number = 1 {of_first}")).await;
     tickr.stop().await;
 }
 

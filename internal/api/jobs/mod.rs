@@ -352,7 +352,7 @@ pub(crate) fn json_answer(status: StatusCode, body: &impl Serialize) -> Answer {
     responses(
         (status = 201, description = "The job is accepted and durable", body = JobView, headers(("Location" = String))),
         (status = 200, description = "An unfinished job has the unique key; nothing was written", body = SeenJob),
-        (status = 409, description = "unique_key_taken: `holder` has the unique key; nothing was written", body = Problem),
+        (status = 409, description = "unique_key_taken: `holder` has the unique key; wrong_state: the batch has ended or was cancelled. Nothing was written", body = Problem),
         (status = 422, description = "invalid_request, unknown_kind, invalid_payload", body = Problem),
         (status = 429, description = "overloaded", body = Problem),
     )
@@ -469,7 +469,7 @@ pub(crate) struct Receipt {
     responses(
         (status = 201, description = "All accepted and durable", body = BatchAnswer),
         (status = 200, description = "Unfinished jobs have all the unique keys; nothing was written", body = BatchAnswer),
-        (status = 409, description = "unique_key_taken: nothing was written", body = Problem),
+        (status = 409, description = "unique_key_taken; wrong_state: a batch has ended or was cancelled. Nothing was written", body = Problem),
         (status = 422, description = "invalid_request, unknown_kind, invalid_payload: nothing was written", body = Problem),
         (status = 429, description = "overloaded", body = Problem),
     )
@@ -584,20 +584,21 @@ filter_query! {
         limit: Option<u32>,
         /// `next_cursor` of the last page. It is valid only with the same filter and order.
         cursor: Option<String>,
-        /// Order of the jobs by their acceptance. Default: `newest` first.
+        /// Order of the jobs by the times in their ids. A row of the outbox may have an id that its application made
+        /// long before the acceptance. Default: `newest` first.
         #[param(inline)]
         sort: Option<SortWord>,
     }
 }
 
-/// An order of jobs by their acceptance.
+/// An order of jobs by the times in their ids.
 #[derive(Clone, Copy, Debug, Default, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum SortWord {
-    /// The newest job first.
+    /// The job with the newest id first.
     #[default]
     Newest,
-    /// The oldest job first.
+    /// The job with the oldest id first.
     Oldest,
 }
 
@@ -625,8 +626,7 @@ pub(crate) struct ListAnswer {
     pub(crate) next_cursor: Option<String>,
     /// Number of jobs that this page looked at.
     pub(crate) searched: u64,
-    /// Time of acceptance up to which this page searched, from the newest or from the oldest job on; null on the last
-    /// page.
+    /// Time in the id up to which this page searched, from the newest or from the oldest id on; null on the last page.
     #[schema(value_type = Option<String>, format = DateTime)]
     pub(crate) searched_to: Option<Moment>,
 }

@@ -103,7 +103,7 @@ pub(crate) struct PointsView {
     completed: Vec<f64>,
     /// Attempts per second that failed, were rejected, timed out, panicked or were lost.
     failed: Vec<f64>,
-    /// Jobs per second that ended with an attempt: completed, failed for good, or cancelled while running.
+    /// Jobs per second that completed, failed for good, expired, or were cancelled while they ran.
     ended: Vec<f64>,
     /// Median of the lateness (start − execute_at), in milliseconds, accurate to 6 %.
     lateness_p50_ms: Vec<Option<f64>>,
@@ -146,7 +146,7 @@ pub(crate) struct QueueHistoryView {
     completed: Vec<f64>,
     /// Attempts per second that failed, were rejected, timed out, panicked or were lost.
     failed: Vec<f64>,
-    /// Jobs per second that ended with an attempt.
+    /// Jobs per second that completed, failed for good, expired, or were cancelled while they ran.
     ended: Vec<f64>,
     /// Median of the lateness (start − execute_at), in milliseconds, accurate to 6 %.
     lateness_p50_ms: Vec<Option<f64>>,

@@ -247,7 +247,7 @@ fn of_store(owed: &DueWithin) -> StoreView {
 /// The response to a request for a rebuild.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct RebuildAnswer {
-    /// False when a rebuild was already under way. That rebuild then serves this request as well.
+    /// False when a rebuild was already under way. If that one only adds entries, it begins again from nothing.
     started: bool,
     health: HealthWord,
     /// Time of the request. The rebuild has ended when `last_rebuild.at` of `/v1/index` is later than this.

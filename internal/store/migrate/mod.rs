@@ -23,13 +23,14 @@ mod statement;
 
 use std::time::{Duration, Instant};
 
+use async_recursion::async_recursion as boxed;
 use rand::Rng as _;
 use sqlx::AssertSqlSafe;
 use sqlx::migrate::Migration;
 use tokio::sync::watch;
 
 use super::{Store, StoreError};
-use crate::sql::connection::{self, within};
+use crate::sql::connection::{self, FIRST_WORDS, within};
 use crate::sql::error::{Fault, fault, waited_for_lock};
 use crate::sql::session::Session;
 use crate::sql::table_names::with_prefix;
@@ -132,6 +133,33 @@ impl Store {
     /// migration was changed after it had been applied.
     pub async fn migrate(&self) -> Result<(), StoreError> {
         self.migrate_with(&MigrateSettings::default()).await
+    }
+
+    /// Check that the account may read, insert, update and delete rows of the tables, which exist. A server that takes
+    /// no writes or does not answer says nothing about rights, so then there is no error.
+    ///
+    /// # Errors
+    /// When the account lacks one of these rights. The text has the statement that grants it.
+    pub async fn check_rights(&self) -> Result<(), StoreError> {
+        match within(FIRST_WORDS, self.complaint_about_rights()).await {
+            Ok(None) => Ok(()),
+            Ok(Some(complaint)) => Err(StoreError::refused("check the rights of the account", complaint)),
+            Err(error) => {
+                tracing::debug!(%error, "cannot check the rights of the account");
+                Ok(())
+            }
+        }
+    }
+
+    #[boxed]
+    async fn complaint_about_rights(&self) -> Result<Option<String>, sqlx::Error> {
+        let options = &self.shared.options;
+        let mut conn = connection::open(options).await?;
+        let lacking = rights::lacking_for_rows(&mut conn).await?;
+        if lacking.is_empty() {
+            return Ok(None);
+        }
+        rights::complaint(&mut conn, &options.database().unwrap_or_default(), &lacking).await.map(Some)
     }
 
     /// [`migrate`](Self::migrate) with settings.

@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use crate::retention::remove::{Removal, remove};
 use crate::retention::times::Retention;
+use crate::rows::owed::DueJob;
 use crate::sql::batches::{MAX_ROWS, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{DbFuture, transact};
@@ -27,12 +28,14 @@ pub(crate) const DISCARDED: u32 = MAX_ROWS as u32;
 const PASSED: u32 = 16;
 
 /// Outcome of one page of a purge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Purged {
     /// Number of jobs removed.
     pub jobs: usize,
     /// The position to continue after; absent at the end.
     pub next: Option<JobId>,
+    /// Jobs that are not held any more, because a removed one blocked their order key.
+    pub released: Vec<DueJob>,
 }
 
 impl Store {
@@ -196,7 +199,7 @@ fn page<'c>(
         let removed = remove(conn, &old, Removal::Aged { keep: &keep, now }, now).await?;
         let next = removed.until.map(JobId::from_uuid).or(next);
         let jobs = removed.gone.len();
-        Ok(Purged { jobs, next })
+        Ok(Purged { jobs, next, released: removed.released })
     })
 }
 

@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use crate::retention::times::Retention;
 use crate::rows::order::{OrderedJobs, close_places, lock_free_open_keys_of, lock_open_keys_of};
-use crate::rows::owed::SKIP_LOCKED;
+use crate::rows::owed::{DueJob, SKIP_LOCKED};
 use crate::sql::batches::{MAX_ROWS, bind_padded, groups, in_list, padded_len, placeholders, statement, tuples};
 use crate::sql::cluster::{Locked, lock_in_cluster};
 use crate::sql::error::corrupt;
@@ -48,6 +48,8 @@ pub(crate) struct Removed {
     pub(crate) strays: usize,
     /// Set if the transaction reached its limit after this job. The ids behind it were not looked at.
     pub(crate) until: Option<Uuid>,
+    /// Jobs that are not held any more, because a removed one blocked their order key.
+    pub(crate) released: Vec<DueJob>,
 }
 
 /// A locked job, with the facts on which its removal depends.
@@ -168,7 +170,7 @@ pub(crate) async fn remove(
             hide_reports(conn, &reports, now).await?;
         }
         let open = gone.iter().copied().filter(|id| ordered.contains(JobId::from_uuid(*id)));
-        close_places(conn, &open.collect::<Vec<_>>(), now).await?;
+        removed.released.extend(close_places(conn, &open.collect::<Vec<_>>(), now).await?);
         delete(conn, &gone).await?;
         delete(conn, &strays).await?;
         removed.strays += strays.len();

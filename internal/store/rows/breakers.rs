@@ -15,6 +15,9 @@ use tickr_job::{Breaker, CallOutcome, Timestamp};
 /// Most bytes of the last error that are kept.
 const ERROR_BYTES: usize = 500;
 
+/// Failures further apart are not in a row.
+const IN_A_ROW: TimeDelta = TimeDelta::days(1);
+
 /// The breaker of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BreakerRule {
@@ -126,6 +129,10 @@ impl BreakerState {
             *self = Self::default();
             return open.then_some(Turn::Closed);
         }
+        // The janitor forgets such failures, and may not have come to this key yet.
+        if !open && self.failed_at.is_some_and(|at| at < now - IN_A_ROW) {
+            *self = Self::default();
+        }
         self.failures = self.failures.saturating_add(1);
         // The limit got its breaker after this moment if the clock was set back since then. A failure from before that does
         // not count, so with the time of the clock none would.
@@ -209,6 +216,21 @@ mod tests {
         state.probe_job = Some(OTHER);
         assert_eq!(answer(&mut state, OTHER, 12_000), Some(Turn::Closed));
         assert_eq!(state, BreakerState::default());
+    }
+
+    #[test]
+    fn failures_more_than_a_day_apart_are_not_in_a_row() {
+        const DAY_MS: i64 = 24 * 3_600_000;
+        let mut state = BreakerState::default();
+        for ms in [0, DAY_MS, 2 * DAY_MS + 1, 3 * DAY_MS + 2] {
+            assert_eq!(fail(&mut state, JOB, ms), None, "{ms}");
+        }
+        assert_eq!((state.failures, state.failed_at), (1, Some(at(3 * DAY_MS + 2))));
+        assert_eq!((fail(&mut state, JOB, 4 * DAY_MS), fail(&mut state, JOB, 5 * DAY_MS)), (None, Some(Turn::Opened)));
+        // The pause of an open breaker has no such end.
+        state.probe_job = Some(OTHER);
+        assert_eq!(fail(&mut state, OTHER, 9 * DAY_MS), Some(Turn::StaysOpen));
+        assert_eq!(state.failures, 4);
     }
 
     #[test]

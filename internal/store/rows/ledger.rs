@@ -1,5 +1,6 @@
 //! Lines of the ledger, which is the table `attempts`.
 
+use crate::rows::owed::MAX_NUMBER;
 use crate::sql::batches::{groups_by_bytes, placeholders, statement, tuples};
 use crate::sql::session::Session;
 use tickr_job::{JobId, State, Timestamp, Verdict};
@@ -23,12 +24,17 @@ pub(crate) struct AttemptRow<'a> {
     pub(crate) exchange: Option<&'a str>,
 }
 
-/// Append lines to the ledger, in key order.
+/// Append lines to the ledger, in key order. A line behind the last number takes the place of the line before it:
+/// otherwise the job could never be cancelled and would never expire.
 pub(crate) async fn append_to_ledger(
     conn: &mut Session<'_>,
     lines: &[AttemptRow<'_>],
     now: Timestamp,
 ) -> Result<(), sqlx::Error> {
+    for line in lines.iter().filter(|line| line.number > MAX_NUMBER) {
+        let sql = "DELETE FROM attempts WHERE job_id = ? AND number = ?";
+        sqlx::query(sql).bind(line.job.uuid()).bind(MAX_NUMBER).execute(&mut *conn).await?;
+    }
     let text = |text: Option<&str>| text.map_or(0, str::len);
     let bytes = |line: &AttemptRow<'_>| 200 + text(line.result) + text(line.error) + text(line.exchange);
     for group in groups_by_bytes(lines, bytes) {
@@ -41,7 +47,7 @@ pub(crate) async fn append_to_ledger(
         for line in group {
             query = query
                 .bind(line.job.uuid())
-                .bind(line.number)
+                .bind(line.number.min(MAX_NUMBER))
                 .bind(line.burned)
                 .bind(line.runner)
                 .bind(line.execute_at)
