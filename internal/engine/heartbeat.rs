@@ -125,11 +125,18 @@ fn beat_until_stopped(
         let due = last_beat.is_none_or(|last_beat| last_beat.elapsed() >= beat_every);
         let attempts = live.to_heartbeat();
         if due || !attempts.is_empty() {
+            let opened = runtime.block_on(bounded(connection.connect(), patience, row.lease, &look));
             // Count leases from before the request: MySQL counts them from a later moment, never from an earlier one.
             let sent = Instant::now();
             let renewed = |page: &[LiveAttempt]| live.record_renewals(page, sent);
-            let told = send_heartbeat(&mut connection, row, &mut registered, due, &attempts, &renewed);
-            let told = runtime.block_on(bounded(told, patience, row.lease, &look));
+            let told = match opened {
+                Some(Ok(())) => {
+                    let told = send_heartbeat(&mut connection, row, &mut registered, due, &attempts, &renewed);
+                    runtime.block_on(bounded(told, patience, row.lease, &look))
+                }
+                Some(Err(error)) => Some(Err(error)),
+                None => None,
+            };
             match told {
                 Some(Ok(beat)) => {
                     failures.end();
@@ -149,12 +156,12 @@ fn beat_until_stopped(
                         live.put_back(&left);
                     } else {
                         live.put_back(&attempts);
-                        connection.disconnect();
+                        connection.disconnect(patience);
                     }
                 }
                 failed => {
                     live.put_back(&attempts);
-                    connection.disconnect();
+                    connection.disconnect(patience);
                     failures.record(failed.and_then(Result::err).as_ref(), row.lease);
                 }
             }

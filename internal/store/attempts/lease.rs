@@ -69,6 +69,8 @@ pub struct HeartbeatConnection {
     link: DedicatedConnection,
     clock: Arc<crate::sql::clock::StoreClock>,
     caution: Arc<Caution>,
+    /// Whether the newest call, if it is a heartbeat, began with caution.
+    began_with_caution: Option<bool>,
     /// The jobs that the runner's workers execute, as they were last written to MySQL.
     told: Option<Vec<u8>>,
 }
@@ -168,7 +170,8 @@ impl Store {
     pub fn heartbeat_connection(&self) -> HeartbeatConnection {
         let mut link = DedicatedConnection::new(self.shared.options.clone());
         link.hurry(true);
-        HeartbeatConnection { link, clock: self.shared.clock.clone(), caution: Arc::default(), told: None }
+        let clock = self.shared.clock.clone();
+        HeartbeatConnection { link, clock, caution: Arc::default(), began_with_caution: None, told: None }
     }
 
     /// Read the clock and the runners that have not stopped.
@@ -590,7 +593,21 @@ pub(crate) async fn own_policies(
     Ok(own)
 }
 
+/// Time after which a call that waits for a locked row has given up and said so, unless MySQL is very slow.
+const SURE_OF_LOCKS: Duration = Duration::from_secs(3);
+
 impl HeartbeatConnection {
+    /// Open the connection, if it is closed. While MySQL is slow this takes longer than a heartbeat, so it has a time of its
+    /// own.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    #[boxed]
+    pub async fn connect(&mut self) -> Result<(), StoreError> {
+        self.began_with_caution = None;
+        self.link.run("connect for heartbeats", |_, _| Box::pin(async { Ok(()) })).await
+    }
+
     /// Register this runner in the table `runners`. Its lease runs from now.
     ///
     /// # Errors
@@ -647,6 +664,7 @@ impl HeartbeatConnection {
         live: &[LiveAttempt],
         renewed: &(dyn Fn(&[LiveAttempt]) + Sync),
     ) -> Result<HeartbeatAnswer, StoreError> {
+        self.began_with_caution = Some(self.caution.holds());
         let clock = self.clock.clone();
         let (runner, busy) = (runner.clone(), u32::try_from(live.len()).unwrap_or(u32::MAX));
         let listed = job_ids(live);
@@ -696,6 +714,7 @@ impl HeartbeatConnection {
     /// When MySQL cannot be reached or refuses.
     #[boxed]
     pub async fn look(&mut self, live: &[LiveAttempt]) -> Result<HeartbeatAnswer, StoreError> {
+        self.began_with_caution = None;
         let mut beat = HeartbeatAnswer::default();
         for page in live.chunks(MAX_ROWS) {
             let page = Arc::new(page.to_vec());
@@ -721,6 +740,7 @@ impl HeartbeatConnection {
         if said.is_empty() {
             return Ok(Vec::new());
         }
+        self.began_with_caution = None;
         let said = Arc::new(said);
         let left = self
             .link
@@ -733,11 +753,17 @@ impl HeartbeatConnection {
         Ok(live.iter().filter(is_left).cloned().collect())
     }
 
-    /// Close the connection without waiting for the statement that runs on it. That statement may have waited for a
-    /// locked row for longer than the caller could, so the next renewals leave such rows out.
-    pub fn disconnect(&mut self) {
+    /// Close the connection without waiting for the statement that runs on it. `patience` is the time that the call had.
+    ///
+    /// If that was short, a heartbeat may have waited for a locked row for longer, so the next one leaves such rows out. That
+    /// takes many more answers, and while MySQL is slow a heartbeat may fail for that alone: the one after it does not.
+    pub fn disconnect(&mut self, patience: Duration) {
         self.link.disconnect();
-        self.caution.begin();
+        match self.began_with_caution.take() {
+            Some(true) => self.caution.end(),
+            Some(false) if patience < SURE_OF_LOCKS => self.caution.begin(),
+            _ => {}
+        }
     }
 
     /// Mark this runner as stopped. Its attempts are settled by now.

@@ -54,6 +54,11 @@ impl Caution {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
+    /// Wait for locked rows again, as before.
+    pub(crate) fn end(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
     /// Return whether locked rows are left out now.
     pub(crate) fn holds(&self) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|since| since.elapsed() < CAUTIOUS_FOR)
