@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use chrono::TimeDelta;
 use serde_json::value::RawValue;
 use sqlx::Row;
+use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
 use crate::attempts::claim_batches::OpenClaims;
@@ -32,13 +33,13 @@ use crate::rows::owed::{
     DEFERRED, DueJob, MAX_EXECUTIONS, MAX_LOSSES, MAX_SPARED, Owed, RESTS, delete_owed, lock_held,
 };
 use crate::rows::tallies::{Lanes, count};
-use crate::rows::unique_keys::release_key_of;
+use crate::rows::unique_keys::release_keys_of_ended;
 use crate::sql::batch::Batch;
 use crate::sql::batches::{BYTES_PER_ROW, MAX_ROWS, groups, in_list, placeholders, statement, tuples};
 use crate::sql::clock::{StoreClock, read_clock};
-use crate::sql::connection::{DbFuture, PriorRun};
+use crate::sql::connection::{DbFuture, PriorRun, statement_bytes};
 use crate::sql::error::corrupt;
-use crate::sql::script::Script;
+use crate::sql::script::{Script, Value, rows_as_text};
 use crate::sql::session::Session;
 use tickr_job::{
     JobId, Name, NewJob, Priority, RetryPolicy, State, StateInput, Timestamp, Verdict, ceil_ms, limits, next,
@@ -187,14 +188,17 @@ pub(super) async fn read_earlier_lives<'i>(
     items: impl Iterator<Item = &'i Settlement> + Send,
     held: &mut BTreeMap<JobId, Owed>,
 ) -> Result<(), sqlx::Error> {
-    for item in items.filter(|item| item.is_bounded()) {
-        let Some(owed) = held.get_mut(&item.id).filter(|owed| owed.spared >= MAX_SPARED) else { continue };
-        let before: Option<u32> =
-            sqlx::query_scalar("SELECT MAX(number) FROM attempts WHERE job_id = ? AND end_state IS NOT NULL")
-                .bind(item.id.uuid())
-                .fetch_one(&mut *conn)
-                .await?;
-        owed.spared_before = before.unwrap_or(0).min(owed.spared);
+    let is_near = |item: &&Settlement| held.get(&item.id).is_some_and(|owed| owed.spared >= MAX_SPARED);
+    let near = items.filter(|item| item.is_bounded()).filter(is_near).map(|item| item.id.uuid()).collect::<Vec<_>>();
+    for ids in near.chunks(MAX_ROWS) {
+        let sql = "SELECT job_id, MAX(number) AS number FROM attempts FORCE INDEX (PRIMARY) \
+                   WHERE end_state IS NOT NULL AND job_id IN";
+        for row in in_list(sql, ids, " GROUP BY job_id").fetch_all(&mut *conn).await? {
+            let before: u32 = row.try_get("number")?;
+            if let Some(owed) = held.get_mut(&JobId::from_uuid(row.try_get("job_id")?)) {
+                owed.spared_before = before.min(owed.spared);
+            }
+        }
     }
     Ok(())
 }
@@ -455,10 +459,9 @@ impl<'a> AttemptRow<'a> {
 /// Delete the unique keys of jobs that ended. A flag in the `owed` row says which jobs have one, so that for most jobs
 /// there is nothing to look up.
 async fn release_unique_keys(conn: &mut Session<'_>, ended: &[&Transition<'_>]) -> Result<(), sqlx::Error> {
-    for step in ended.iter().filter(|step| step.owed.keyed) {
-        release_key_of(conn, step.item.id.uuid(), step.state == State::Completed).await?;
-    }
-    Ok(())
+    let keyed = ended.iter().filter(|step| step.owed.keyed);
+    let keyed: Vec<(Uuid, bool)> = keyed.map(|step| (step.item.id.uuid(), step.state == State::Completed)).collect();
+    release_keys_of_ended(conn, &keyed).await
 }
 
 async fn accept_follow_ups(
@@ -490,60 +493,75 @@ async fn accept_follow_ups(
 /// answer to its COMMIT was lost, the token is gone and the ledger has our line. Others write lines as well: the reaper,
 /// the process that gives an undelivered attempt back, and beside a receiver the process that called it. So only a line
 /// with our verdict and our error is ours. This is checked before a caller is told that its lease was taken away.
+///
+/// Behind an outage all verdicts of a batch may be old ones, so one request asks about all of them. With one for each,
+/// a batch over a slow line would never end within its time.
 async fn recognise_own_work(
     conn: &mut Session<'_>,
     items: &[(usize, &Settlement)],
     answers: &mut [Settled],
 ) -> Result<(), sqlx::Error> {
-    for (place, item) in items {
-        let answer = &mut answers[*place];
-        if matches!(answer, Settled::Done { .. }) {
-            continue;
-        }
-        let ours = sqlx::query(
-            "SELECT COALESCE(a.end_state, o.state, (SELECT l.end_state FROM attempts l WHERE l.job_id = a.job_id \
-             ORDER BY l.number DESC LIMIT 1)) AS state, o.execute_at FROM attempts a \
-             LEFT JOIN owed o ON o.id = a.job_id WHERE a.job_id = ? AND a.number = ? AND a.error <=> ? \
-             AND a.verdict IN (?, ?, ?)",
-        )
-        .bind(item.id.uuid())
-        .bind(item.number)
-        .bind(item.error.as_deref())
-        .bind(item.verdict.as_str())
-        // A snooze or an interruption beyond the limit was written as a failure.
-        .bind(if item.is_counted() { Verdict::Failed.as_str() } else { item.verdict.as_str() })
-        // So was any verdict of an execution with the last numbers.
-        .bind(if item.number >= MAX_EXECUTIONS { Verdict::Rejected.as_str() } else { item.verdict.as_str() })
-        .fetch_optional(&mut *conn)
-        .await?;
-        if let Some(row) = ours {
-            let word: Option<&str> = row.try_get("state")?;
-            // Without a state, the job changes at this moment.
-            let Some(state) = word.and_then(State::from_word) else { continue };
-            // The reconciler gives the hints for this job, its follow-up jobs and the next one of its order key.
-            let execute_at = row.try_get("execute_at")?;
-            *answer = Settled::Done { state, execute_at, line: None, follow_ups: Vec::new(), released: Vec::new() };
-        } else if item.is_unstarted()
-            && let Some(undone) = read_undone(conn, item).await?
-        {
-            *answer = undone;
+    let unclear = items.iter().filter(|(place, _)| !matches!(answers[*place], Settled::Done { .. }));
+    let unclear: Vec<(usize, &Settlement)> = unclear.copied().collect();
+    for items in unclear.chunks(MAX_ROWS) {
+        for row in read_lines_of(conn, items).await? {
+            let at = usize::try_from(row.try_get::<i64, _>("place")?).unwrap_or(usize::MAX);
+            if let Some((place, item)) = items.get(at)
+                && let Some(done) = own_work(item, &row)?
+            {
+                answers[*place] = done;
+            }
         }
     }
     Ok(())
 }
 
+/// Read the line of the ledger with the number of each settlement, if there is one, and what its job is now.
+async fn read_lines_of(conn: &mut Session<'_>, items: &[(usize, &Settlement)]) -> Result<Vec<MySqlRow>, sqlx::Error> {
+    let one = |at| format!("SELECT {at} AS place, CAST(? AS BINARY(16)) AS id, CAST(? AS UNSIGNED) AS number");
+    // A job may have many thousand lines. A join looks up one of each.
+    let wanted = (0..items.len()).map(one).collect::<Vec<_>>().join(" UNION ALL ");
+    let sql = format!(
+        "SELECT w.place, a.verdict, a.error, COALESCE(a.end_state, o.state, (SELECT l.end_state FROM attempts l \
+         FORCE INDEX (PRIMARY) WHERE l.job_id = w.id ORDER BY l.number DESC LIMIT 1)) AS state, \
+         o.state AS unfinished, o.execute_at, o.queue, o.priority FROM ({wanted}) w \
+         LEFT JOIN attempts a FORCE INDEX (PRIMARY) ON a.job_id = w.id AND a.number = w.number \
+         LEFT JOIN owed o FORCE INDEX (PRIMARY) ON o.id = w.id"
+    );
+    let values = items.iter().flat_map(|(_, item)| [Value::from(item.id.uuid()), item.number.into()]);
+    rows_as_text(conn, sql, values.collect()).await
+}
+
+/// Return the answer to a settlement that an earlier run has written, if the row of [`read_lines_of`] shows that.
+fn own_work(item: &Settlement, row: &MySqlRow) -> Result<Option<Settled>, sqlx::Error> {
+    let Some(verdict) = row.try_get::<Option<&str>, _>("verdict")? else {
+        return if item.is_unstarted() { undone(row) } else { Ok(None) };
+    };
+    let is_ours = verdict == item.verdict.as_str()
+        // A snooze or an interruption beyond the limit was written as a failure.
+        || (item.is_counted() && verdict == Verdict::Failed.as_str())
+        // So was any verdict of an execution with the last numbers.
+        || (item.number >= MAX_EXECUTIONS && verdict == Verdict::Rejected.as_str());
+    let error: Option<&str> = row.try_get("error")?;
+    let word: Option<&str> = row.try_get("state")?;
+    // Without a state, the job changes at this moment.
+    let Some(state) = word.and_then(State::from_word).filter(|_| is_ours && error == item.error.as_deref()) else {
+        return Ok(None);
+    };
+    // The reconciler gives the hints for this job, its follow-up jobs and the next one of its order key.
+    let execute_at = row.try_get("execute_at")?;
+    Ok(Some(Settled::Done { state, execute_at, line: None, follow_ups: Vec::new(), released: Vec::new() }))
+}
+
 /// Recognise a claim that an earlier run has undone. It left no row in the ledger. A claim that the reaper has ended
 /// left one, and nothing else takes the token of a claim away. If another runner has claimed the job since, the number
 /// of its attempt is the same, and the answer is that of a job that executes.
-async fn read_undone(conn: &mut Session<'_>, item: &Settlement) -> Result<Option<Settled>, sqlx::Error> {
-    let sql = "SELECT o.state, o.execute_at, o.queue, o.priority FROM owed o FORCE INDEX (PRIMARY) \
-               LEFT JOIN attempts a ON a.job_id = o.id AND a.number = ? WHERE o.id = ? AND a.job_id IS NULL";
-    let query = sqlx::query(sql).bind(item.number).bind(item.id.uuid());
-    let Some(row) = query.fetch_optional(conn).await? else { return Ok(None) };
+fn undone(row: &MySqlRow) -> Result<Option<Settled>, sqlx::Error> {
+    let Some(word) = row.try_get::<Option<&str>, _>("unfinished")? else { return Ok(None) };
     let queue: Name = row.try_get::<&str, _>("queue")?.parse().map_err(|_| corrupt("queue"))?;
     let priority: Priority = row.try_get::<u8, _>("priority")?.try_into().map_err(corrupt)?;
     Ok(Some(Settled::Done {
-        state: State::from_word(row.try_get::<&str, _>("state")?).ok_or_else(|| corrupt("state"))?,
+        state: State::from_word(word).ok_or_else(|| corrupt("state"))?,
         execute_at: Some(row.try_get("execute_at")?),
         line: Some((queue, priority)),
         follow_ups: Vec::new(),
@@ -551,8 +569,11 @@ async fn read_undone(conn: &mut Session<'_>, item: &Settlement) -> Result<Option
     }))
 }
 
-/// Store a result that came too late as a note on its lost attempt. It is evidence for people and has no effect. The
-/// number identifies the attempt, because every claim draws a new one unless it is undone. A handler that was not
+/// Most bytes of one statement of [`keep_late_notes`].
+const NOTE_BYTES: usize = limits::MAX_ERROR_BYTES + 200;
+
+/// Store results that came too late as notes on their lost attempts. They are evidence for people and have no effect.
+/// The number identifies the attempt, because every claim draws a new one unless it is undone. A handler that was not
 /// started has no result, so nothing is noted of it.
 async fn keep_late_notes(
     conn: &mut Session<'_>,
@@ -561,10 +582,20 @@ async fn keep_late_notes(
 ) -> Result<(), sqlx::Error> {
     let late =
         |(place, item): &&(usize, &Settlement)| matches!(answers[*place], Settled::NotOurs) && !item.is_unstarted();
-    for (_, item) in items.iter().filter(late) {
-        let sql = "UPDATE attempts SET late_note = ? WHERE job_id = ? AND number = ? AND verdict = 'lost' AND late_note IS NULL";
-        let query = sqlx::query(sql).bind(late_note(item)).bind(item.id.uuid()).bind(item.number);
-        query.execute(&mut *conn).await?;
+    let notes = items.iter().filter(late).map(|(_, item)| (*item, late_note(item)));
+    let mut notes: Vec<(&Settlement, String)> = notes.collect();
+    // In key order, so that two such transactions do not deadlock. Of two notes for one attempt, the first one stays.
+    notes.sort_by_key(|(item, _)| (item.id, item.number));
+    for notes in notes.chunks((statement_bytes() / NOTE_BYTES).clamp(1, MAX_ROWS)) {
+        let mut script = Script::as_text();
+        script.push("BEGIN", Vec::new());
+        for (item, note) in notes {
+            let sql = "UPDATE attempts SET late_note = ? WHERE job_id = ? AND number = ? AND verdict = 'lost' \
+                       AND late_note IS NULL";
+            script.push(sql, vec![note.as_str().into(), item.id.uuid().into(), item.number.into()]);
+        }
+        script.push("COMMIT", Vec::new());
+        script.run(conn).await?;
     }
     Ok(())
 }

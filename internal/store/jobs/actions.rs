@@ -25,7 +25,7 @@ use crate::rows::order::{
 };
 use crate::rows::owed::{DueJob, Owed, delete_owed, lock_held};
 use crate::rows::tallies::count;
-use crate::rows::unique_keys::{WantedKey, release_key_of, release_keys_of};
+use crate::rows::unique_keys::{WantedKey, release_keys_of};
 use crate::sql::batches::{MAX_ROWS, bind_padded, in_list, padded_len, placeholders, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::cluster::{Locked, lock_in_cluster};
@@ -451,7 +451,7 @@ pub(crate) async fn apply_event(
         StateInput::Cancel | StateInput::CancelUnlessExecuting if state == State::Cancelled => {
             cancel_waiting(conn, id, owed, now, None).await?;
             if owed.keyed {
-                release_key_of(conn, id.uuid(), false).await?;
+                release_keys_of(conn, &[id.uuid()]).await?;
             }
             if ordered.contains(id) {
                 close_places(conn, &[id.uuid()], now).await?;

@@ -10,6 +10,7 @@ use uuid::Uuid;
 use crate::rows::owed::SKIP_LOCKED;
 use crate::sql::batches::{MAX_ROWS, in_list, statement};
 use crate::sql::error::{Fault, again, fault};
+use crate::sql::script::{Script, Value};
 use crate::sql::session::Session;
 use tickr_job::Name;
 
@@ -45,26 +46,31 @@ impl TakenKey {
 const TAKEN: &str = "SELECT job_id, held_until <= UTC_TIMESTAMP(3) AS is_over FROM unique_keys \
                      WHERE kind = ? AND unique_key = ?";
 
-/// Give up the unique key that this job holds. It is found through the job's own row. A job that `completed` leaves it
-/// taken until its time is over.
-pub(crate) async fn release_key_of(conn: &mut Session<'_>, id: Uuid, completed: bool) -> Result<(), sqlx::Error> {
-    let timed = if completed { " AND (k.held_until IS NULL OR k.held_until <= UTC_TIMESTAMP(3))" } else { "" };
-    statement(format!(
-        "DELETE k FROM unique_keys k JOIN jobs j ON j.kind = k.kind AND j.unique_key = k.unique_key \
-         WHERE j.id = ? AND k.job_id = j.id{timed}"
-    ))
-    .bind(id)
-    .execute(conn)
-    .await?;
-    Ok(())
-}
-
 /// Give up the unique keys that these jobs hold, with few statements. The rows are locked in the order of the jobs.
 pub(crate) async fn release_keys_of(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<(), sqlx::Error> {
     let sql = "DELETE k FROM jobs j FORCE INDEX (PRIMARY) STRAIGHT_JOIN unique_keys k FORCE INDEX (PRIMARY) \
                ON k.kind = j.kind AND k.unique_key = j.unique_key WHERE k.job_id = j.id AND j.id IN";
     for ids in ids.chunks(MAX_ROWS) {
         in_list(sql, ids, "").execute(&mut *conn).await?;
+    }
+    Ok(())
+}
+
+/// Give up the unique keys of jobs that ended, each with whether it completed. Those that completed leave their keys
+/// taken until the times of these are over. The rows are locked in the order of the jobs.
+pub(crate) async fn release_keys_of_ended(conn: &mut Session<'_>, ended: &[(Uuid, bool)]) -> Result<(), sqlx::Error> {
+    for ended in ended.chunks(MAX_ROWS) {
+        // A server may scan a small table for an IN list. A join can only look up one job after the other.
+        let list = vec!["SELECT CAST(? AS BINARY(16)) AS id, ? AS completed"; ended.len()].join(" UNION ALL ");
+        let sql = format!(
+            "DELETE k FROM ({list}) x STRAIGHT_JOIN jobs j FORCE INDEX (PRIMARY) ON j.id = x.id \
+             STRAIGHT_JOIN unique_keys k FORCE INDEX (PRIMARY) ON k.kind = j.kind AND k.unique_key = j.unique_key \
+             WHERE k.job_id = j.id \
+             AND (x.completed = 0 OR k.held_until IS NULL OR k.held_until <= UTC_TIMESTAMP(3))"
+        );
+        let mut script = Script::as_text();
+        script.push(sql, ended.iter().flat_map(|(id, completed)| [Value::from(*id), (*completed).into()]).collect());
+        script.run(conn).await?;
     }
     Ok(())
 }
