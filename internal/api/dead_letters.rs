@@ -273,7 +273,8 @@ pub(super) struct ReplayBody {
 /// Replay a failed job
 ///
 /// Accept a new job that does the same work, with a full set of attempts. The failed job stays as it is, and each of
-/// the two names the other. The payload is checked again. To let the same job run again, use retry.
+/// the two names the other. The payload is checked again. To let the same job run again, use retry. Use it also when
+/// more than 10,000 jobs wait for the failed one: a replay of it is refused as `wrong_state`.
 #[utoipa::path(
     post, path = "/v1/jobs/{id}/replay", tag = "dead letters", operation_id = "replay_job", request_body = ReplayBody,
     params(("id" = Uuid, Path, description = "The failed job's id")),
@@ -343,6 +344,9 @@ fn refusal(id: JobId, refused: Option<Refusal>) -> Problem {
         Some(Refusal::UniqueKeyTaken { holder, state }) => {
             let detail = format!("job {holder} has the unique key and is {state}; nothing was written");
             Problem::new(Code::UniqueKeyTaken, detail).held_by_job(holder, state)
+        }
+        Some(many @ Refusal::ManyChildren) => {
+            Problem::new(Code::WrongState, format!("job {id} cannot be replayed: {many}")).in_state(JobState::Failed)
         }
         Some(Refusal::Unfit(why)) => Problem::new(Code::InvalidPayload, why),
         Some(unreadable @ Refusal::Unreadable(_)) => {

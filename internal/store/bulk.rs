@@ -11,6 +11,8 @@
 //! there may be any number of them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use async_recursion::async_recursion as boxed;
@@ -64,6 +66,14 @@ const MAX_WAITS: usize = 1;
 /// Time after which a batch leaves its other jobs to the next one, when it changes them one by one. A transaction has 15 s
 /// in all: one of two hundred jobs would never end while MySQL answers slowly.
 const ENOUGH: Duration = Duration::from_secs(2);
+/// Most jobs of a batch. A batch that MySQL does not carry out is followed by smaller ones.
+pub(crate) const JOBS: u32 = 200;
+/// Most bytes of payloads in a batch that writes them: a replay inserts them again, and a delete has them in the log of
+/// MySQL. The runner has those of a replay in its memory, and group replication takes no transaction of 150 MB.
+const MAX_BYTES: i64 = 8 << 20;
+/// Number of jobs whose payloads a batch measures first. MySQL reads a payload to measure it, and a batch of large ones
+/// takes few of them.
+const MEASURED_FIRST: usize = 8;
 
 /// The condition that no runner carries an operation out. The lease of a canary has a column of its own.
 pub(super) const IS_FREE: &str =
@@ -533,14 +543,27 @@ impl Store {
                 &[OnLock::Wait, OnLock::Leave]
             }
         };
+        let size = &self.shared.operated_jobs;
+        let most = most.min(size.get());
         for on_lock in tries.iter().copied() {
-            let (shared, remake) = (self.shared.clone(), remake.clone());
+            let (shared, remake, found) = (self.shared.clone(), remake.clone(), Arc::new(AtomicU32::new(0)));
+            let of_batch = Arc::clone(&found);
             let attempted = "carry out an operation";
             let batched = transact_unless_locked(&self.shared.pools.loops, attempted, move |conn, earlier| {
-                let (shared, remake) = (shared.clone(), remake.clone());
-                Box::pin(async move { advance(conn, &shared, (held, lease), most, (on_lock, earlier), &remake).await })
+                let (shared, remake, found) = (shared.clone(), remake.clone(), Arc::clone(&of_batch));
+                Box::pin(async move {
+                    advance(conn, &shared, (held, lease), (most, &found), (on_lock, earlier), &remake).await
+                })
             });
-            if let Some(batched) = batched.await? {
+            let batched = batched.await;
+            match &batched {
+                // A wait for a lock says nothing about the number of jobs.
+                Ok(None) => {}
+                Ok(Some(done)) => size.learn_of(u32::try_from(done.handled).unwrap_or(most), &batched),
+                // Nor does a failure before the jobs were found, or of a batch of one job, whatever it was allowed.
+                Err(_) => size.learn_of(found.load(Ordering::Relaxed), &batched),
+            }
+            if let Some(batched) = batched? {
                 self.shared.links_ended(AWAITED | IN_BATCH);
                 return Ok(batched);
             }
@@ -800,7 +823,7 @@ async fn advance(
     conn: &mut Session<'_>,
     shared: &StoreInner,
     (held, lease): (OperationLease, Duration),
-    most: u32,
+    (most, number): (u32, &AtomicU32),
     (on_lock, earlier): (OnLock, PriorRun),
     remake: &Remake,
 ) -> Result<BatchOutcome, sqlx::Error> {
@@ -847,6 +870,7 @@ async fn advance(
     };
     // In id order, because the walk is.
     let ids: Vec<Uuid> = ahead.left.into_iter().chain(found).collect::<BTreeSet<_>>().into_iter().collect();
+    number.store(u32::try_from(ids.len()).unwrap_or(u32::MAX), Ordering::Relaxed);
     if !ids.is_empty() {
         work.carry_out(conn, shared, operation, &ids, remake, now).await?;
     }
@@ -1015,6 +1039,29 @@ async fn lock_matching(conn: &mut Session<'_>, operation: &Operation, ids: &[Uui
     Ok(still_matching(conn, operation, jobs).await?.into_iter().map(JobId::uuid).collect())
 }
 
+/// Return the number of these locked jobs, from the first one on, whose payloads have at most [`MAX_BYTES`] together. It
+/// is at least one, if there is a job.
+async fn count_fitting(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<usize, sqlx::Error> {
+    let (mut fit, mut bytes, mut size) = (0, 0, MEASURED_FIRST);
+    while fit < ids.len() {
+        let part: Vec<Uuid> = ids.iter().skip(fit).take(size).copied().collect();
+        let sql = "SELECT id, CAST(LENGTH(payload) AS SIGNED) AS bytes FROM jobs FORCE INDEX (PRIMARY) WHERE id IN";
+        let mut lengths: BTreeMap<Uuid, i64> = BTreeMap::new();
+        for row in in_list(sql, &part, "").fetch_all(&mut *conn).await? {
+            lengths.insert(row.try_get("id")?, row.try_get("bytes")?);
+        }
+        for id in &part {
+            bytes += lengths.get(id).copied().unwrap_or_default();
+            if bytes > MAX_BYTES && fit > 0 {
+                return Ok(fit);
+            }
+            fit += 1;
+        }
+        size = (2 * size).min(MAX_ROWS);
+    }
+    Ok(fit)
+}
+
 /// Lock the rows of these jobs. Waits for other sessions.
 async fn lock_rows(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<(), sqlx::Error> {
     for ids in ids.chunks(MAX_ROWS) {
@@ -1073,12 +1120,15 @@ impl Work {
             Action::Reschedule | Action::SetPriority => self.change(conn, operation, ids, now).await,
             Action::Delete => {
                 let ids = lock_matching(conn, operation, ids).await?;
+                let ids = self.take_fitting(conn, ids).await?;
                 let removed = remove(conn, &ids, Removal::Asked, now).await?;
-                (self.done, self.until, self.batched.released) = (removed.gone, removed.until, removed.released);
+                self.until = removed.until.or(self.until);
+                (self.done, self.batched.released) = (removed.gone, removed.released);
                 Ok(())
             }
             Action::Replay => {
                 let ids = lock_matching(conn, operation, ids).await?;
+                let ids = self.take_fitting(conn, ids).await?;
                 // The canary finds the jobs of its step by this time, also when the clock was set back since the step
                 // began.
                 let step = operation.canary.as_ref().and_then(|(_, state)| state.since);
@@ -1098,6 +1148,15 @@ impl Work {
         }
     }
 
+    /// Return the first of these locked jobs, so many that their payloads fit into one batch. The batch stops behind
+    /// them.
+    async fn take_fitting(&mut self, conn: &mut Session<'_>, mut ids: Vec<Uuid>) -> Result<Vec<Uuid>, sqlx::Error> {
+        let fit = count_fitting(conn, &ids).await?;
+        self.until = ids.get(fit).map(|next| just_before(*next));
+        ids.truncate(fit);
+        Ok(ids)
+    }
+
     /// Count the dead letters by outcome, and return the results of the successful ones. Those that were replayed or
     /// discarded meanwhile are skipped; other refusals count as failed.
     fn sort<T>(&mut self, each: Each<T>) -> Vec<T> {
@@ -1108,7 +1167,12 @@ impl Work {
                     self.done.push(id.uuid());
                     made.push(receipt);
                 }
-                Err(refusal @ (Refusal::UniqueKeyTaken { .. } | Refusal::Unfit(_) | Refusal::Unreadable(_))) => {
+                Err(
+                    refusal @ (Refusal::UniqueKeyTaken { .. }
+                    | Refusal::ManyChildren
+                    | Refusal::Unfit(_)
+                    | Refusal::Unreadable(_)),
+                ) => {
                     self.failed += 1;
                     self.last_error = Some(format!("job {id}: {refusal}"));
                 }

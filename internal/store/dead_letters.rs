@@ -22,7 +22,7 @@ use crate::jobs::subjects::{LockedKeys, subjects_of_change};
 use crate::rows::alerts::failed_deliveries;
 use crate::rows::dead_letters::{NewDeadLetter, StatusColumns, group, insert_dead_letters, write};
 use crate::rows::jobs::{Accepted, accepted_at, mark_held, receipts, write_jobs};
-use crate::rows::links::{BatchChanges, NewLinks, hand_children_over};
+use crate::rows::links::{BatchChanges, MAX_HANDED_OVER, NewLinks, hand_children_over, with_many_children};
 use crate::rows::order::{close_places, lock_open_keys_of};
 use crate::rows::unique_keys::WantedKey;
 use crate::sql::batches::{MAX_ROWS, bind_padded, in_list, padded_len, placeholders, statement};
@@ -123,6 +123,8 @@ pub enum Refusal {
         /// The state of that job.
         state: State,
     },
+    /// More jobs wait for it than a replay can take over.
+    ManyChildren,
     /// A new job cannot be made from it, for this reason.
     Unfit(String),
     /// This version of tickr cannot read the job, for this reason.
@@ -137,6 +139,10 @@ impl std::fmt::Display for Refusal {
             Self::Replayed(id) => write!(f, "it was replayed as {id}"),
             Self::Discarded => f.write_str("it was discarded"),
             Self::UniqueKeyTaken { holder, .. } => write!(f, "job {holder} has its unique key"),
+            Self::ManyChildren => write!(
+                f,
+                "more than {MAX_HANDED_OVER} jobs wait for it, too many for a replay; retry it, which serves any number"
+            ),
             Self::Unfit(why) => f.write_str(why),
             Self::Unreadable(why) => {
                 write!(
@@ -262,8 +268,10 @@ pub(super) async fn replay_all(
 ) -> Result<Each<Accepted>, sqlx::Error> {
     lock_open_keys_of(conn, ids).await?;
     let failed = lock_failed(conn, ids).await?;
-    let fit: Vec<Uuid> = failed.iter().filter(|(_, failure)| failure.is_ok()).map(|(id, _)| *id).collect();
-    let mut refused: BTreeMap<Uuid, Refusal> = BTreeMap::new();
+    let mut fit: Vec<Uuid> = failed.iter().filter(|(_, failure)| failure.is_ok()).map(|(id, _)| *id).collect();
+    let many = with_many_children(conn, &fit).await?;
+    fit.retain(|id| !many.contains(id));
+    let mut refused: BTreeMap<Uuid, Refusal> = many.into_iter().map(|id| (id, Refusal::ManyChildren)).collect();
     let mut made: Vec<(Uuid, NewJob, Accepted)> = Vec::new();
     for (id, original) in originals(conn, &fit).await? {
         let original = match original {

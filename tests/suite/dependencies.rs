@@ -11,6 +11,7 @@ use tickr::job::{JobId, State};
 use tickr::store::Retention;
 use tokio_util::sync::CancellationToken;
 
+use crate::operations::DIGITS;
 use crate::support::{Proxy, Runner, TestApp, broken, bystander, eventually, gated};
 
 /// Children that started before one of their parents ended.
@@ -563,6 +564,56 @@ async fn a_replay_takes_the_place_of_a_failed_parent() {
     assert_eq!(replayed.status, 201, "{:#}", replayed.body);
     tickr.until(hold, State::Completed).await;
     assert_eq!(tickr.count(LATE).await, 0);
+    tickr.stop().await;
+}
+
+/// A replay locks and moves the jobs that wait for the failed one in a single transaction.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_beyond_ten_thousand_children_is_refused_and_stops_no_other() {
+    let mended = CancellationToken::new();
+    let tickr = TestApp::start_with(|_| {}, broken(&mended)).await;
+    let fails = async || {
+        let bad = tickr.enqueue(json!({"kind": "broken", "payload": {}, "max_attempts": 1})).await;
+        tickr.until(bad, State::Failed).await;
+        bad
+    };
+    let (parent, other) = (fails().await, fails().await);
+    let row = format!("parent_id = UNHEX('{}')", parent.uuid().simple());
+    let children = format!(
+        "SELECT UNHEX(CONCAT(LPAD(HEX(1780000000000 + n), 12, '0'), '70008000000000000001')) AS id FROM (SELECT a.d \
+         + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d AS n FROM {DIGITS} a, {DIGITS} b, {DIGITS} c, {DIGITS} e, \
+         {DIGITS} f) s WHERE n <= 10000"
+    );
+    tickr
+        .sql(format!(
+            "INSERT INTO blocked_jobs (job_id, due_at, on_parent_failure) SELECT c.id, UTC_TIMESTAMP(3), 'hold' \
+             FROM ({children}) c; INSERT INTO job_parents (parent_id, child_id, outcome) \
+             SELECT UNHEX('{}'), c.id, 'failed' FROM ({children}) c",
+            parent.uuid().simple()
+        ))
+        .await;
+    mended.cancel();
+    let replay = format!("/v1/jobs/{parent}/replay");
+    let refused = tickr.post(&replay, json!({})).await;
+    assert_eq!((refused.status, refused.code()), (409, "wrong_state"), "{:#}", refused.body);
+    assert!(refused.body["detail"].as_str().unwrap().contains("retry"), "{:#}", refused.body);
+    let all = json!({"action": "replay", "filter": {"ids": [parent, other]}});
+    let started = tickr.post("/v1/operations", all).await;
+    let path = format!("/v1/operations/{}", started.body["id"].as_str().unwrap());
+    let over = eventually("the operation is over", || async {
+        let operation = tickr.get(&path).await.body;
+        (operation["state"] != "running").then_some(operation)
+    })
+    .await;
+    assert_eq!((&over["done"], &over["failed"]), (&json!(1), &json!(1)), "{over:#}");
+    assert!(over["last_error"].as_str().unwrap().contains(&parent.to_string()), "{over:#}");
+    // With one child fewer it is replayed.
+    tickr.sql(format!("DELETE FROM job_parents WHERE {row} LIMIT 1")).await;
+    let replayed = tickr.post(&replay, json!({})).await;
+    assert_eq!(replayed.status, 201, "{:#}", replayed.body);
+    // These children are no jobs.
+    tickr.sql(format!("DELETE FROM job_parents WHERE {row}; DELETE FROM blocked_jobs")).await;
+    tickr.until_idle().await;
     tickr.stop().await;
 }
 

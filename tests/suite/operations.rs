@@ -12,7 +12,7 @@ use tickr::handlers::Registry;
 use tickr::job::{
     Action, Actor, DeadLetterStatus, Filter, JobId, NewJob, NewOperation, OperationParams, RunnerId, State,
 };
-use tickr::store::{Answer as Kept, Counted, Original, Store, StoreSettings};
+use tickr::store::{Answer as Kept, Counted, OperationLease, Original, Store, StoreError, StoreSettings};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -680,6 +680,91 @@ async fn a_lost_commit_in_a_batch_neither_repeats_nor_skips_a_job() {
     assert_eq!(count("SELECT COUNT(*) FROM jobs").await, 100);
     assert_eq!(count("SELECT COUNT(DISTINCT replayed_as) FROM dead_letters").await, 50);
     assert_eq!(count("SELECT CAST(done AS SIGNED) FROM operations WHERE state = 'done'").await, 50);
+    halted::assert_sound_without_index(&url, &name).await;
+    drop(store);
+    drop_database(&url, &name).await;
+}
+
+/// Start an operation on failed jobs, and lease it.
+async fn leased(store: &Store, action: Action, lease: Duration) -> OperationLease {
+    let operation = NewOperation {
+        id: Uuid::now_v7(),
+        action,
+        filter: Filter { state: Some(State::Failed), ..Filter::default() },
+        params: OperationParams::default(),
+        rate: None,
+        canary: None,
+    };
+    let word = |_: &tickr::job::Operation| Kept { status: 202, body: "{}".into() };
+    store.start_operation((operation, Counted::default()), &Actor::anyone(), None, Arc::new(word)).await.unwrap();
+    store.lease_operations(RunnerId::new_for_host("test"), lease).await.unwrap()[0]
+}
+
+/// Carry out the next batch of 200 jobs, as a runner does. Return the number of its jobs and whether it was the last.
+async fn next_batch(store: &Store, held: OperationLease, lease: Duration) -> Result<(u64, bool), StoreError> {
+    let remake = |original: &Original| Ok(original.unchanged());
+    let batched = store.advance_operation(held, 200, lease, Arc::new(remake)).await?;
+    assert!(!batched.lost, "{batched:?}");
+    Ok((batched.handled, batched.over))
+}
+
+/// Group replication, for example, takes no transaction of more than 150 MB.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_of_an_operation_that_mysql_refuses_is_followed_by_smaller_ones() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let settings = StoreSettings { url: proxy.url(), connections: 4, flushers: 1, table_prefix: table_prefix() };
+    let store = Store::connect(&settings, Duration::from_secs(10)).await.unwrap();
+    let mut mysql = support::connect(&url).await;
+    mysql.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(dead_letters(200)))).await.unwrap();
+    let lease = Duration::from_secs(60);
+    let held = leased(&store, Action::Replay, lease).await;
+    // Each batch is tried three times. Those of 200 and of 100 jobs are refused.
+    proxy.refuse("COMMIT", 3100, 6);
+    for _ in 0..2 {
+        let refused = next_batch(&store, held, lease).await.unwrap_err();
+        assert!(refused.is_transient(), "{refused}");
+    }
+    assert!(proxy.is_through());
+    let handled = eventually("a batch is carried out", || async {
+        // The server may still be rolling back the last one.
+        let (handled, _) = next_batch(&store, held, lease).await.unwrap();
+        (handled > 0).then_some(handled)
+    })
+    .await;
+    assert_eq!(handled, 50);
+    while !next_batch(&store, held, lease).await.unwrap().1 {}
+    let count = async |sql: &'static str| -> i64 {
+        sqlx::query_scalar(sql).fetch_one(&mut support::connect(&url).await).await.unwrap()
+    };
+    assert_eq!(count("SELECT COUNT(DISTINCT replayed_as) FROM dead_letters").await, 200);
+    assert_eq!(count("SELECT CAST(done AS SIGNED) FROM operations WHERE skipped = 0 AND failed = 0").await, 200);
+    halted::assert_sound_without_index(&url, &name).await;
+    drop(store);
+    drop_database(&url, &name).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_of_replays_or_deletes_takes_eight_mebibytes_of_payloads() {
+    let (name, url) = migrated_database().await;
+    let settings = StoreSettings { url: url.clone(), connections: 4, flushers: 1, table_prefix: table_prefix() };
+    let store = Store::connect(&settings, Duration::from_secs(10)).await.unwrap();
+    let mut mysql = support::connect(&url).await;
+    mysql.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(dead_letters(20)))).await.unwrap();
+    // The largest payload that tickr accepts, of 1 MiB.
+    let large = "UPDATE jobs SET payload = CONCAT('{\"a\":\"', REPEAT('x', 1048568), '\"}')";
+    mysql.execute(large).await.unwrap();
+    let lease = Duration::from_secs(60);
+    for action in [Action::Replay, Action::Delete] {
+        let held = leased(&store, action, lease).await;
+        for expected in [(8, false), (8, false), (4, true)] {
+            assert_eq!(next_batch(&store, held, lease).await.unwrap(), expected, "{action:?}");
+        }
+    }
+    let exact = "SELECT COUNT(*) FROM operations WHERE state = 'done' AND done = 20 AND skipped = 0 AND failed = 0";
+    let exact: i64 = sqlx::query_scalar(exact).fetch_one(&mut mysql).await.unwrap();
+    let left: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM jobs").fetch_one(&mut mysql).await.unwrap();
+    assert_eq!((exact, left), (2, 20), "the jobs that the replay made are left");
     halted::assert_sound_without_index(&url, &name).await;
     drop(store);
     drop_database(&url, &name).await;

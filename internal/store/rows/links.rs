@@ -30,6 +30,8 @@ use tickr_job::{BatchId, JobId, NewJob, OnParentFailure, State, Timestamp};
 pub(crate) const IN_BATCH: u8 = 1;
 /// Bit of `owed.links`: other jobs wait for the end of the job.
 pub(crate) const AWAITED: u8 = 2;
+/// Most jobs that a replay takes over from a failed job. It locks all of them in one transaction, which has 15 s.
+pub(crate) const MAX_HANDED_OVER: u32 = 10_000;
 
 /// The due time in `owed` of a job that waits for its parents: 9999-12-31 at noon, half a day after that of a job that
 /// is held for its order.
@@ -158,6 +160,28 @@ pub(crate) async fn check_links(
         }
     }
     Ok((links, problems))
+}
+
+/// Return those of these jobs for which more than [`MAX_HANDED_OVER`] jobs wait.
+pub(crate) async fn with_many_children(
+    conn: &mut Session<'_>,
+    parents: &[Uuid],
+) -> Result<BTreeSet<Uuid>, sqlx::Error> {
+    // The subquery stops at the first child beyond this number.
+    let sql = format!(
+        "SELECT j.id, (SELECT 1 FROM job_parents p FORCE INDEX (PRIMARY) \
+         STRAIGHT_JOIN blocked_jobs b FORCE INDEX (PRIMARY) ON b.job_id = p.child_id WHERE p.parent_id = j.id \
+         LIMIT 1 OFFSET {MAX_HANDED_OVER}) IS NOT NULL AS many FROM jobs j FORCE INDEX (PRIMARY) WHERE j.id IN"
+    );
+    let mut found = BTreeSet::new();
+    for parents in parents.chunks(MAX_ROWS) {
+        for row in in_list(&sql, parents, "").fetch_all(&mut *conn).await? {
+            if row.try_get("many")? {
+                found.insert(row.try_get("id")?);
+            }
+        }
+    }
+    Ok(found)
 }
 
 /// Let replays take the places of failed jobs: the jobs that wait for a failed job wait for its replay. Returns the
