@@ -368,6 +368,15 @@ mutants() {
         'jobs.retain(|id| matching.contains(id));' \
         'jobs.retain(|id| matching.contains(id) || !id.uuid().is_nil());' \
         operations::a_job_that_no_longer_matches_when_its_lock_ends_is_left_as_it_is operations::an_ended_job_that_no_longer_matches_when_a_delete_has_its_lock_is_kept
+    mutant 'bytes of a batch of replays or deletes' internal/store/bulk.rs \
+        'if bytes > MAX_BYTES && fit > 0 {' 'if bytes > MAX_BYTES && ids.is_empty() {' \
+        operations::a_batch_of_replays_or_deletes_takes_eight_mebibytes_of_payloads
+    mutant 'smaller batches after a refused one' internal/store/bulk.rs \
+        'let most = most.min(size.get());' 'let most = most.max(size.get());' \
+        operations::a_batch_of_an_operation_that_mysql_refuses_is_followed_by_smaller_ones
+    mutant 'children that a replay takes over' internal/store/rows/links.rs \
+        'if row.try_get("many")? {' 'if row.try_get::<bool, _>("many")? && parents.is_empty() {' \
+        dependencies::a_replay_beyond_ten_thousand_children_is_refused_and_stops_no_other
     mutant 'seat of a start of an operation' internal/api/bulk.rs \
         'run_with_seat(api, async move { counting.count_for(action, filter).await }).await?' \
         'counting.count_for(action, filter).await?' \
@@ -821,6 +830,10 @@ mutants() {
     mutant 'checksum of the settings' internal/store/change_summary.rs \
         'IFNULL(BIT_XOR({row}), 0)' 'IFNULL(BIT_AND(0 * {row}), 0)' \
         change_summary::every_change_of_a_queue_or_an_api_key_changes_the_summary
+    mutant 'API keys while other settings wait' internal/broker/operator_settings.rs \
+        'API_KEYS_AGAIN_AFTER: Duration = Duration::from_secs(2)' \
+        'API_KEYS_AGAIN_AFTER: Duration = Duration::from_secs(600)' \
+        starvation::a_lock_on_other_settings_holds_up_no_revocation
     mutant 'time limit of a summary' internal/broker/operator_settings.rs \
         'timeout(SUMMARY_LIMIT, asking)' 'timeout(Duration::from_secs(60), asking)' \
         change_summary::settings_are_followed_while_a_table_of_the_summary_is_locked
@@ -961,6 +974,13 @@ mutants() {
     mutant 'own lost commit recognised' internal/store/attempts/settle.rs \
         'recognise_own_work(conn, items, answers).await?;' '' \
         store::a_commit_whose_answer_is_lost_is_recognised_and_not_repeated
+    mutant 'own lost commits recognised with one request' internal/store/attempts/settle.rs \
+        'unclear.chunks(MAX_ROWS)' 'unclear.chunks(1)' \
+        store::late_verdicts_of_a_batch_are_noted_with_few_requests \
+        store::a_batch_whose_commit_was_not_answered_is_recognised_with_few_requests
+    mutant 'notes of late verdicts in one request' internal/store/attempts/settle.rs \
+        '.clamp(1, MAX_ROWS)' '.clamp(1, 1)' \
+        store::late_verdicts_of_a_batch_are_noted_with_few_requests
     mutant 'rebuild of an index that went back in time' internal/index/partition.rs \
         'if sequence <= shared.sequence.fetch_max(sequence, Ordering::Relaxed) {' \
         'if sequence == 0 && shared.sequence.fetch_max(sequence, Ordering::Relaxed) == 0 {' \
@@ -998,8 +1018,11 @@ mutants() {
         'if !still_waits(owed.state) {' 'if false {' \
         enqueue_once::unique_keys_stay_exact_while_their_holders_run_and_end
     mutant 'time of a unique key after the end of its job' internal/store/rows/unique_keys.rs \
-        'let timed = if completed {' 'let timed = if false && completed {' \
+        '(x.completed = 0 OR k.held_until' '(TRUE OR k.held_until' \
         unique_keys::a_unique_key_stays_taken_for_its_time_after_its_job_completed
+    mutant 'unique keys of ended jobs in one request' internal/store/rows/unique_keys.rs \
+        'for ended in ended.chunks(MAX_ROWS) {' 'for ended in ended.chunks(1) {' \
+        store::the_unique_keys_of_a_batch_of_ends_are_released_with_few_requests
     mutant 'end of that time with a failure' internal/store/attempts/settle.rs \
         'step.item.id.uuid(), step.state == State::Completed)' 'step.item.id.uuid(), true)' \
         unique_keys::a_job_that_failed_or_was_cancelled_frees_its_unique_key_at_once
@@ -1597,8 +1620,7 @@ mutants() {
         'let undone = item.is_unstarted() && owed' 'let undone = false && item.is_unstarted() && owed' \
         workers::jobs_claimed_ahead_wait_again_as_if_unclaimed_when_handlers_become_slow
     mutant 'undone claim whose COMMIT was not answered' internal/store/attempts/settle.rs \
-        '&& let Some(undone) = read_undone(conn, item).await?' \
-        '&& let Some(undone) = read_undone(conn, item).await?.filter(|_| false)' \
+        'if item.is_unstarted() { undone(row) }' 'if item.is_unstarted() && false { undone(row) }' \
         store::an_undone_claim_whose_commit_was_not_answered_is_no_lost_lease
     mutant 'no note of a handler that was not started' internal/store/attempts/settle.rs \
         'matches!(answers[*place], Settled::NotOurs) && !item.is_unstarted();' \
@@ -2220,6 +2242,14 @@ mutants() {
         'MAX_QUEUES: usize = 200' \
         'MAX_QUEUES: usize = 200_000' \
         bounds::counting_costs_the_same_behind_any_number_of_queues_and_open_dead_letters
+    mutant 'queues of ended jobs that are named' internal/store/jobs/stats.rs \
+        'first_ended(conn, MAX_QUEUES)' \
+        'first_ended(conn, 200_000)' \
+        bounds::ten_thousand_queues_of_ended_jobs_make_no_answer_long_and_no_queue_slow
+    mutant 'lanes of a queue by the key' internal/store/jobs/ended.rs \
+        'WHERE lane IN ({lanes}) \' \
+        'WHERE lane + 0 IN ({lanes}) \' \
+        bounds::ten_thousand_queues_of_ended_jobs_make_no_answer_long_and_no_queue_slow
     mutant 'requests that disprove a look' internal/api/system/readiness.rs \
         'checks.last.take_if(|(_, check)| check.mysql);' \
         '' \
@@ -2923,6 +2953,13 @@ mutants() {
         'Err(error) if is_locked_elsewhere(&error) => caution.begin(),' \
         'Err(error) if is_locked_elsewhere(&error) && page.is_empty() => caution.begin(),' \
         store::a_row_that_another_session_locks_keeps_no_other_lease_from_being_renewed
+    mutant 'heartbeat after one that left locked rows out in vain' internal/store/attempts/lease.rs \
+        'Some(true) => self.caution.end(),' 'Some(true) => {}' \
+        store::a_heartbeat_after_a_broken_line_needs_no_more_answers_than_before
+    mutant 'heartbeat after a long wait in vain' internal/store/attempts/lease.rs \
+        'Some(false) if patience < SURE_OF_LOCKS => self.caution.begin(),' \
+        'Some(false) => self.caution.begin(),' \
+        store::a_heartbeat_after_a_broken_line_needs_no_more_answers_than_before
     mutant 'locked row of a runner in its heartbeat' internal/store/attempts/lease.rs \
         'Err(error) if is_locked_elsewhere(&error) => caution.begin(),' \
         'Err(error) if is_locked_elsewhere(&error) && runner.as_str().is_empty() => caution.begin(),' \
@@ -2959,8 +2996,7 @@ mutants() {
         'Err(error) if error.is_about_the_row() && jobs.is_empty() => {}' \
         remote_workers::a_job_at_the_last_number_of_an_attempt_keeps_no_other_job_from_its_worker
     mutant 'error of a verdict that is repeated' internal/store/attempts/settle.rs \
-        'AND a.number = ? AND a.error <=> ?' \
-        "AND a.number = ? AND COALESCE(?, '') IS NOT NULL" \
+        'is_ours && error == item.error.as_deref()' 'is_ours && (error == item.error.as_deref() || true)' \
         push_kinds::a_finish_is_refused_when_the_process_has_ended_the_attempt_with_the_same_word \
         remote_workers::a_job_that_the_next_request_does_not_list_is_given_back_at_once_whatever_process_it_goes_to
     mutant 'attempts of others under a made-up token' internal/broker/remote_workers.rs \
@@ -3210,8 +3246,14 @@ mutants() {
         'let sql = "SELECT 1 FROM batches WHERE id = ?";' \
         batches::a_job_that_is_retried_in_a_cancelled_batch_is_not_cancelled_again
     mutant 'look at more batches at once' internal/engine/batches.rs \
-        'more = matches!(counted, Ok(true));' 'more = false;' \
+        'next = *counted.as_ref().unwrap_or(&NextLook::AfterChanges);' 'next = NextLook::AfterChanges;' \
         batches::many_small_batches_that_end_together_are_counted_without_a_rest_between_looks
+    mutant 'batches that another runner counts' internal/store/batches/count.rs \
+        'if waits { "" } else { SKIP_LOCKED }' 'if waits { SKIP_LOCKED } else { "" }' \
+        store::a_batch_that_another_runner_counts_is_left_without_a_wait
+    mutant 'changes of a locked batch' internal/store/batches/count.rs \
+        'row.is_none() && !waits && exists(conn, id).await?' 'row.is_none() && !waits && exists(conn, id).await? && false' \
+        store::a_batch_that_another_runner_counts_is_left_without_a_wait
     mutant 'parent in the error of a cancelled child' internal/store/jobs/actions.rs \
         'closing_line(*id, owed, now, errors.get(id).map(String::as_str))' 'closing_line(*id, owed, now, None)' \
         store::children_of_a_parent_that_did_not_complete_are_cancelled_also_when_mysql_answers_slowly
@@ -3325,8 +3367,7 @@ mutants() {
         'Err(_) => return Err(Problem::new(Code::InvalidRequest, token_in(&text))),' \
         remote_workers::a_verdict_that_is_not_valid_is_refused_alone
     mutant 'answer of a repeated verdict when the job has ended' internal/store/attempts/settle.rs \
-        'l.job_id = a.job_id' \
-        'l.job_id = NULL' \
+        'WHERE l.job_id = w.id ORDER' 'WHERE l.job_id = NULL ORDER' \
         remote_workers::a_repeated_verdict_has_its_answer_also_when_the_job_was_cancelled_meanwhile
     mutant 'jobs of locked keys without Redis at remote workers' internal/engine/remote_workers.rs \
         'if self.shared.store.knows_locked_keys() {' \

@@ -258,7 +258,8 @@ async fn welcome(app: &App, config: &Config, services: &Services, dir: &Path, ad
     println!("  {}\n", place(services.redis().address(), "redis-cli -s ", ""));
     if let Ok(stats) = app.broker().store().stats().await {
         let owed: i64 = stats.owed.iter().map(|count| count.jobs).sum();
-        let ended: i64 = stats.ended.iter().map(|count| count.jobs).sum();
+        let elsewhere = stats.ended_elsewhere.iter().map(|(_, jobs)| jobs);
+        let ended: i64 = stats.ended.iter().map(|count| &count.jobs).chain(elsewhere).sum();
         if owed + ended > 0 {
             println!("found {} jobs from earlier runs, {owed} of them unfinished\n", owed + ended);
         }

@@ -70,11 +70,12 @@ impl From<Pause> for PauseView {
     }
 }
 
-/// All queues.
+/// Queues.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct QueuesAnswer {
-    /// Queues, in the order of their names: those that have or had jobs, those that a living runner serves, and those
-    /// with settings.
+    /// Queues, in the order of their names: those that a living runner serves, those with settings, and those that have
+    /// or had jobs. Of these there are at least the first 200 by name with unfinished jobs, and the first 200 by name
+    /// with ended ones. Any other queue can be shown by its name.
     data: Vec<QueueView>,
     /// False when there are too many unfinished jobs to count all. The counts of some queues are then lower bounds, and
     /// those of others are missing.

@@ -131,6 +131,10 @@ async fn work_off(
 ) -> Result<WorkedOff, BenchError> {
     let mut stage = RunEnvironment::open(bench).await?;
     stage.set_limit(limit).await?;
+    // A new limit parks what comes in its first seconds, and those jobs are claimed twice.
+    let app = stage.app_without_work().await?;
+    stage.until_limits_count().await?;
+    stop(app).await;
     let mut jobs = jobs(count, &payload(bench.settings.payload_bytes)?, |_| Due::Now)?;
     with_keys(&mut jobs, keys, length)?;
     for part in parts(jobs, limits::MAX_BATCH) {

@@ -44,13 +44,13 @@ impl Broker {
     }
 
     /// Add up what has changed in a batch, a few thousand changes at most, and start the callbacks that follow. Returns
-    /// nothing if another session has kept a lock for seconds that this needs.
+    /// nothing if another session locks the batch, or with `waits` has kept it locked for seconds.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     #[boxed]
-    pub async fn count_batch(&self, id: BatchId) -> Result<Option<BatchCounted>, StoreError> {
-        let counted = self.store.count_batch(id).await?;
+    pub async fn count_batch(&self, id: BatchId, waits: bool) -> Result<Option<BatchCounted>, StoreError> {
+        let counted = self.store.count_batch(id, waits).await?;
         if let Some(counted) = &counted {
             self.announce(&counted.callbacks);
         }

@@ -10,6 +10,7 @@
 //! the last read. Other loops use the same summary instead of looks of their own.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -38,6 +39,9 @@ const SUMMARY_HOLDS: Duration = Duration::from_secs(3);
 /// Time for which API keys stay valid after the last successful read, except for the metrics page. API tokens of the
 /// configuration do not expire.
 pub const API_KEYS_HOLD: Duration = Duration::from_secs(10);
+/// Time after which the API keys are read once more while a read of the other settings lasts. A slow MySQL, or a lock on
+/// another table, must not make them older than [`API_KEYS_HOLD`].
+const API_KEYS_AGAIN_AFTER: Duration = Duration::from_secs(2);
 /// Time between two updates of the record of used API keys.
 const NOTE_EVERY: Duration = Duration::from_secs(60);
 
@@ -45,7 +49,7 @@ const NOTE_EVERY: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug, Default)]
 pub struct OperatorSettings {
     /// All API keys ever created, including revoked ones.
-    pub api_keys: Vec<ApiKey>,
+    pub api_keys: Arc<[ApiKey]>,
     /// Queues that have or had settings.
     pub queues: BTreeMap<Name, QueueSetting>,
     /// Limits by key.
@@ -73,9 +77,16 @@ pub struct OperatorSettingsCopy {
     summarized_at: Arc<Mutex<Instant>>,
     /// Held while MySQL is asked for a summary, so that a MySQL that does not answer occupies one connection only.
     summarizing: Arc<tokio::sync::Mutex<()>>,
-    /// A moment before the last successful read.
-    read_at: Arc<Mutex<Instant>>,
+    read_at: Arc<Mutex<ReadAt>>,
     used: Arc<Mutex<Used>>,
+}
+
+/// Moments before the last successful reads.
+#[derive(Clone, Copy, Debug)]
+struct ReadAt {
+    settings: Instant,
+    /// The API keys alone. They are read first, and used as soon as they are read.
+    api_keys: Instant,
 }
 
 #[derive(Debug)]
@@ -99,7 +110,8 @@ impl OperatorSettingsCopy {
         tasks: &TaskTracker,
     ) -> Result<Self, StoreError> {
         let asked = Instant::now();
-        let first = read(&store, &runner).await?;
+        let api_keys = store.api_keys().await?.into();
+        let first = OperatorSettings { api_keys, ..read_others(&store, &runner).await? };
         store.follow_limits(&first.limits, asked);
         follow_kinds(&registry, &first);
         let copy = watch::Sender::new(Arc::new(first));
@@ -114,7 +126,7 @@ impl OperatorSettingsCopy {
             summary: watch::Sender::new(None),
             summarized_at: Arc::new(Mutex::new(Instant::now())),
             summarizing: Arc::default(),
-            read_at: Arc::new(Mutex::new(asked)),
+            read_at: Arc::new(Mutex::new(ReadAt { settings: asked, api_keys: asked })),
             used,
         };
         let kept = operator_settings.clone();
@@ -122,7 +134,7 @@ impl OperatorSettingsCopy {
             let mut lines = LinePace::new();
             while tokio::time::timeout(READ_EVERY, stop.cancelled()).await.is_err() {
                 let failed = kept.refresh().await.err();
-                let age = kept.age();
+                let age = kept.last_read().settings.elapsed();
                 metrics::gauge!("tickr_controls_age_seconds").set(age.as_secs_f64());
                 if let Some(error) = failed
                     && lines.next_line().is_some()
@@ -139,16 +151,17 @@ impl OperatorSettingsCopy {
     /// Create an empty copy that is never read, for a process that takes no work and serves no callers.
     #[must_use]
     pub fn empty(store: Store, runner: RunnerId) -> Self {
-        let used = Arc::new(Mutex::new(Used { keys: HashSet::new(), noted: Instant::now() }));
+        let now = Instant::now();
+        let used = Arc::new(Mutex::new(Used { keys: HashSet::new(), noted: now }));
         Self {
             store,
             runner,
             registry: Arc::default(),
             copy: watch::Sender::new(Arc::default()),
             summary: watch::Sender::new(None),
-            summarized_at: Arc::new(Mutex::new(Instant::now())),
+            summarized_at: Arc::new(Mutex::new(now)),
             summarizing: Arc::default(),
-            read_at: Arc::new(Mutex::new(Instant::now())),
+            read_at: Arc::new(Mutex::new(ReadAt { settings: now, api_keys: now })),
             used,
         }
     }
@@ -165,13 +178,17 @@ impl OperatorSettingsCopy {
         Arc::clone(&self.copy.borrow())
     }
 
-    /// Return the age of the copy.
+    /// Return the age of the API keys of the copy.
     #[must_use]
     pub fn age(&self) -> Duration {
-        self.read_at.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
+        self.last_read().api_keys.elapsed()
     }
 
-    /// Subscribe to the copy. The receiver sees every successful read.
+    fn last_read(&self) -> ReadAt {
+        *self.read_at.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Subscribe to the copy. The receiver sees every successful read, and those of the API keys alone.
     #[must_use]
     pub fn listen(&self) -> watch::Receiver<Arc<OperatorSettings>> {
         self.copy.subscribe()
@@ -203,7 +220,8 @@ impl OperatorSettingsCopy {
         let as_before = summary.as_ref().filter(|summary| old.is_as(summary));
         let fresh = match as_before {
             Some(summary) => {
-                let wanting = wanting(&self.store, old.queues.values()).await?;
+                self.confirm_api_keys(asked);
+                let wanting = self.with_fresh_api_keys(wanting(&self.store, old.queues.values())).await?;
                 if (summary.drained, &wanting) == (old.drained, &old.wanting) {
                     old
                 } else {
@@ -211,7 +229,8 @@ impl OperatorSettingsCopy {
                 }
             }
             None => {
-                let mut fresh = read(&self.store, &self.runner).await?;
+                self.refresh_api_keys().await?;
+                let mut fresh = self.with_fresh_api_keys(read_others(&self.store, &self.runner)).await?;
                 if summary.is_none() {
                     self.assume_changes();
                 }
@@ -222,12 +241,57 @@ impl OperatorSettingsCopy {
         self.store.follow_limits(&fresh.limits, asked);
         let mut read_at = self.read_at.lock().unwrap_or_else(PoisonError::into_inner);
         // Two reads may overlap. The one that began earlier may not undo a change that the other one has seen.
-        if asked >= *read_at {
+        if asked >= read_at.settings {
             follow_kinds(&self.registry, &fresh);
-            self.copy.send_replace(fresh);
-            *read_at = asked;
+            // The API keys of the copy are at least as new as this read.
+            self.copy.send_modify(|copy| {
+                let api_keys = Arc::clone(&copy.api_keys);
+                *copy = if Arc::ptr_eq(&api_keys, &fresh.api_keys) {
+                    fresh
+                } else {
+                    Arc::new(OperatorSettings { api_keys, ..Arc::unwrap_or_clone(fresh) })
+                };
+            });
+            read_at.settings = asked;
         }
         Ok(())
+    }
+
+    /// Read the API keys and use them at once, so that requests with API keys wait for no other setting.
+    async fn refresh_api_keys(&self) -> Result<(), StoreError> {
+        let asked = Instant::now();
+        let api_keys: Arc<[ApiKey]> = self.store.api_keys().await?.into();
+        let mut read_at = self.read_at.lock().unwrap_or_else(PoisonError::into_inner);
+        // As with all settings, the later one of two reads that overlap holds.
+        if asked >= read_at.api_keys {
+            self.copy.send_modify(|copy| {
+                *copy = Arc::new(OperatorSettings { api_keys, ..OperatorSettings::clone(copy) });
+            });
+            read_at.api_keys = asked;
+        }
+        Ok(())
+    }
+
+    /// Note that a summary of this moment showed the API keys of the copy.
+    fn confirm_api_keys(&self, asked: Instant) {
+        let mut read_at = self.read_at.lock().unwrap_or_else(PoisonError::into_inner);
+        read_at.api_keys = read_at.api_keys.max(asked);
+    }
+
+    /// Wait for a read of other settings, and keep the API keys fresh meanwhile.
+    async fn with_fresh_api_keys<T>(
+        &self,
+        others: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let mut others = pin!(others);
+        loop {
+            if let Ok(read) = tokio::time::timeout(API_KEYS_AGAIN_AFTER, &mut others).await {
+                return read;
+            }
+            if let Err(error) = self.refresh_api_keys().await {
+                tracing::debug!(%error, "cannot read the API keys while the other settings are read");
+            }
+        }
     }
 
     /// Ask MySQL for a summary. Return nothing while an earlier one is not answered, or after an error. A summary that comes
@@ -295,12 +359,13 @@ impl OperatorSettings {
     }
 }
 
-async fn read(store: &Store, runner: &RunnerId) -> Result<OperatorSettings, StoreError> {
-    let (api_keys, queues, drained) = (store.api_keys().await?, store.queues().await?, store.is_drained(runner).await?);
+/// Read all settings but the API keys.
+async fn read_others(store: &Store, runner: &RunnerId) -> Result<OperatorSettings, StoreError> {
+    let (queues, drained) = (store.queues().await?, store.is_drained(runner).await?);
     let wanting = wanting(store, queues.iter()).await?;
     let queues = queues.into_iter().map(|queue| (queue.name.clone(), queue)).collect();
     let (limits, kinds) = (Arc::new(store.limits().await?), Arc::new(store.declared_kinds().await?));
-    Ok(OperatorSettings { api_keys, queues, limits, kinds, wanting, drained, checksum: None })
+    Ok(OperatorSettings { api_keys: Arc::default(), queues, limits, kinds, wanting, drained, checksum: None })
 }
 
 fn may_have(last: Option<&ChangeSummary>, shows: impl FnOnce(&ChangeSummary) -> bool) -> bool {

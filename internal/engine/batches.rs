@@ -21,20 +21,31 @@ const FAILED_RESTS: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Batches that could not be counted the last time, mostly because another session locked them, each with the moment when
-/// it is tried again.
+/// it is tried again. That try waits for the lock.
 type SetAside = BTreeMap<BatchId, Instant>;
+
+/// The time of the next look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NextLook {
+    /// There may be more batches, and some were counted. What other sessions lock, or what cannot be counted, must not
+    /// be looked for without a pause.
+    AtOnce,
+    /// After a rest, because a batch was left to another session, which may not have seen the last change of it.
+    Soon,
+    /// When something has changed.
+    AfterChanges,
+}
 
 /// Count until the runner stops.
 pub(super) async fn count_until_stopped(shared: Arc<EngineState>) {
     let mut summaries = shared.operator_settings.summaries();
     let mut set_aside = SetAside::new();
-    // The last look found as much as one look takes, so it may have left some.
-    let mut more = false;
+    let mut next = NextLook::AfterChanges;
     loop {
         tokio::select! {
             () = shared.stop_loops.cancelled() => break,
             () = shared.store.batches_changed() => {}
-            () = std::future::ready(()), if more => {}
+            () = std::future::ready(()), if next != NextLook::AfterChanges => {}
             changed = summaries.changed() => {
                 if changed.is_err() {
                     break;
@@ -45,14 +56,14 @@ pub(super) async fn count_until_stopped(shared: Arc<EngineState>) {
             }
         }
         if shared.store_trouble.is_known() {
-            more = false;
+            next = NextLook::AfterChanges;
             continue;
         }
         let counted = count(&shared, &mut set_aside).await;
-        more = matches!(counted, Ok(true));
+        next = *counted.as_ref().unwrap_or(&NextLook::AfterChanges);
         let pause = match counted {
-            Ok(true) => Duration::ZERO,
-            Ok(false) => REST,
+            Ok(NextLook::AtOnce) => Duration::ZERO,
+            Ok(NextLook::Soon | NextLook::AfterChanges) => REST,
             Err(error) => {
                 tracing::warn!(%error, "cannot count the jobs of batches yet");
                 PAUSE
@@ -65,26 +76,28 @@ pub(super) async fn count_until_stopped(shared: Arc<EngineState>) {
     }
 }
 
-/// Count the batches that one look finds. Returns true if there may be more of them, and some of these were counted:
-/// what other sessions lock, or what cannot be counted, must not be looked for without a pause.
-async fn count(shared: &EngineState, set_aside: &mut SetAside) -> Result<bool, StoreError> {
-    let (mut failed, mut any_counted) = (None, false);
+/// Count the batches that one look finds.
+async fn count(shared: &EngineState, set_aside: &mut SetAside) -> Result<NextLook, StoreError> {
+    let (mut failed, mut any_counted, mut any_left) = (None, false, false);
     let ChangedBatches { batches: changed, more } =
         shared.store.changed_batches(set_aside.keys().copied().collect()).await?;
     let now = Instant::now();
     set_aside.retain(|batch, until| now < *until || changed.contains(batch));
-    // Each of those that were locked may cost some seconds again, so they come last.
-    let (before, others): (Vec<BatchId>, Vec<BatchId>) =
-        changed.into_iter().partition(|batch| set_aside.contains_key(batch));
-    for batch in others.into_iter().chain(before) {
-        if set_aside.get(&batch).is_some_and(|until| Instant::now() < *until) {
+    for batch in in_turn(changed, set_aside, rand::random()) {
+        let rests_until = set_aside.get(&batch).copied();
+        if rests_until.is_some_and(|until| Instant::now() < until) {
             continue;
         }
         // A batch that cannot be counted must not hold up those behind it. Without MySQL, none of them can be.
-        match count_one(shared, batch).await {
+        match count_one(shared, batch, rests_until.is_some()).await {
             Ok(true) => {
                 any_counted = true;
                 set_aside.remove(&batch);
+            }
+            // Another runner may be counting it. The next look waits for the lock.
+            Ok(false) if rests_until.is_none() => {
+                any_left = true;
+                set_aside.insert(batch, Instant::now());
             }
             Ok(false) => {
                 tracing::debug!(%batch, "another session locks a batch, the others are counted before it is tried again");
@@ -100,13 +113,32 @@ async fn count(shared: &EngineState, set_aside: &mut SetAside) -> Result<bool, S
             }
         }
     }
-    failed.map_or(Ok(more && any_counted), Err)
+    let next = if more && any_counted {
+        NextLook::AtOnce
+    } else if any_left {
+        NextLook::Soon
+    } else {
+        NextLook::AfterChanges
+    };
+    failed.map_or(Ok(next), Err)
 }
 
-/// Add up all that has changed in a batch. Returns false if another session locks it.
-async fn count_one(shared: &EngineState, batch: BatchId) -> Result<bool, StoreError> {
+/// Return the batches in the order of their counts. `first` chooses the one to begin with: all runners find the same
+/// ones, and share the work if each begins at another place. Each of those that are set aside may cost some seconds, so
+/// they come last.
+fn in_turn(changed: Vec<BatchId>, set_aside: &SetAside, first: u32) -> Vec<BatchId> {
+    let (before, mut others): (Vec<BatchId>, Vec<BatchId>) =
+        changed.into_iter().partition(|batch| set_aside.contains_key(batch));
+    let place = (first as usize).checked_rem(others.len()).unwrap_or(0);
+    others.rotate_left(place);
+    others.extend(before);
+    others
+}
+
+/// Add up all that has changed in a batch. Returns false if another session locks it, or with `waits` keeps it locked.
+async fn count_one(shared: &EngineState, batch: BatchId, waits: bool) -> Result<bool, StoreError> {
     while !shared.stop_loops.is_cancelled() {
-        let Some(counted) = shared.broker.count_batch(batch).await? else { return Ok(false) };
+        let Some(counted) = shared.broker.count_batch(batch, waits).await? else { return Ok(false) };
         if counted.ended {
             tracing::info!(%batch, "all jobs of a batch have ended");
         }
@@ -173,4 +205,25 @@ async fn finish_cancel(shared: &EngineState, batch: BatchId) -> Result<(), Store
         shared.store.finish_batch_cancel(batch).await?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_place_to_begin_at_counts_every_batch_once_and_locked_ones_last() {
+        let changed: Vec<BatchId> = (0..5).map(|_| BatchId::new()).collect();
+        let set_aside = SetAside::from([(changed[1], Instant::now())]);
+        let others = [changed[0], changed[2], changed[3], changed[4]];
+        for first in 0..9 {
+            let turns = in_turn(changed.clone(), &set_aside, first);
+            assert_eq!(turns[0], others[first as usize % 4], "the first one of {first}");
+            assert_eq!(turns[4], changed[1], "the locked one");
+            let all = |batches: &[BatchId]| batches.iter().copied().collect::<std::collections::BTreeSet<_>>();
+            assert_eq!((turns.len(), all(&turns)), (5, all(&changed)));
+        }
+        assert_eq!(in_turn(vec![changed[1]], &set_aside, 7), [changed[1]]);
+        assert!(in_turn(Vec::new(), &set_aside, 7).is_empty());
+    }
 }

@@ -50,9 +50,10 @@ impl Kind for Sleep {
 }
 
 async fn sleep(job: Sleep, ctx: Context) -> Outcome {
-    let steps = 20;
+    let (began, steps) = (tokio::time::Instant::now(), 20);
     for step in 0..steps {
-        let nap = tokio::time::sleep(Duration::from_millis(job.ms) / steps);
+        // Each nap ends at the next whole millisecond of the timer. One after the other they would make a job too long.
+        let nap = tokio::time::sleep_until(began + Duration::from_millis(job.ms) * (step + 1) / steps);
         if job.stubborn {
             nap.await;
         } else {

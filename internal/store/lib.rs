@@ -272,6 +272,8 @@ struct StoreInner {
     /// The number of children that one transaction looks at, and of jobs of a batch that one cancels.
     children: PageSize,
     cancelled_jobs: PageSize,
+    /// The number of jobs in one batch of a bulk operation.
+    operated_jobs: PageSize,
     /// The number of records of ticks that one transaction writes.
     ticks: PageSize,
     /// The number of ledger lines, of discarded jobs, and of rows of other tables, of which one transaction removes the
@@ -402,6 +404,7 @@ impl Store {
             batches_changed: Notify::new(),
             children: PageSize::new(jobs::dependencies::CHILDREN),
             cancelled_jobs: PageSize::new(batches::cancel::JOBS),
+            operated_jobs: PageSize::new(bulk::JOBS),
             ticks: PageSize::new(schedules::ticks::LINES),
             purged_jobs: PageSize::new(retention::purge::PAGE),
             purged_discarded: PageSize::new(retention::purge::DISCARDED),

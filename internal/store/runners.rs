@@ -102,8 +102,10 @@ pub struct RunnerCounts {
     pub silent: u64,
     /// Age of the oldest last heartbeat, that of a process of a suspect included.
     pub oldest_heartbeat: Duration,
-    /// The queues that they serve.
+    /// The queues that those of processes serve.
     pub queues: BTreeSet<Name>,
+    /// The queues that remote workers serve. Programs choose these names.
+    pub worker_queues: BTreeSet<Name>,
 }
 
 /// A job that a worker executes.
@@ -278,19 +280,21 @@ impl Store {
                 let oldest_heartbeat = Duration::from_micros(number("oldest_us")?);
                 // Most runners serve the same queues. Those of processes come before those of remote workers.
                 let lists = sqlx::query(
-                    "SELECT MIN(queues) AS served FROM runners FORCE INDEX (runners_stopped) WHERE stopped_at IS NULL \
-                     GROUP BY SHA2(queues, 256) ORDER BY MAX(via = 'process') DESC LIMIT ?",
+                    "SELECT MIN(queues) AS served, CAST(MAX(via = 'process') AS SIGNED) AS of_process \
+                     FROM runners FORCE INDEX (runners_stopped) WHERE stopped_at IS NULL \
+                     GROUP BY SHA2(queues, 256) ORDER BY of_process DESC LIMIT ?",
                 )
                 .bind(MAX_QUEUE_LISTS)
                 .fetch_all(conn)
                 .await?;
-                let mut queues = BTreeSet::new();
+                let (mut queues, mut worker_queues) = (BTreeSet::new(), BTreeSet::new());
                 for list in &lists {
                     // The row of another version may be unreadable for this binary.
                     let names: Vec<Name> = serde_json::from_str(list.try_get("served")?).unwrap_or_default();
-                    queues.extend(names);
+                    let of_process = list.try_get::<i64, _>("of_process")? != 0;
+                    if of_process { &mut queues } else { &mut worker_queues }.extend(names);
                 }
-                Ok(RunnerCounts { alive, with_workers, silent, oldest_heartbeat, queues })
+                Ok(RunnerCounts { alive, with_workers, silent, oldest_heartbeat, queues, worker_queues })
             })
         })
         .await

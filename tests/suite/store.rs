@@ -15,9 +15,9 @@ use tickr::job::{
 use tickr::services::Services;
 use tickr::store::{
     ActionOutcome, Again, Answer, BatchCreated, CheckpointUse, Claim, Claimant, Claimed, Condition, Death, Deferral,
-    DueJob, EnqueueOutcome, EnqueueReceipts, EnqueueRefusal, IdempotentOutcome, IdempotentRequest, KeyedRow, LapseRule,
-    Lapsed, LimitSweep, LiveAttempt, NewBatch, NewWorker, PoolSizes, RemoteFetch, ResponseBuilder, RunnerRow, Settled,
-    Settlement, Store, StoreError, StoreSettings, WaitsFor,
+    DueJob, EnqueueOutcome, EnqueueReceipts, EnqueueRefusal, HeartbeatConnection, IdempotentOutcome, IdempotentRequest,
+    KeyedRow, LapseRule, Lapsed, LimitSweep, LiveAttempt, NewBatch, NewWorker, PoolSizes, RemoteFetch, ResponseBuilder,
+    RunnerRow, Settled, Settlement, Store, StoreError, StoreSettings, WaitsFor,
 };
 use tokio::task::JoinHandle;
 
@@ -743,18 +743,7 @@ async fn a_row_that_another_session_locks_keeps_no_other_lease_from_being_renewe
 async fn a_row_of_a_runner_that_another_session_locks_costs_it_no_lease() {
     let test = TestStore::start().await;
     let live = live_attempts(&test, 2).await;
-    let row = RunnerRow {
-        id: RunnerId::new_for_host("test"),
-        version: "0",
-        kinds: Vec::new(),
-        editions: Editions { options: Edition::for_options(), kinds: BTreeMap::new() },
-        queues: Vec::new(),
-        workers: 2,
-        lease: Duration::from_secs(300),
-        host: "test".into(),
-        pid: 1,
-        parent: None,
-    };
+    let row = runner_row();
     let mut pulse = test.store.heartbeat_connection();
     pulse.register(&row).await.unwrap();
     let mut other = test.mysql().await;
@@ -808,7 +797,7 @@ async fn a_beat_that_renews_some_pages_counts_for_those() {
         () = test.until_waiting_for_tables(1) => None,
     };
     assert!(over.is_none_or(|beat| beat.is_err()), "the last page waits");
-    pulse.disconnect();
+    pulse.disconnect(Duration::from_secs(1));
     let heard = renewed.lock().unwrap().len();
     assert_eq!(heard, 512);
     assert!(!renewed.lock().unwrap().contains(&last));
@@ -817,6 +806,50 @@ async fn a_beat_that_renews_some_pages_counts_for_those() {
     sqlx::raw_sql("UNLOCK TABLES").execute(&mut *other.lock().await).await.unwrap();
     let renewed_rows = "SELECT COUNT(*) FROM owed WHERE lease_until > UTC_TIMESTAMP(6) + INTERVAL 100 SECOND";
     assert_eq!(test.count(renewed_rows).await, 512);
+    test.stop().await;
+}
+
+fn runner_row() -> RunnerRow {
+    RunnerRow {
+        id: RunnerId::new_for_host("test"),
+        version: "0",
+        kinds: Vec::new(),
+        editions: Editions { options: Edition::for_options(), kinds: BTreeMap::new() },
+        queues: Vec::new(),
+        workers: 2,
+        lease: Duration::from_secs(300),
+        host: "test".into(),
+        pid: 1,
+        parent: None,
+    }
+}
+
+/// A heartbeat that leaves locked rows out needs many answers. A runner whose line broke once while MySQL is slow
+/// would otherwise try no other one, and each would take too long.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_heartbeat_after_a_broken_line_needs_no_more_answers_than_before() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::at(name, url, proxy.url()).await;
+    let live = live_attempts(&test, 3).await;
+    let row = runner_row();
+    let mut pulse = test.store.heartbeat_connection();
+    pulse.register(&row).await.unwrap();
+    let requests_of_beat = async |pulse: &mut HeartbeatConnection| {
+        pulse.connect().await.unwrap();
+        let before = proxy.requests();
+        assert!(pulse.beat(&row.id, row.lease, &live, &|_| {}).await.unwrap().told);
+        proxy.requests() - before
+    };
+    let usual = requests_of_beat(&mut pulse).await;
+    pulse.disconnect(Duration::from_secs(5));
+    assert_eq!(requests_of_beat(&mut pulse).await, usual, "a locked row would have been told within the patience");
+    // A short patience may have been over before that. So one heartbeat leaves locked rows out, and the next does not.
+    pulse.disconnect(Duration::from_secs(1));
+    let cautious = requests_of_beat(&mut pulse).await;
+    assert!(cautious > 2 * usual, "{cautious} after {usual}");
+    pulse.disconnect(Duration::from_secs(1));
+    assert_eq!(requests_of_beat(&mut pulse).await, usual);
     test.stop().await;
 }
 
@@ -1580,6 +1613,138 @@ async fn an_undone_claim_whose_commit_was_not_answered_is_no_lost_lease() {
     assert_eq!(test.reap(test.lapsed().await).await, [job.id]);
     assert!(matches!(test.store.settle(undo(&second)).await.unwrap(), Settled::NotOurs));
     assert_eq!(test.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'lost' AND late_note IS NULL").await, 1);
+    test.stop().await;
+}
+
+/// Size of a batch of verdicts that takes fewer requests than this. It is sent as text.
+const BATCH: usize = 60;
+
+/// Insert these jobs and claim them. Return their attempts, in this order.
+async fn all_claimed(test: &TestStore, jobs: Vec<NewJob>) -> Vec<Claimed> {
+    let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
+    let outcome = test.store.insert_unique(Producer::tickr(), jobs).await.unwrap();
+    assert!(matches!(outcome, EnqueueOutcome::Accepted(_)), "the keys are their own");
+    let claims = ids.iter().map(|id| test.claimant.claim(*id, default_queue()));
+    let claims = futures_util::future::join_all(claims).await.into_iter();
+    let won = |claim: Result<Claim, StoreError>| match claim.unwrap() {
+        Claim::Won(claimed) => *claimed,
+        other => panic!("{other:?}"),
+    };
+    claims.map(won).collect()
+}
+
+/// Settle these attempts in one batch of the only flusher, behind the success of `front`. `then` runs when all of them
+/// wait. Return the answers, and the number of requests.
+async fn settled_together(
+    (test, proxy): (&TestStore, &Proxy),
+    front: &Claimed,
+    settlements: Vec<Settlement>,
+    then: impl FnOnce(),
+) -> (Vec<Settled>, usize) {
+    let settle = |settlement: Settlement| {
+        let store = test.store.clone();
+        handed_in(async move { store.settle(settlement).await.unwrap() })
+    };
+    let mut other = test.mysql().await;
+    let tx = hold(&mut other, front.id).await;
+    let in_front = settle(settlement(front, Verdict::Succeeded)).await;
+    test.until_said("DELETE FROM owed", 1).await;
+    let mut waiting = Vec::new();
+    for settlement in settlements {
+        waiting.push(settle(settlement).await);
+    }
+    then();
+    let before = proxy.requests();
+    tx.commit().await.unwrap();
+    assert!(matches!(in_front.await.unwrap(), Settled::Done { .. }));
+    let mut answers = Vec::new();
+    for settled in waiting {
+        answers.push(settled.await.unwrap());
+    }
+    (answers, proxy.requests() - before)
+}
+
+/// A runner whose line was cut brings the verdicts of all its attempts at once, over a line that may be slow.
+#[tokio::test(flavor = "multi_thread")]
+async fn late_verdicts_of_a_batch_are_noted_with_few_requests() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::with_flushers(name, url, proxy.url(), 1).await;
+    let mut claimed = all_claimed(&test, (0..=BATCH).map(|_| job()).collect()).await;
+    let front = claimed.pop().unwrap();
+    let expire = "UPDATE owed SET lease_until = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND WHERE id <> ?";
+    sqlx::query(expire).bind(front.id.uuid()).execute(&mut test.mysql().await).await.unwrap();
+    assert_eq!(test.reap(test.lapsed().await).await.len(), BATCH);
+
+    let late = claimed.iter().enumerate().map(|(n, claimed)| {
+        let own = claimed.id.uuid().simple();
+        if n % 2 == 0 {
+            let result = Some(RawValue::from_string(format!("\"{own}\"")).unwrap());
+            Settlement { result, ..settlement(claimed, Verdict::Succeeded) }
+        } else {
+            Settlement { error: Some(own.to_string()), ..settlement(claimed, Verdict::Failed) }
+        }
+    });
+    let (answers, requests) = settled_together((&test, &proxy), &front, late.collect(), || {}).await;
+    assert!(answers.iter().all(|answer| matches!(answer, Settled::NotOurs)), "{answers:?}");
+    let noted = "SELECT COUNT(*) FROM attempts WHERE verdict = 'lost' AND late_note IN \
+                 (CONCAT('succeeded: \"', LOWER(HEX(job_id)), '\"'), CONCAT('failed: ', LOWER(HEX(job_id))))";
+    assert_eq!(test.count(noted).await, i64::try_from(BATCH).unwrap());
+    println!("{requests} requests for {BATCH} late verdicts");
+    assert!(requests < BATCH, "{requests} requests");
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_whose_commit_was_not_answered_is_recognised_with_few_requests() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::with_flushers(name, url, proxy.url(), 1).await;
+    // The statements with which successes end, and with which undone claims wait again.
+    for (text, successes) in [("BEGIN;DELETE FROM owed", true), ("INSERT INTO owed (id", false)] {
+        let mut claimed = all_claimed(&test, (0..=BATCH).map(|_| job()).collect()).await;
+        let front = claimed.pop().unwrap();
+        let of = |claimed| if successes { settlement(claimed, Verdict::Succeeded) } else { undo(claimed) };
+        let (settlements, cuts) = (claimed.iter().map(of).collect(), proxy.cuts());
+        let then = || proxy.cut_commit_of(text);
+        let (answers, requests) = settled_together((&test, &proxy), &front, settlements, then).await;
+        assert_eq!(proxy.cuts() - cuts, 1, "{text}");
+        let is_own = |answer: &Settled| match answer {
+            Settled::Done { state: State::Completed, .. } => successes,
+            Settled::Done { state: State::Waiting, execute_at: Some(_), line: Some(_), .. } => !successes,
+            _ => false,
+        };
+        assert!(answers.iter().all(is_own), "{text}: {answers:?}");
+        println!("{requests} requests for {BATCH} verdicts whose COMMIT was not answered: {text}");
+        assert!(requests < BATCH, "{text}: {requests} requests");
+    }
+    // Each success has one line, also those in front, and an undone claim has none.
+    assert_eq!(test.count("SELECT COUNT(*) FROM attempts").await, i64::try_from(BATCH + 2).unwrap());
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_unique_keys_of_a_batch_of_ends_are_released_with_few_requests() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::with_flushers(name, url, proxy.url(), 1).await;
+    let unique = |n: usize| {
+        let unique_for_ms = n.is_multiple_of(2).then_some(3_600_000);
+        NewJob { options: JobOptions { unique_for_ms, ..JobOptions::default() }, ..keyed(&format!("k{n}")) }
+    };
+    let mut claimed = all_claimed(&test, (0..BATCH).map(unique).chain([job()]).collect()).await;
+    let front = claimed.pop().unwrap();
+    let verdict = |n: usize| if n % 4 < 2 { Verdict::Succeeded } else { Verdict::Rejected };
+    let ends = claimed.iter().enumerate().map(|(n, claimed)| settlement(claimed, verdict(n))).collect();
+    let (answers, requests) = settled_together((&test, &proxy), &front, ends, || {}).await;
+    assert!(answers.iter().all(|answer| matches!(answer, Settled::Done { .. })), "{answers:?}");
+    // Only a job that completed leaves its key taken, until its time is over.
+    let taken = "SELECT COUNT(*) FROM unique_keys k JOIN attempts a ON a.job_id = k.job_id \
+                 WHERE k.held_until IS NOT NULL AND a.end_state = 'completed'";
+    let timed = i64::try_from(BATCH / 4).unwrap();
+    assert_eq!((test.count(taken).await, test.count("SELECT COUNT(*) FROM unique_keys").await), (timed, timed));
+    println!("{requests} requests for {BATCH} ends of jobs with unique keys");
+    assert!(requests < BATCH, "{requests} requests");
     test.stop().await;
 }
 
@@ -3284,10 +3449,47 @@ async fn a_batch_whose_last_changes_fill_one_look_ends_with_that_look() {
     ] {
         mysql.execute(AssertSqlSafe(sql)).await.unwrap();
     }
-    let counted = test.store.count_batch(id).await.unwrap().unwrap();
+    let counted = test.store.count_batch(id, true).await.unwrap().unwrap();
     assert!(counted.ended && !counted.more, "{counted:?}");
     assert_eq!(test.count("SELECT COUNT(*) FROM batch_changes").await, 0);
     assert_eq!(test.count("SELECT COUNT(*) FROM batches WHERE succeeded_at IS NOT NULL").await, 1);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_that_another_runner_counts_is_left_without_a_wait() {
+    let test = TestStore::start().await;
+    let [id, removed] = [BatchId::new(), BatchId::new()];
+    let [bytes, of_removed] = [id, removed].map(|id| format!("UNHEX('{}')", id.uuid().simple()));
+    let mut runner = test.mysql().await;
+    for sql in [
+        format!("INSERT INTO batches (id, actor, created_at) VALUES ({bytes}, 'test', UTC_TIMESTAMP(6))"),
+        format!(
+            "INSERT INTO batch_changes (batch_id, total, completed, failed, cancelled) \
+             VALUES ({bytes}, 1, 0, 0, 0), ({of_removed}, 1, 0, 0, 0)"
+        ),
+        "BEGIN".to_owned(),
+        format!("SELECT id FROM batches WHERE id = {bytes} FOR UPDATE"),
+    ] {
+        runner.execute(AssertSqlSafe(sql)).await.unwrap();
+    }
+    let mut took = Vec::new();
+    for _ in 0..3 {
+        let asked = Instant::now();
+        assert!(test.store.count_batch(id, false).await.unwrap().is_none());
+        took.push(asked.elapsed());
+    }
+    // Each wait for the lock lasts 5 s. A busy machine may delay one of the calls.
+    assert!(took.iter().min().unwrap() < &Duration::from_secs(3), "{took:?}");
+    // The changes of a batch that was removed go.
+    assert!(test.store.count_batch(removed, false).await.unwrap().is_some());
+    assert_eq!(test.count("SELECT COUNT(*) FROM batch_changes").await, 1);
+    runner.execute("ROLLBACK").await.unwrap();
+    assert!(test.store.count_batch(id, false).await.unwrap().is_some());
+    assert_eq!(test.count("SELECT COUNT(*) FROM batch_changes").await, 0);
+    assert_eq!(test.count("SELECT total FROM batches").await, 1);
+    // Its job was made up.
+    runner.execute("DELETE FROM batches").await.unwrap();
     test.stop().await;
 }
 
@@ -3301,10 +3503,10 @@ async fn the_end_of_a_nested_batch_wakes_the_count_of_its_outer_batch() {
     let outer = test.create_batch(None, true).await;
     let nested = test.create_batch(Some(outer), true).await;
     woken().await;
-    let counted = test.store.count_batch(nested).await.unwrap().unwrap();
+    let counted = test.store.count_batch(nested, true).await.unwrap().unwrap();
     assert!(counted.ended && counted.outer_changed, "{counted:?}");
     woken().await;
-    let counted = test.store.count_batch(outer).await.unwrap().unwrap();
+    let counted = test.store.count_batch(outer, true).await.unwrap().unwrap();
     assert!(counted.ended && !counted.outer_changed, "{counted:?}");
     test.stop().await;
 }

@@ -44,8 +44,10 @@ const LIMIT: Duration = Duration::from_secs(2);
 const COUNT_LIMIT: Duration = Duration::from_secs(10);
 /// Most Redis servers that get series. Addresses of containers may change with every failover.
 const MAX_REDIS_SERVERS: usize = 100;
-/// Label of queues that no living runner serves. Clients may make up any number of queue names, and each label costs
-/// memory.
+/// Most queues of remote workers that get a label of their own. A label stays until the process ends.
+const MAX_WORKER_QUEUES: usize = 500;
+/// Label of queues that no living runner serves, and of further ones of remote workers. Clients may make up any number
+/// of queue names, and each label costs memory.
 const OTHER: &str = "_other";
 
 /// Reads MySQL and Redis for the page. Cheap to clone; all clones share their readings.
@@ -92,6 +94,8 @@ struct Last {
     redis: Turn,
     /// Time of the last counts of jobs.
     known: Option<Instant>,
+    /// The queues of remote workers that got a label of their own.
+    worker_queues: BTreeSet<Name>,
     /// The queues that have series. A queue that is gone gets 0, because its series would otherwise keep its last
     /// value.
     queues: BTreeSet<String>,
@@ -255,7 +259,9 @@ impl ReadingsInner {
 
     /// Return the queues that get a label of their own.
     fn named(&self, runners: &RunnerCounts) -> BTreeSet<Name> {
-        self.queues.iter().chain(&runners.queues).cloned().collect()
+        let mut named: BTreeSet<Name> = self.queues.iter().chain(&runners.queues).cloned().collect();
+        admit(&runners.worker_queues, &mut self.last().worker_queues, &mut named);
+        named
     }
 
     fn set_index(&self, waiting: usize, lengths: &[usize]) {
@@ -336,13 +342,24 @@ fn set_runners(runners: &RunnerCounts) {
     gauge!("tickr_heartbeat_age_seconds").set(runners.oldest_heartbeat.as_secs_f64());
 }
 
+/// Give labels to the queues of remote workers: to those that had one before, and to new ones while there is room.
+/// Operators choose the queues in `named`. Programs choose these, and may choose new ones again and again.
+fn admit(served: &BTreeSet<Name>, admitted: &mut BTreeSet<Name>, named: &mut BTreeSet<Name>) {
+    for queue in served {
+        if !named.contains(queue) && admitted.len() < MAX_WORKER_QUEUES {
+            admitted.insert(queue.clone());
+        }
+    }
+    named.extend(served.intersection(admitted).cloned());
+}
+
 fn set_jobs(stats: &Stats, named: &BTreeSet<Name>, known: &mut BTreeSet<String>) {
     let mut counts: BTreeMap<(&str, JobState), i64> = BTreeMap::new();
     for count in stats.owed.iter().chain(&stats.ended) {
         let queue = if named.contains(&count.queue) { count.queue.as_str() } else { OTHER };
         *counts.entry((queue, count.state)).or_default() += count.jobs;
     }
-    // Retention has added up the counts of queues that were idle for longer than jobs are kept.
+    // The store has added up the counts of queues that it does not name.
     for (state, jobs) in &stats.ended_elsewhere {
         *counts.entry((OTHER, *state)).or_default() += jobs;
     }
@@ -389,4 +406,31 @@ pub(crate) async fn page(State(api): State<Api>) -> Response {
     api.readings.refresh().await;
     let plain = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     ([(header::CONTENT_TYPE, plain)], metrics_page()).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queues_that_workers_make_up_get_a_bounded_number_of_labels() {
+        let names = |prefix: &str, count: usize| -> BTreeSet<Name> {
+            (0..count).map(|n| format!("{prefix}{n}").parse().unwrap()).collect()
+        };
+        let (own, mut admitted) = (names("own-", 3), BTreeSet::new());
+        let mut named = |served: &BTreeSet<Name>| {
+            let mut named = own.clone();
+            admit(served, &mut admitted, &mut named);
+            named
+        };
+        // A worker that serves queues of processes takes none of the room.
+        assert_eq!(named(&own), own);
+        let first = names("first-", 300);
+        assert_eq!(named(&first).len(), 303);
+        let second = names("second-", 300);
+        assert_eq!(named(&second).len(), 3 + MAX_WORKER_QUEUES - 300);
+        // The queues that have a label keep it, and no other gets one.
+        assert_eq!(named(&first).len(), 303);
+        assert_eq!(named(&names("third-", 300)), own);
+    }
 }

@@ -30,7 +30,8 @@ pub(crate) struct StatsAnswer {
     /// False when there are too many to count all; `open_dead_letters` is then a lower bound.
     open_dead_letters_exact: bool,
     /// Number of jobs by queue, then by state. A queue is left out when none of its jobs changed for longer than jobs
-    /// are kept.
+    /// are kept. Beside the queues with settings or a living runner there are at least the first 200 by name
+    /// with unfinished jobs, and the first 200 by name with ended ones. `states` has the ended jobs of all queues.
     queues: BTreeMap<String, BTreeMap<String, i64>>,
     /// False when there are too many unfinished jobs to count all. Then about a hundred thousand are counted, and the
     /// more lanes (queue and priority) there are, the fewer of each. The counts of unfinished jobs are then lower

@@ -1,8 +1,9 @@
 //! Adds up the ends of jobs, ends batches, and starts their callbacks.
 //!
-//! The row of the batch is the lock: of two runners that add up at the same time, the second one finds what the first
-//! one has done. A request that adds jobs holds a shared lock on that row, so a batch does not end while jobs are added.
-//! The times in the row say which callbacks have been started. They change in the transaction that inserts the callback.
+//! The row of the batch is the lock: of two runners that add up at the same time, the second one leaves the batch, or
+//! waits and finds what the first one has done. A request that adds jobs holds a shared lock on that row, so a batch does
+//! not end while jobs are added. The times in the row say which callbacks have been started. They change in the
+//! transaction that inserts the callback.
 
 use std::collections::BTreeSet;
 
@@ -15,6 +16,7 @@ use crate::batches::rows::{Batch, BatchCounts, COLUMNS, batch};
 use crate::rows::jobs::{Accepted, accepted_at, mark_held, write_jobs};
 use crate::rows::links::{BatchChanges, check_links};
 use crate::rows::order::{lock_or_make, order_key_of};
+use crate::rows::owed::SKIP_LOCKED;
 use crate::sql::batches::{MAX_ROWS, placeholders, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::cluster::{Locked, lock_in_cluster};
@@ -81,20 +83,21 @@ impl Store {
         .await
     }
 
-    /// Add up the changes of a batch, a few thousand at most. Returns nothing if another session has kept the batch, or an
-    /// order key of its callbacks, locked for seconds. The wait is worth it: requests that add jobs lock a batch as well,
-    /// one after the other.
+    /// Add up the changes of a batch, a few thousand at most. Returns nothing if another session locks the batch, or with
+    /// `waits` has kept it locked for seconds. So it does when one has kept an order key of its callbacks locked for
+    /// seconds. A caller that has met a lock waits the next time: requests that add jobs lock a batch as well, one after
+    /// the other, so it might never be free at the moment of a look.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     #[boxed]
-    pub async fn count_batch(&self, id: BatchId) -> Result<Option<BatchCounted>, StoreError> {
+    pub async fn count_batch(&self, id: BatchId, waits: bool) -> Result<Option<BatchCounted>, StoreError> {
         let shared = self.shared.clone();
         let counted = transact_unless_locked(&self.shared.pools.loops, "count the jobs of a batch", move |conn, _| {
             let shared = shared.clone();
-            Box::pin(async move { add_up(conn, &shared, id).await })
+            Box::pin(async move { add_up(conn, &shared, id, waits).await })
         });
-        let counted = counted.await?;
+        let counted = counted.await?.flatten();
         if counted.as_ref().is_some_and(|counted| counted.outer_changed) {
             self.shared.batches_changed.notify_one();
         }
@@ -125,14 +128,24 @@ pub(super) async fn lock_callback_keys(conn: &mut Session<'_>, id: BatchId) -> R
     Ok(())
 }
 
-/// Add up the changes of a batch and do what follows from its counts.
-async fn add_up(conn: &mut Session<'_>, shared: &StoreInner, id: BatchId) -> Result<BatchCounted, sqlx::Error> {
+/// Add up the changes of a batch and do what follows from its counts. Returns nothing if another session locks the
+/// batch and the caller does not wait for it.
+async fn add_up(
+    conn: &mut Session<'_>,
+    shared: &StoreInner,
+    id: BatchId,
+    waits: bool,
+) -> Result<Option<BatchCounted>, sqlx::Error> {
     lock_callback_keys(conn, id).await?;
-    let sql = format!("SELECT {COLUMNS} FROM batches WHERE id = ? FOR UPDATE");
+    let sql = format!("SELECT {COLUMNS} FROM batches WHERE id = ? FOR UPDATE{}", if waits { "" } else { SKIP_LOCKED });
     let row = statement(sql).bind(id.uuid()).fetch_optional(&mut *conn).await?;
+    // The changes of a batch that was removed are deleted, those of a locked one are left.
+    if row.is_none() && !waits && exists(conn, id).await? {
+        return Ok(None);
+    }
     lock_in_cluster(conn, Locked::Batch, [id.uuid()]).await?;
     let TakenChanges { sum: change, any_failed, more } = take_changes(conn, id).await?;
-    let Some(row) = row else { return Ok(BatchCounted { more, ..BatchCounted::default() }) };
+    let Some(row) = row else { return Ok(Some(BatchCounted { more, ..BatchCounted::default() })) };
     let mut batch = batch(&row)?;
     batch.counts.total += change.total;
     batch.counts.completed += change.completed;
@@ -141,7 +154,12 @@ async fn add_up(conn: &mut Session<'_>, shared: &StoreInner, id: BatchId) -> Res
     let now = read_clock(conn, &shared.clock).await?;
     // With more changes to come, the counts are those of a moment in the past, at which jobs may have been pending.
     let counted = progress(conn, &mut batch, now, (any_failed, !more)).await?;
-    Ok(BatchCounted { more, ..counted })
+    Ok(Some(BatchCounted { more, ..counted }))
+}
+
+async fn exists(conn: &mut Session<'_>, id: BatchId) -> Result<bool, sqlx::Error> {
+    let found = sqlx::query("SELECT 1 FROM batches WHERE id = ?").bind(id.uuid()).fetch_optional(&mut *conn).await?;
+    Ok(found.is_some())
 }
 
 /// Changes of a batch that were read and deleted.

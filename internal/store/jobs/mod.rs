@@ -9,6 +9,7 @@
 //! - `dependencies.rs`: jobs that wait for their parents.
 //! - `differences.rs`: samples of failed jobs and of jobs that passed, to compare their traits.
 //! - `due.rs`: looks up and counts unfinished jobs, to compare the index with them.
+//! - `ended.rs`: counts of ended jobs by queue and state.
 //! - `expire.rs`: the end of jobs that did not start before their expiry.
 //! - `explain.rs`: the position of a job that waits.
 //! - `held.rs`: counts of held jobs by queue and reason.
@@ -39,6 +40,7 @@ pub(super) mod demand;
 pub(super) mod dependencies;
 pub(super) mod differences;
 pub(super) mod due;
+pub(super) mod ended;
 pub(super) mod expire;
 pub(super) mod explain;
 pub(super) mod held;

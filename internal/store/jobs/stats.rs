@@ -6,16 +6,17 @@ use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 
 use crate::jobs::backlog::{Backlog, StateCount, backlog, backlog_of};
+use crate::jobs::ended::{Ended, ended, ended_of, first_ended, known};
 use crate::jobs::lanes::{lines_of, queues_to_show};
 use crate::rows::limits::parked_until;
-use crate::rows::tallies::OTHER;
 use crate::sql::batches::statement;
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
 use crate::{Store, StoreError};
 use tickr_job::{Name, State, Timestamp};
 
-/// Most queues that are counted in addition to those that runners serve: the first ones by name.
+/// Most queues that are counted in addition to those that runners serve: the first ones by name that have unfinished
+/// jobs. As many of those that have ended ones are named.
 const MAX_QUEUES: usize = 200;
 
 /// Most open dead letters that are counted.
@@ -28,9 +29,10 @@ pub struct Stats {
     pub at: Timestamp,
     /// Unfinished jobs by queue and state.
     pub owed: Vec<StateCount>,
-    /// Jobs that ever ended, by queue and state. An operator's retry subtracts one.
+    /// Jobs that ever ended, by queue and state: of the queues in `owed`, of those with settings or a runner, and of
+    /// the first ones by name. An operator's retry subtracts one.
     pub ended: Vec<StateCount>,
-    /// Ended jobs of queues that have been idle for longer than jobs are kept, added up by state.
+    /// Ended jobs of all other queues, added up by state.
     pub ended_elsewhere: Vec<(State, i64)>,
     /// Open dead letters by queue: failed jobs that were neither retried, replayed nor discarded.
     pub open_dead_letters: BTreeMap<Name, u64>,
@@ -102,15 +104,6 @@ impl Store {
             let only = only.clone();
             Box::pin(async move {
                 let at: Timestamp = sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut *conn).await?;
-                let condition = if only.is_some() { "WHERE queue = ?" } else { "" };
-                let mut ended = statement(format!(
-                    "SELECT queue, state, CAST(SUM(n) AS SIGNED) AS jobs FROM tallies {condition} GROUP BY queue, state \
-                     ORDER BY queue, state"
-                ));
-                if let Some(queue) = &only {
-                    ended = ended.bind(queue.as_str());
-                }
-                let ended = ended.fetch_all(&mut *conn).await?;
                 let (queues, others) = match &only {
                     Some(queue) => (vec![queue.clone()], false),
                     None => queues_to_show(conn, MAX_QUEUES).await?,
@@ -121,6 +114,15 @@ impl Store {
                     None => backlog(conn, &queues, &lines, others).await?,
                 };
                 let Backlog { counts: owed, exact, whole } = counted;
+                let Ended { counts: ended, elsewhere: ended_elsewhere } = match &only {
+                    Some(queue) => ended_of(conn, queue).await?,
+                    None => {
+                        let mut shown = first_ended(conn, MAX_QUEUES).await?;
+                        shown.append(&mut known(conn).await?);
+                        shown.extend(owed.iter().map(|count| &count.queue).chain(&queues).cloned());
+                        ended(conn, &shown).await?
+                    }
+                };
                 let (mut oldest_due, mut next_due): (Option<Timestamp>, Option<Timestamp>) = (None, None);
                 let mut oldest_due_by_queue = BTreeMap::new();
                 for line in &lines {
@@ -159,24 +161,6 @@ impl Store {
                     open_dead_letters.insert(queue, row.try_get::<i64, _>("jobs")?.unsigned_abs());
                 }
                 let open_dead_letters_exact = open_dead_letters.values().sum::<u64>() < u64::from(MAX_OPEN);
-                let mut ended_elsewhere = Vec::new();
-                let mut ended_here = Vec::new();
-                for row in &ended {
-                    if row.try_get::<&str, _>("queue")? == OTHER {
-                        let state = State::from_word(row.try_get("state")?).ok_or_else(|| corrupt("state"))?;
-                        ended_elsewhere.push((state, row.try_get("jobs")?));
-                    } else {
-                        ended_here.push(row);
-                    }
-                }
-                let count = |row: &sqlx::mysql::MySqlRow| {
-                    Ok::<_, sqlx::Error>(StateCount {
-                        queue: row.try_get::<String, _>("queue")?.parse().map_err(|_| corrupt("queue"))?,
-                        state: State::from_word(row.try_get("state")?).ok_or_else(|| corrupt("state"))?,
-                        jobs: row.try_get("jobs")?,
-                    })
-                };
-                let ended = ended_here.into_iter().map(count).collect::<Result<_, _>>()?;
                 Ok(Stats {
                     at,
                     owed,

@@ -708,6 +708,10 @@ impl KeyState {
         let KeyBounds { bounds, fair, counted, .. } = key;
         let slots = bounds.concurrency.map(|most| if counted { i64::from(most) - self.running - self.kept } else { 0 });
         let turns = bounds.rate.map(|rate| {
+            // Otherwise each sweep would lock the jobs of a slow rate, only to find that it is too early for the first one.
+            if self.turn(key, self.kept).is_some_and(|at| at > self.now + FURTHEST_TURN) {
+                return 0;
+            }
             let ahead = LET_GO_AHEAD.num_microseconds().unwrap_or(0) / rate.interval_us().max(1) + 1;
             ahead.min(MAX_KEPT_AHEAD) - self.kept
         });
@@ -1964,6 +1968,12 @@ mod tests {
         assert_eq!(state.room(KeyBounds { counted: false, ..most(3) }), 0);
         // A tenth of a second ahead.
         assert_eq!(state.room(rate(100, 1_000, 10)), 10);
+        let (day_ms, mut slow) = (86_400_000, quiet(at(0)));
+        assert_eq!(slow.room(rate(1, day_ms, 0)), 1);
+        slow.start(rate(1, day_ms, 0));
+        assert_eq!(slow.room(rate(1, day_ms, 0)), 0, "a day too early");
+        slow.now = at(i64::from(day_ms) - 59_000);
+        assert_eq!(slow.room(rate(1, day_ms, 0)), 1);
         assert_eq!(state.room(KeyBounds::default()), MAX_AT_ONCE);
     }
 }
