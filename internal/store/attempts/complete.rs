@@ -420,8 +420,8 @@ impl<'a> SuccessorClaim<'a> {
     }
 
     /// Look at the limits once more after the COMMIT, which may have waited for a tally or for the disk of the server, and
-    /// keep only the parked jobs that may start. A failure costs no verdict: the next run finds that the attempts have ended, and the
-    /// claims are given back.
+    /// keep only the parked jobs that may start. A failure costs no verdict: the next run finds that the attempts have
+    /// ended, and the claims are given back.
     async fn look_again(&mut self, conn: &mut Session<'_>, limits: &LimitsOfClaim) -> Result<(), sqlx::Error> {
         if limits.took_long() {
             let won: Vec<Uuid> = self.won.keys().map(|id| id.uuid()).collect();
