@@ -4,36 +4,66 @@
 //! raised or removed a limit, or when a job that was let go did not start, the sweep does it. Any runner may sweep; the
 //! locks of the keys keep two of them from letting the same job go.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::EngineState;
 use tickr_store::LimitSweep;
 
-/// Sweep after each summary of changes that shows a limit in use, about once a second, and as soon as the attempts of a
-/// new limit can be counted.
+/// Shortest time between two sweeps because of other limits. An operator who sets a thousand limits in a row causes no
+/// thousand sweeps of all keys: those after a summary find the rest.
+const EARLY_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// When a sweep begins.
+enum Start {
+    /// After a summary of changes, about once a second.
+    Summary,
+    /// As soon as this process has read limits that differ from those before: the jobs that a raised limit lets go need
+    /// not wait for the next summary.
+    OtherLimits,
+    /// As soon as the attempts of a new limit can be counted.
+    Count,
+}
+
+/// Sweep while a limit is in use, until the loops of this process stop.
 pub(super) async fn sweep_until_stopped(shared: &EngineState) {
-    let mut summaries = shared.operator_settings.summaries();
+    let (mut summaries, mut copies) = (shared.operator_settings.summaries(), shared.operator_settings.listen());
     let (mut sweep, mut settings, mut changed_before) = (LimitSweep::default(), String::new(), false);
+    let (mut limits, mut early_at) = (Arc::clone(&copies.borrow_and_update().limits), Instant::now());
     loop {
-        let counts = tokio::select! {
+        let start = tokio::select! {
             () = shared.stop_loops.cancelled() => break,
-            changed = summaries.changed() => if changed.is_err() {
-                return;
-            } else {
-                false
+            changed = copies.changed() => {
+                let latest = Arc::clone(&copies.borrow_and_update().limits);
+                if changed.is_err() {
+                    return;
+                }
+                if std::mem::replace(&mut limits, Arc::clone(&latest)) == latest || early_at.elapsed() < EARLY_AGAIN_AFTER
+                {
+                    continue;
+                }
+                early_at = Instant::now();
+                Start::OtherLimits
             },
-            () = after(shared.store.until_limits_are_counted()) => true,
+            changed = summaries.changed() => match changed {
+                Ok(()) => Start::Summary,
+                Err(_) => return,
+            },
+            () = after(shared.store.until_limits_are_counted()) => Start::Count,
         };
         // A sweep that comes early is none of those that follow a summary.
-        let latest = if counts { summaries.borrow().clone() } else { summaries.borrow_and_update().clone() };
+        let latest = match start {
+            Start::Summary => summaries.borrow_and_update().clone(),
+            Start::OtherLimits | Start::Count => summaries.borrow().clone(),
+        };
         let Some(summary) = latest else { continue };
         // In a process that has just started, a fair limit has no share. So its jobs start without slots, and no
         // summary would ever show that the limit is in use.
         let in_use = summary.limits_in_use || shared.store.lacks_shares();
-        let mut changed = false;
-        if !counts {
+        let mut changed = matches!(start, Start::OtherLimits);
+        if matches!(start, Start::Summary) {
             // The limits of this process are read after the summary that shows a change, so the next sweep is sure to
-            // know them.
+            // know them. It also finds the jobs of runners that knew the old limits for a moment longer.
             let changes = std::mem::replace(&mut settings, summary.settings.clone()) != summary.settings;
             let before = std::mem::replace(&mut changed_before, changes);
             changed = changes || before;
