@@ -1284,9 +1284,6 @@ mutants() {
     mutant 'room of one transaction of ticks' internal/broker/schedules.rs \
         'PlanRoom::new(self.store.ticks_at_once())' 'PlanRoom::new(self.store.ticks_at_once().max(400))' \
         schedules::ticks_that_mysql_refuses_together_fire_in_smaller_transactions
-    mutant 'begin of the interval in a preview' internal/api/schedules/preview.rs \
-        'runs_from(&schedule.declared_at(now), now' 'runs_from(&schedule, now' \
-        schedules::a_preview_shows_the_ticks_that_a_put_at_the_same_moment_makes
     mutant 'ticks before the declaration in a preview' internal/api/schedules/preview.rs \
         'after = after.max(*anchor);' 'after = after.max(*anchor - TimeDelta::nanoseconds(1));' \
         schedules::a_preview_shows_the_ticks_that_a_put_at_the_same_moment_makes

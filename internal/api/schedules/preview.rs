@@ -80,7 +80,7 @@ pub(crate) async fn preview(State(api): State<Api>, Body(body, _): Body<PreviewB
     match checked {
         Ok(schedule) if problems.is_empty() => {
             let description = schedule.cadence.describe();
-            let next_runs = runs_from(&schedule.declared_at(now), now, body.from, count);
+            let next_runs = runs_from(&schedule, now, body.from, count);
             Ok(json(StatusCode::OK, PreviewAnswer { description, next_runs }))
         }
         Ok(_) => Err(problems),
@@ -93,7 +93,7 @@ pub(crate) async fn preview(State(api): State<Api>, Body(body, _): Body<PreviewB
     .map_err(|problems| Problem::new(Code::InvalidRequest, "invalid schedule; `errors` says why").at("", problems))
 }
 
-/// Return the ticks of a schedule that is declared `now`, those at `from` or later.
+/// Return the ticks of a schedule that was checked `now`, those at `from` or later.
 fn runs_from(schedule: &Schedule, now: Timestamp, from: Option<Timestamp>, count: usize) -> Vec<RunView> {
     let mut after = from.map_or(now, |from| from - TimeDelta::nanoseconds(1));
     if let Cadence::Every { anchor, .. } = &schedule.cadence
