@@ -48,6 +48,12 @@ const LINES_AT_ONCE: usize = 8;
 const LARGER_PAGE: usize = 2_000;
 const LARGER_PAGES: usize = 8;
 
+/// Free all seats but one, before the fetcher waits for an id. The next jobs of order keys and of limit keys start on free
+/// seats, without a way through Redis.
+fn keep_one(free: &mut VecDeque<Seat>) {
+    free.truncate(1);
+}
+
 /// Result of a read of due jobs from MySQL.
 enum DueWork {
     /// Jobs for this runner.
@@ -124,8 +130,8 @@ impl Fetcher {
             self.follow_settings();
             // A Redis without its master, or out of memory, answers with errors at once. Pause, so as not to flood it.
             let ids = if shared.index.health().now() == Health::Degraded || Instant::now() < again {
-                self.take_from_store(free.len()).await
-            } else if let Ok(ids) = self.take_unless_index_is_out(free.len()).await {
+                self.take_from_store(&mut free).await
+            } else if let Ok(ids) = self.take_unless_index_is_out(&mut free).await {
                 pause = FIRST_PAUSE;
                 ids
             } else {
@@ -156,7 +162,10 @@ impl Fetcher {
     /// Call [`take_from_index`](Self::take_from_index), until any code in this process finds Redis out. A call to a
     /// server that has stalled may wait for long. So the call and its connection are dropped together, and no id is
     /// delivered to a connection that is no longer read. Then the fetcher reads from MySQL.
-    async fn take_unless_index_is_out(&mut self, most: usize) -> Result<Vec<(JobId, Permit)>, IndexError> {
+    async fn take_unless_index_is_out(
+        &mut self,
+        free: &mut VecDeque<Seat>,
+    ) -> Result<Vec<(JobId, Permit)>, IndexError> {
         let shared = Arc::clone(&self.shared);
         let health = shared.index.health();
         let outages = health.outages();
@@ -165,21 +174,21 @@ impl Fetcher {
         }
         tokio::select! {
             biased;
-            ids = self.take_from_index(most) => return ids,
+            ids = self.take_from_index(free) => return ids,
             () = health.out_since(outages) => {}
         }
         self.fetch.abandon();
         Ok(Vec::new())
     }
 
-    async fn take_from_index(&mut self, most: usize) -> Result<Vec<(JobId, Permit)>, IndexError> {
+    async fn take_from_index(&mut self, free: &mut VecDeque<Seat>) -> Result<Vec<(JobId, Permit)>, IndexError> {
         let permits = Arc::clone(&self.shared.permits);
         for queue in permits.stale_queues() {
             self.drop_stale(queue).await?;
         }
         if !std::mem::take(&mut self.nothing_came) {
             let (order, _) = self.queue_order.next_turn(|queue| permits.room(queue));
-            let taken = self.fetch.take(most, &order).await?;
+            let taken = self.fetch.take(free.len(), &order).await?;
             if taken.refill {
                 self.shared.refill.notify_one();
             }
@@ -191,6 +200,7 @@ impl Fetcher {
         permits.fetcher_waits(true);
         let (order, left_alone) = self.queue_order.strict(|queue| permits.room(queue));
         permits.fetcher_waits(left_alone);
+        keep_one(free);
         // A stop does not cancel the pop, because Redis would hand the next id to a connection that is no longer read.
         // The pop returns within a second, and an id taken meanwhile is put back for other runners.
         let popped = self.fetch.wait(&order).await?;
@@ -263,9 +273,9 @@ impl Fetcher {
     }
 
     /// Take due jobs from MySQL.
-    async fn take_from_store(&mut self, most: usize) -> Vec<(JobId, Permit)> {
+    async fn take_from_store(&mut self, free: &mut VecDeque<Seat>) -> Vec<(JobId, Permit)> {
         let shared = Arc::clone(&self.shared);
-        match self.look_in_store(most).await {
+        match self.look_in_store(free.len()).await {
             Ok(DueWork::Found(ids)) => return ids,
             Ok(DueWork::NotYet) => return Vec::new(),
             Ok(DueWork::Nothing) => {}
@@ -275,6 +285,7 @@ impl Fetcher {
                 return Vec::new();
             }
         }
+        keep_one(free);
         tokio::select! {
             () = shared.stop_fetching.cancelled() => {}
             () = tokio::time::sleep(STORE_POLL) => {}
