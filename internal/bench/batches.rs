@@ -115,7 +115,7 @@ async fn work_off(bench: &Bench<'_>, count: u64) -> Result<(f64, f64, RunChecks)
 /// Cancel a batch while it runs, as a client does. Return the time that this takes in seconds. A small batch may end
 /// before the request arrives; then a larger one is tried.
 async fn cancel_all(bench: &Bench<'_>, count: u64) -> Result<(f64, RunChecks), BenchError> {
-    for times in [1, 4, 16] {
+    for times in [1, 4, 16, 64] {
         if let Some(measured) = cancel_running(bench, count * times).await? {
             return Ok(measured);
         }
@@ -127,12 +127,14 @@ async fn cancel_all(bench: &Bench<'_>, count: u64) -> Result<(f64, RunChecks), B
 async fn cancel_running(bench: &Bench<'_>, count: u64) -> Result<Option<(f64, RunChecks)>, BenchError> {
     let mut stage = RunEnvironment::open(bench).await?;
     let (id, _) = fill(bench, &stage, count).await?;
+    // Made before the jobs run: a client reads the certificates of the system first.
+    let client = reqwest::Client::builder().no_proxy().build().map_err(|error| cancel_failed(&error))?;
     let apps = stage.apps(RUNNERS, WORKERS).await?;
     while stage.counter_connection.ended().await?.0 == 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let began = Instant::now();
-    let is_cancelled = cancel_until_answered(&apps[0], id).await?;
+    let is_cancelled = cancel_until_answered(&client, &apps[0], id).await?;
     let seconds = began.elapsed().as_secs_f64();
     let answered = stage.counter_connection.now().await?;
     // The callback of the end runs after a cancel as well.
@@ -150,14 +152,16 @@ async fn cancel_running(bench: &Bench<'_>, count: u64) -> Result<Option<(f64, Ru
     Ok(Some((seconds, checked)))
 }
 
+fn cancel_failed(error: &reqwest::Error) -> BenchError {
+    BenchError::Failed(format!("the cancel of the batch: {error}"))
+}
+
 /// Ask for the cancel of a batch, and again until the answer is that no job of it starts any more. Return false if the
 /// batch had ended.
-async fn cancel_until_answered(app: &App, id: BatchId) -> Result<bool, BenchError> {
-    let failed = |error: reqwest::Error| BenchError::Failed(format!("the cancel of the batch: {error}"));
-    let client = reqwest::Client::builder().no_proxy().build().map_err(failed)?;
+async fn cancel_until_answered(client: &reqwest::Client, app: &App, id: BatchId) -> Result<bool, BenchError> {
     let url = format!("http://{}/v1/batches/{id}/cancel", app.addr());
     loop {
-        let answer = client.post(&url).send().await.map_err(failed)?;
+        let answer = client.post(&url).send().await.map_err(|error| cancel_failed(&error))?;
         match answer.status().as_u16() {
             200 => return Ok(true),
             202 => {}
