@@ -197,6 +197,51 @@ func TestAfterAFailureTheNextAddressIsTriedAtOnce(t *testing.T) {
 	}
 }
 
+func TestAnAddressIsNotCalledBeforeItsRetryAfterWhenTheOtherIsDown(t *testing.T) {
+	server, down := newFake(t), httptest.NewServer(nil)
+	down.Close()
+	server.fate = fates(&fate{status: 503, code: "stopping", header: map[string]string{"retry-after": "2"}})
+	client := newClient(t, Config{URL: server.URL + "," + down.URL, Timeout: 20 * time.Second})
+	if _, err := client.Enqueue(context.Background(), "x", 1, Options{}); err != nil {
+		t.Fatal(err)
+	}
+	calls := server.of("jobs")
+	if waited := calls[1].at.Sub(calls[0].at); len(calls) != 2 || waited < 1900*time.Millisecond {
+		t.Errorf("%d calls, the second one after %s", len(calls), waited)
+	}
+}
+
+func TestTheOtherAddressIsTriedWhileOneWaitsForItsRetryAfter(t *testing.T) {
+	server, other := newFake(t), newFake(t)
+	server.fate = func(fakeCall) *fate {
+		return &fate{status: 503, code: "stopping", header: map[string]string{"retry-after": "60"}}
+	}
+	other.fate = fates(&fate{refused: true}, &fate{status: 503, code: "store_unavailable"})
+	client := newClient(t, Config{URL: server.URL + "," + other.URL, Timeout: 20 * time.Second})
+	if _, err := client.Enqueue(context.Background(), "x", 1, Options{}); err != nil {
+		t.Fatal(err)
+	}
+	if len(server.of("jobs")) != 1 || len(other.of("jobs")) != 3 {
+		t.Errorf("%d and %d calls", len(server.of("jobs")), len(other.of("jobs")))
+	}
+}
+
+func TestAPauseIsOverWhenTheAddressThatNamedATimeIsFree(t *testing.T) {
+	turns := newTurns(2)
+	for range [8]int{} {
+		turns.next(0, 0)
+		turns.next(1, 0)
+	}
+	turns.next(0, time.Second)
+	if pause := turns.next(1, 0); pause > time.Second {
+		t.Errorf("a pause of %s beside a Retry-After of 1 s", pause)
+	}
+	turns.next(0, time.Second)
+	if pause := turns.next(1, 2*time.Second); pause < 2*time.Second {
+		t.Errorf("a pause of %s: it no longer grows when all addresses name a time", pause)
+	}
+}
+
 func TestANudgeIsTriedOnceAndHoldsUpNoRequest(t *testing.T) {
 	gone := make(chan struct{})
 	hangs := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-gone }))

@@ -197,17 +197,18 @@ func (t *transport) once(ctx context.Context, place int, c call, within time.Dur
 	return nil, err
 }
 
-// call sends a call until a server answers it, for at most this time. After a failure the next address is tried. When
-// all have failed, a pause follows.
+// call sends a call until a server answers it, for at most this time. After a failure the next address is tried, as
+// turns says.
 func (t *transport) call(ctx context.Context, c call, within, try time.Duration) (*answer, error) {
 	if err := c.checkHeaders(); err != nil {
 		return nil, err
 	}
 	end := time.Now().Add(within)
 	var problem *Error
-	var asked time.Duration
-	for failures := 1; ; failures++ {
-		place := t.now()
+	turns := newTurns(len(t.addresses))
+	for {
+		place := turns.place(t.now())
+		var asked time.Duration
 		left := time.Until(end)
 		if left < time.Millisecond {
 			left = time.Millisecond
@@ -224,16 +225,12 @@ func (t *transport) call(ctx context.Context, c call, within, try time.Duration)
 				return nil, problem
 			}
 			err = problem
-			asked = longer(asked, got.retryAfter)
+			asked = shorter(got.retryAfter, longestWait)
 		} else if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
 		t.failed(place)
-		var pause time.Duration
-		if failures%len(t.addresses) == 0 {
-			pause = longer(pauseAfter(failures/len(t.addresses)-1, longestPause), asked)
-			asked = 0
-		}
+		pause := turns.next(place, asked)
 		if time.Until(end) <= pause {
 			// The last answer says more than a try that was cut off by the end of the time.
 			if problem != nil {
@@ -244,6 +241,75 @@ func (t *transport) call(ctx context.Context, c call, within, try time.Duration)
 		if !sleep(ctx, pause) {
 			return nil, ctx.Err()
 		}
+	}
+}
+
+// turns are the addresses of a call that is repeated, and the pauses between its tries.
+//
+// The pauses grow. With several addresses a pause follows when all of them have failed, and the next one is tried at
+// once before. An address that named a time with Retry-After gets no try before that time, also when another one has
+// failed since. If another one named none, the pause is over at that time.
+type turns struct {
+	// By place: when the address may be tried again.
+	notBefore []time.Time
+	// By place: whether the address has failed since the last pause.
+	failed []bool
+	pauses int
+}
+
+func newTurns(addresses int) *turns {
+	return &turns{notBefore: make([]time.Time, addresses), failed: make([]bool, addresses)}
+}
+
+// place returns the place of the address for the next try. Other calls use the one at current.
+func (t *turns) place(current int) int {
+	now, count := time.Now(), len(t.notBefore)
+	best, bestRank := current, 4
+	for step := 0; step < count; step++ {
+		place := (current + step) % count
+		rank := 0
+		if t.notBefore[place].After(now) {
+			rank += 2
+		}
+		if t.failed[place] {
+			rank++
+		}
+		if rank < bestRank {
+			best, bestRank = place, rank
+		}
+	}
+	return best
+}
+
+// next returns the time until the next try, after one at this place that failed. Its address asked for a pause.
+func (t *turns) next(place int, asked time.Duration) time.Duration {
+	now := time.Now()
+	t.failed[place] = true
+	t.notBefore[place] = now.Add(asked)
+	// When the first address may be tried again, and the first one of those that named a time which is not over.
+	earliest, named := t.notBefore[place], time.Time{}
+	for other, notBefore := range t.notBefore {
+		if !t.failed[other] && !notBefore.After(now) {
+			return 0
+		}
+		if notBefore.Before(earliest) {
+			earliest = notBefore
+		}
+		if notBefore.After(now) && (named.IsZero() || notBefore.Before(named)) {
+			named = notBefore
+		}
+	}
+	t.failed = make([]bool, len(t.failed))
+	pause := pauseAfter(t.pauses, longestPause)
+	t.pauses++
+	switch {
+	case earliest.After(now):
+		return longer(pause, earliest.Sub(now))
+	case named.IsZero():
+		// A proxy may ask for no pause at all.
+		return pause
+	default:
+		return shorter(pause, named.Sub(now))
 	}
 }
 

@@ -214,6 +214,22 @@ class Failures(ClientCase):
         self.assertEqual(pause.place(1), 1)
         self.assertGreater(pause.next(30.0), 29.0)
 
+    def test_a_pause_is_over_when_the_address_that_named_a_time_is_free(self) -> None:
+        pause = _http.Pause(2)
+
+        def rounds(*named: float) -> float:
+            last = 0.0
+            for at_least in named:
+                pause.place(0)
+                last = pause.next(at_least)
+            return last
+
+        rounds(*[0.0] * 16)
+        self.assertLessEqual(rounds(1.0, 0.0), 1.0)
+        pause = _http.Pause(2)
+        rounds(*[0.0] * 16)
+        self.assertGreater(rounds(1.0, 2.0), 2.0, "a pause still grows when all addresses name a time")
+
     def test_a_nudge_is_tried_once_and_holds_up_no_request(self) -> None:
         self.server.faults["POST /v1/outbox/nudge"].extend([3.0, 503])
         client = self.other()

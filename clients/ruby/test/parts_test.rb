@@ -98,6 +98,15 @@ class PartsTest < Minitest::Test
     assert_operator turns.next(1, 30.0), :>, 29.0
   end
 
+  def test_a_pause_is_over_when_the_address_that_named_a_time_is_free
+    turns = Tickr::Http::Turns.new(Tickr::Http::Addresses.new("http://a:1,http://b:1"), 5.0)
+    8.times { [0, 1].each { |place| turns.next(place) } }
+    turns.next(0, 1.0)
+    assert_operator turns.next(1), :<=, 1.0
+    turns.next(0, 1.0)
+    assert_operator turns.next(1, 2.0), :>, 2.0, "a pause still grows when all addresses name a time"
+  end
+
   def test_a_fake_client_records_what_was_enqueued
     client = Tickr::Testing::FakeClient.new
     client.assert_nothing_enqueued

@@ -8,6 +8,8 @@ import { after } from './timers.js';
 const DEFAULT_URL = 'http://127.0.0.1:7070';
 const FIRST_PAUSE_MS = 100;
 const LONGEST_PAUSE_MS = 5_000;
+/** Longest wait that a server may ask of a call. */
+export const LONGEST_WAIT_MS = 60_000;
 /** Longest time of one try of a call. Another try, perhaps at another address, follows it. */
 const TRY_MS = 10_000;
 /** A server closes an idle connection after a minute or more. */
@@ -49,6 +51,51 @@ export function isPassing(status: number): boolean {
 export function pauseAfter(failures: number, longestMs = LONGEST_PAUSE_MS): number {
   const ms = Math.min(FIRST_PAUSE_MS * 2 ** Math.min(failures, 10), longestMs);
   return ms * (0.8 + Math.random() * 0.2);
+}
+
+/**
+ * The addresses of a call that is repeated, and the pauses between its tries.
+ *
+ * The pauses grow. With several addresses a pause follows when all of them have failed, and the next one is tried at
+ * once before. An address that named a time with `Retry-After` gets no try before that time, also when another one has
+ * failed since. If another one named none, the pause is over at that time.
+ */
+export class Turns {
+  /** By place: when the address may be tried again. */
+  readonly #notBefore: number[];
+  /** The places that have failed since the last pause. */
+  readonly #failed = new Set<number>();
+  #pauses = 0;
+
+  constructor(addresses: number) {
+    this.#notBefore = new Array<number>(addresses).fill(0);
+  }
+
+  /** Return the place of the address for the next try. Other calls use the one at `current`. */
+  place(current: number): number {
+    const now = performance.now();
+    const rank = (place: number) => {
+      const left = (this.#notBefore[place] as number) - now;
+      return left > 0 ? 1 + left : this.#failed.has(place) ? 1 : 0;
+    };
+    const order = this.#notBefore.map((_, step) => (current + step) % this.#notBefore.length);
+    // A timer may fire a moment too early. Then no address is free, and the one that is free first is called.
+    return order.reduce((best, place) => (rank(place) < rank(best) ? place : best));
+  }
+
+  /** Return the milliseconds until the next try, after one at this place that failed. Its address asked for a pause. */
+  next(place: number, askedMs: number): number {
+    const now = performance.now();
+    this.#failed.add(place);
+    this.#notBefore[place] = now + askedMs;
+    if (this.#notBefore.some((notBefore, other) => !this.#failed.has(other) && notBefore <= now)) return 0;
+    this.#failed.clear();
+    // A proxy may ask for no pause at all.
+    const grown = pauseAfter(this.#pauses++);
+    const named = this.#notBefore.map((notBefore) => notBefore - now).filter((ms) => ms > 0);
+    const all = named.length === this.#notBefore.length;
+    return all ? Math.max(grown, Math.min(...named)) : Math.min(grown, ...named);
+  }
 }
 
 /** The addresses of a cluster, with connections that are kept open. */
@@ -176,8 +223,8 @@ export class Transport {
   }
 
   /**
-   * Send a call until a server answers it, for at most `timeoutMs`. After a failure the next address is tried. When
-   * all have failed, a pause follows. A success that `reads` of the call does not know is a failure of its address.
+   * Send a call until a server answers it, for at most `timeoutMs`. After a failure the next address is tried, as
+   * {@link Turns} says. A success that `reads` of the call does not know is a failure of its address.
    *
    * @throws ApiError for an answer that is no success. UnavailableError when no server answered. TypeError when no
    * header can have the idempotency key or the trace.
@@ -185,10 +232,11 @@ export class Transport {
   async call(call: Call, timeoutMs: number, signal?: AbortSignal, tryMs = TRY_MS): Promise<Answer> {
     checkHeaders(call);
     const end = performance.now() + timeoutMs;
-    let asked = 0;
+    const turns = new Turns(this.#addresses.length);
     let problem: ApiError | undefined;
-    for (let failures = 1; ; failures += 1) {
-      const place = this.#current;
+    for (;;) {
+      const place = turns.place(this.#current);
+      let askedMs = 0;
       const left = Math.max(end - performance.now(), 1);
       let failure: Error;
       try {
@@ -201,22 +249,20 @@ export class Transport {
           const error = problemOf(answer);
           if (!isPassing(answer.status) && error.code !== 'idempotency_in_progress') throw error;
           failure = problem = error;
-          asked = Math.max(asked, answer.retryAfterMs ?? 0);
+          askedMs = Math.min(answer.retryAfterMs ?? 0, LONGEST_WAIT_MS);
         }
       } catch (error) {
         if (error instanceof ApiError || signal?.aborted) throw error;
         failure = error as Error;
       }
       this.failed(place);
-      const round = failures % this.#addresses.length === 0;
-      const ms = round ? Math.max(pauseAfter(failures / this.#addresses.length - 1), asked) : 0;
+      const ms = turns.next(place, askedMs);
       if (performance.now() + ms >= end) {
         // The last answer says more than a try that was cut off by the end of the time.
         if (problem !== undefined) throw problem;
         const what = `${call.method} ${call.path}: no answer of tickr within ${timeoutMs} ms`;
         throw new UnavailableError(`${what}: ${failure.message}`, { cause: failure });
       }
-      if (round) asked = 0;
       if (ms > 0) await pause(ms, signal);
       signal?.throwIfAborted();
     }

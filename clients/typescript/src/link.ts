@@ -1,7 +1,7 @@
 // The protocol of docs/WORKERS.md. It runs in a thread of its own, so that no handler can stop the heartbeats.
 
 import { AttemptLog, MAX_LOG_BYTES } from './attempt_log.js';
-import { type Answer, type Call, isPassing, pause, pauseAfter, problemOf, Transport } from './http.js';
+import { type Answer, type Call, isPassing, LONGEST_WAIT_MS, pause, pauseAfter, problemOf, Transport } from './http.js';
 import { bytesOf, stringify } from './json.js';
 import type { FromLink, LinkSettings, ToLink } from './messages.js';
 import { uuidv7 } from './outbox.js';
@@ -20,8 +20,6 @@ const UNSAVED_MS = 1_000;
 const LOCKED_MS = { first: 500, longest: 5_000 };
 /** Longest pause of a heartbeat that failed: meanwhile every lease grows old. */
 const BEAT_PAUSE_MS = 1_000;
-/** Longest wait that a server may ask of a call. */
-const LONGEST_WAIT_MS = 60_000;
 /** Time for which the first registration is repeated after 422: a declaration is known everywhere after two seconds. */
 const DECLARED_WITHIN_MS = 5_000;
 /** The worker counts as blocked when its event loop has not run for this long. */

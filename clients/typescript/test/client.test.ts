@@ -116,6 +116,38 @@ test('after a failure the next address is tried at once', async () => {
   assert.equal(server.calls.length, 1, 'the address that works is kept');
 });
 
+test('an address is not called before its Retry-After when the other is down', async () => {
+  const fates = [{ ...problem(503, 'stopping'), headers: { 'retry-after': '2' } }];
+  server.fate = () => fates.shift();
+  const down = await new FakeTickr().start();
+  await down.stop();
+  await new Client({ url: `${server.url},${down.url}`, timeoutMs: 20_000 }).enqueue('email', {});
+  const [first, second] = server.calls;
+  assert.ok(first && second && server.calls.length === 2);
+  assert.ok(second.at - first.at >= 1_900, `${second.at - first.at} ms are less than Retry-After`);
+});
+
+test('the other address is tried while one waits for its Retry-After', async () => {
+  server.fate = () => ({ ...problem(503, 'stopping'), headers: { 'retry-after': '60' } });
+  const fates = ['refused' as const, problem(503, 'store_unavailable')];
+  other.fate = () => fates.shift();
+  await new Client({ url: `${server.url},${other.url}`, timeoutMs: 20_000 }).enqueue('email', {});
+  assert.deepEqual([server.calls.length, other.calls.length], [1, 3]);
+});
+
+test('a pause is over when the address that named a time is free', async () => {
+  // No program can import this class, so the test reads its file.
+  const inner = (await import(new URL('../../dist/http.js', import.meta.url).href)) as {
+    Turns: new (addresses: number) => { next(place: number, askedMs: number): number };
+  };
+  const turns = new inner.Turns(2);
+  for (let round = 0; round < 8; round += 1) [0, 1].forEach((place) => turns.next(place, 0));
+  turns.next(0, 1_000);
+  assert.ok(turns.next(1, 0) <= 1_000);
+  turns.next(0, 1_000);
+  assert.ok(turns.next(1, 2_000) > 2_000, 'a pause still grows when all addresses name a time');
+});
+
 test('a problem document becomes one type of error, at once', async () => {
   const errors = [{ pointer: '/payload/to', detail: 'is missing' }];
   const { body } = problem(422, 'invalid_payload', 'the payload does not fit the kind email');

@@ -9,7 +9,7 @@ namespace Tickr\Http;
  *
  * The pauses grow. With several addresses a pause follows when all of them have failed, and the next one is tried at
  * once before. An address that named a time with `Retry-After` gets no try before that time, also when another one has
- * failed since.
+ * failed since. If another one named none, the pause is over at that time.
  *
  * @internal
  */
@@ -57,18 +57,20 @@ final class Turns
         $now = Channel::now();
         $this->failed[$place] = true;
         $this->notBefore[$place] = $now + $after;
-        $earliest = INF;
+        $named = [];
         for ($other = 0; $other < $this->addresses->count(); $other++) {
             $notBefore = $this->notBefore[$other] ?? 0.0;
             if (!isset($this->failed[$other]) && $notBefore <= $now) {
                 return 0.0;
             }
-            $earliest = min($earliest, $notBefore);
+            if ($notBefore > $now) {
+                $named[] = $notBefore - $now;
+            }
         }
         $this->failed = [];
         // A proxy may ask for no pause at all.
-        $wait = max($earliest - $now, $this->pause * random_int(75, 125) / 100);
+        $grown = $this->pause * random_int(75, 125) / 100;
         $this->pause = min($this->pause * 2, $this->longest);
-        return $wait;
+        return count($named) === $this->addresses->count() ? max($grown, min($named)) : min([$grown, ...$named]);
     }
 }

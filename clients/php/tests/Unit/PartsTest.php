@@ -196,6 +196,19 @@ final class PartsTest extends TestCase
         self::assertGreaterThan(29.0, $turns->next(1, 30.0));
     }
 
+    public function testAPauseIsOverWhenTheAddressThatNamedATimeIsFree(): void
+    {
+        $turns = new Turns(new Addresses('http://a:1,http://b:1'), 5.0);
+        for ($round = 0; $round < 8; $round++) {
+            $turns->next(0);
+            $turns->next(1);
+        }
+        $turns->next(0, 1.0);
+        self::assertLessThanOrEqual(1.0, $turns->next(1));
+        $turns->next(0, 1.0);
+        self::assertGreaterThan(2.0, $turns->next(1, 2.0), 'a pause still grows when all addresses name a time');
+    }
+
     public function testAFakeClientRecordsWhatWasEnqueued(): void
     {
         $client = new FakeClient();

@@ -115,7 +115,8 @@ class Pause:
 
     The pauses grow from a tenth of a second to `longest`, with some chance in them. With several addresses a pause
     follows when all of them have failed, and the next one is tried at once before. An address that named a time with
-    `Retry-After` gets no try of this call before that time, also when another one has failed since.
+    `Retry-After` gets no try of this call before that time, also when another one has failed since. If another one
+    named none, the pause is over at that time.
     """
 
     def __init__(self, addresses: int = 1, longest: float = 5.0) -> None:
@@ -144,8 +145,9 @@ class Pause:
             return 0.02
         self._failed.clear()
         self._rounds += 1
-        grown = min(self._longest, 0.1 * 2 ** min(self._rounds, 10))
-        return float(max(min(self._not_before) - now, grown * random.uniform(0.6, 1.0)))
+        grown: float = min(self._longest, 0.1 * 2 ** min(self._rounds, 10)) * random.uniform(0.6, 1.0)
+        named = [moment - now for moment in self._not_before if moment > now]
+        return max(grown, min(named)) if len(named) == len(self._not_before) else min([grown, *named])
 
     def reset(self) -> None:
         """Begin with short pauses again."""

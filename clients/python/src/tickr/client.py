@@ -91,7 +91,7 @@ class Job:
 
     @property
     def attempts(self) -> List[Dict[str, Any]]:
-        """All attempts in order, the running one last."""
+        """The attempts in order, the running one last; of thousands, the last 1,000 that have ended."""
         return self.data.get("attempts") or []
 
     @property

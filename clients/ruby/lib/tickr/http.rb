@@ -75,7 +75,7 @@ module Tickr
     #
     # The pauses grow. With several addresses a pause follows when all of them have failed, and the next one is tried at
     # once before. An address that named a time with `Retry-After` gets no try before that time, also when another one
-    # has failed since.
+    # has failed since. If another one named none, the pause is over at that time.
     class Turns
       FIRST_PAUSE = 0.1
       private_constant :FIRST_PAUSE
@@ -112,9 +112,10 @@ module Tickr
 
         @failed = []
         # A proxy may ask for no pause at all.
-        wait = [@not_before.min - now, @pause * rand(0.75..1.25)].max
+        grown = @pause * rand(0.75..1.25)
         @pause = [@pause * 2, @longest].min
-        wait
+        named = @not_before.map { |moment| moment - now }.select(&:positive?)
+        (named.size == @not_before.size) ? [grown, named.min].max : [grown, *named].min
       end
     end
 

@@ -175,7 +175,10 @@ class TickrBackend(BaseTaskBackend):
         return self.result_of(job)
 
     def result_of(self, job: Job) -> TaskResult[Any]:
-        """Make the result of a task from its job."""
+        """Make the result of a task from its job.
+
+        A job tells the last 1,000 of thousands of attempts. Then `started_at` is the start of the first one of these.
+        """
         payload = job.payload
         try:
             task = task_of(payload, self.alias, (job.queue or "")[len(self.queue_prefix) :])
