@@ -11,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 use tickr::app::connect_store;
 use tickr::config::{Flags, Subset};
 use tickr::job::{Actor, Name, Scope};
-use tickr::store::{MadeApiKey, NewApiKey, RevokedApiKey};
+use tickr::store::{ApiKey, MadeApiKey, NewApiKey, RevokedApiKey, Store, StoreError};
 
 use crate::client::{self, Client};
 use crate::print::{encoded, harmless, printable, table, text};
@@ -31,7 +31,8 @@ pub(crate) fn command() -> Command {
         .help("Scope: read (read everything), enqueue (enqueue jobs and read them back), work (execute jobs) or admin (everything)");
     let in_store = |help: &'static str| Arg::new("in-store").long("in-store").action(ArgAction::SetTrue).help(help);
     let make = "Write to MySQL instead of calling the API: for the first API key, which must have the scope admin, or \
-                when no admin key is at hand. Does not ask for --yes";
+                when no admin key is at hand. Does not ask for --yes. Makes the tables where there are none, and \
+                leaves older ones to `tickr migrate`. While another process makes the tables it fails: run it again";
     let end = "Write to MySQL instead of calling the API: when the API does not answer, or the last admin key is lost";
     const STORE: &[&str] = &["mysql_url", "table_prefix", "log", "log_format"];
     let kinds = Arg::new("kinds").long("kinds").value_name("KINDS").value_delimiter(',').help(
@@ -86,7 +87,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
             let asked = async {
                 match verb {
                     "list" => client.get("/v1/api-keys").await,
-                    _ => client.delete(&format!("/v1/api-keys/{}", encoded(&name()))).await,
+                    _ => client.delete_and_read(&format!("/v1/api-keys/{}", encoded(&name()))).await,
                 }
             };
             crate::run_to_end(asked)??.into_value()
@@ -141,8 +142,7 @@ fn create(matches: &ArgMatches) -> Result<Value, crate::Failure> {
     let token = tickr::api::new_api_key();
     let made = crate::runtime()?.block_on(async {
         let store = connect_store(&config).await?;
-        store.migrate().await?;
-        let is_first = config.api_tokens.is_empty() && store.api_keys().await?.is_empty();
+        let is_first = keys_or_new_tables(&store).await?.is_empty() && config.api_tokens.is_empty();
         if is_first && new.scope != Scope::Admin {
             store.close().await;
             bail!(
@@ -172,6 +172,17 @@ fn create(matches: &ArgMatches) -> Result<Value, crate::Failure> {
     Ok(json!({"name": made.name.as_str(), "scope": made.scope.as_str(), "token": token}))
 }
 
+/// Read the API keys. Make the tables first if there are none: the first API key may be made before the first runner
+/// starts. Older tables stay as they are, because a migration may wait long and needs more rights.
+async fn keys_or_new_tables(store: &Store) -> Result<Vec<ApiKey>, StoreError> {
+    match store.api_keys().await {
+        Err(error) if error.lacks_table() => {}
+        read => return read,
+    }
+    store.migrate().await?;
+    store.api_keys().await
+}
+
 fn create_through_api(matches: &ArgMatches, name: &str, scope: &str) -> Result<Value, crate::Failure> {
     let client = Client::from_matches(matches)?;
     let mut body = json!({"scope": scope});
@@ -195,7 +206,10 @@ fn create_through_api(matches: &ArgMatches, name: &str, scope: &str) -> Result<V
         })
     })??;
     if text(&made, "token").is_empty() {
-        return Err(anyhow!("the answer has no token: this is not a tickr server").into());
+        return Err(anyhow!(
+            "the answer has no token: this is not a tickr server; revoke the API key {name} if it exists all the same"
+        )
+        .into());
     }
     Ok(made.into_value())
 }

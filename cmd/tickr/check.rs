@@ -18,7 +18,8 @@ pub(crate) fn command() -> Command {
              waits for a runner of the other version and uses no attempt. A job of a kind that this binary does not \
              have waits for a runner that has it, and uses no attempt either. At last it connects to each outbox in \
              the database of an application, and says which table or right is missing. The check reads MySQL page by \
-             page without locks, changes nothing, and may run beside a live system.\n\n\
+             page without locks, changes nothing, and may run beside a live system. It needs the tables of this binary: run \
+             `tickr migrate` of it before.\n\n\
              Exit code 0 when nothing would be rejected, 1 when something would be rejected, or MySQL or an outbox \
              cannot be read.",
         )

@@ -8,7 +8,7 @@ use clap::{Arg, ArgMatches, Command};
 use reqwest::header::{AUTHORIZATION, HeaderValue, LOCATION, RETRY_AFTER};
 use reqwest::{Method, StatusCode};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tickr::client::trusting;
 
 use crate::WrongUsage;
@@ -119,10 +119,17 @@ struct Refusal {
 }
 
 impl Refusal {
-    /// Return whether the request may have been carried out: a proxy may have handed it on, tickr may have lost the
-    /// confirmation of MySQL, and another request with its idempotency key may be under way.
+    /// Return whether the request may have been carried out: a proxy may have handed it on or cut the answer, tickr may
+    /// have lost the confirmation of MySQL, and another request with its idempotency key may be under way.
     fn leaves_open(&self) -> bool {
-        self.status.is_server_error() || self.status == StatusCode::CONFLICT && !self.after.is_zero()
+        self.is_unreadable()
+            || self.status.is_server_error()
+            || self.status == StatusCode::CONFLICT && !self.after.is_zero()
+    }
+
+    /// Return whether the status is one of success and the body cannot be read: it is cut, or not of tickr.
+    fn is_unreadable(&self) -> bool {
+        self.status.is_success()
     }
 
     /// Return whether tickr says that the request was not carried out, now or at an earlier try with its idempotency
@@ -163,10 +170,13 @@ pub(crate) fn is_for_a_used_key(error: &anyhow::Error) -> bool {
 }
 
 /// Return whether a call that failed may work in a moment: while a server restarts or is busy, or a proxy cannot reach
-/// its server.
+/// its server or cuts an answer.
 fn may_pass(error: &anyhow::Error) -> bool {
     match error.downcast_ref::<Refusal>() {
-        Some(Refusal { status, .. }) => *status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error(),
+        Some(refusal) => {
+            let status = refusal.status;
+            status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error() || refusal.is_unreadable()
+        }
         None => error.downcast_ref::<reqwest::Error>().is_some_and(|error| !error.is_builder()),
     }
 }
@@ -311,7 +321,17 @@ impl Client {
     }
 
     pub(crate) async fn delete(&self, path: &str) -> anyhow::Result<Json> {
+        self.change_silently(self.http.delete(self.address(path)?)).await
+    }
+
+    /// Send a DELETE whose answer has a body.
+    pub(crate) async fn delete_and_read(&self, path: &str) -> anyhow::Result<Json> {
         self.change(self.http.delete(self.address(path)?), false).await
+    }
+
+    /// Send a POST without fields, whose answer has no body.
+    pub(crate) async fn tell(&self, path: &str) -> anyhow::Result<()> {
+        self.change_silently(self.http.post(self.address(path)?).json(&json!({}))).await.map(drop)
     }
 
     /// Send a POST that changes nothing, such as a preview.
@@ -349,7 +369,7 @@ impl Client {
             let longest = (left + LAST_CALL).min(LONGEST_CALL);
             let request = self.http.post(&address).json(body).timeout(longest);
             let request = request.header("Idempotency-Key", key);
-            let error = match self.call(request).await {
+            let error = match self.call(request).await.and_then(|answer| self.with_a_body(answer)) {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
@@ -425,15 +445,25 @@ impl Client {
         self.read(self.send(request).await?).await
     }
 
-    /// Send a request that changes something. An answer such as that of a proxy that lost its server leaves open whether
-    /// the change was made, and the error says so.
+    /// Send a request that changes something, and read the answer, which has a body. An answer such as that of a proxy
+    /// that lost its server leaves open whether the change was made, and the error says so.
     async fn change(&self, request: reqwest::RequestBuilder, is_keyed: bool) -> anyhow::Result<Json> {
-        self.call(request).await.map_err(|error| match error.downcast_ref::<Refusal>() {
-            Some(refusal) if refusal.leaves_open() && refusal.code != "stopping" => {
-                error.context(format!("the change may have been made; {}", way_on(is_keyed)))
-            }
-            _ => error,
-        })
+        let answered = self.call(request).await.and_then(|answer| self.with_a_body(answer));
+        answered.map_err(|error| told_as_open(error, is_keyed))
+    }
+
+    /// Do the same without an idempotency key, where the answer may have no body.
+    async fn change_silently(&self, request: reqwest::RequestBuilder) -> anyhow::Result<Json> {
+        self.call(request).await.map_err(|error| told_as_open(error, false))
+    }
+
+    /// Refuse an answer without a body where tickr sends one.
+    fn with_a_body(&self, answer: Json) -> anyhow::Result<Json> {
+        if !answer.is_null() {
+            return Ok(answer);
+        }
+        let said = format!("{}: this is not a tickr server, or its answer was cut: it has no body", self.url);
+        Err(Refusal { status: StatusCode::NO_CONTENT, after: Duration::ZERO, code: String::new(), said }.into())
     }
 
     /// Read a response. A problem document becomes an error that tells the operator what is wrong.
@@ -450,7 +480,8 @@ impl Client {
         let bytes = response.bytes().await.with_context(broke_off)?;
         let body = Json::parse(&bytes);
         if status.is_success() {
-            return body.or_else(|error| refused(format!("{}: this is not a tickr server: {error}", self.url)));
+            let cut = |error| format!("{}: this is not a tickr server, or its answer was cut: {error}", self.url);
+            return body.or_else(|error| refused(cut(error)));
         }
         let body = body.map(Json::into_value).unwrap_or_default();
         let word = |name: &str| body.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -466,15 +497,27 @@ impl Client {
     }
 }
 
+/// Say of a failed change that it may have been made, if the error leaves that open.
+fn told_as_open(error: anyhow::Error, is_keyed: bool) -> anyhow::Error {
+    match error.downcast_ref::<Refusal>() {
+        Some(refusal) if refusal.leaves_open() && refusal.code != "stopping" => {
+            error.context(format!("the change may have been made; {}", way_on(is_keyed)))
+        }
+        _ => error,
+    }
+}
+
 /// Return the advice for a change of which it is not known whether it was made.
 const fn way_on(is_keyed: bool) -> &'static str {
     if is_keyed { "repeat it with the same --idempotency-key" } else { "look before you repeat it" }
 }
 
-/// Return the id of what a request made. An answer without an id is not one of tickr, and says that nothing was made.
+/// Return the id of what a request made. An answer without an id is not one of tickr. It may be that of a proxy, which
+/// may have handed the request on.
 pub(crate) fn id_of(made: &Value) -> anyhow::Result<String> {
     let id = made.get("id").and_then(Value::as_str).filter(|id| !id.is_empty());
-    id.map(str::to_owned).context("the answer has no id: this is not a tickr server")
+    id.map(str::to_owned)
+        .context("the answer has no id: this is not a tickr server; the change may have been made all the same")
 }
 
 /// Read the URL of a running tickr. An error quotes no password of it.

@@ -224,8 +224,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
             Failed::NotDone(error) => Failure::from(error),
             Failed::Unknown(error) => ending::perhaps(&key, error),
         })?;
-        let id = client::id_of(&job)
-            .map_err(|error| if may_be_repeated { ending::perhaps(&key, error) } else { Failure::from(error) })?;
+        let id = client::id_of(&job).map_err(|error| ending::perhaps(&key, error))?;
         crate::note_enqueued(&id);
         let (as_json, quiet) = (matches.get_flag("json"), matches.get_flag("quiet"));
         // The id is printed before the wait, so that an interrupted script knows which job it enqueued.

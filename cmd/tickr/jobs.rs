@@ -168,15 +168,28 @@ async fn log(client: &Client, matches: &ArgMatches) -> CommandResult {
             let attempts = job.get("attempts").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
             let newest = attempts.iter().rev().find(|attempt| attempt.get("log_bytes").is_some());
             let Some(newest) = newest else {
-                return Err(anyhow!("no attempt of job {} has a log", printable(id)).into());
+                return Err(without_log(&printable(id), attempts).into());
             };
+            // Of thousands of attempts the answer has the last ones, and their numbers count those before them.
+            let last = attempts.last().map_or(0, |last| number(last, "number"));
             let (number, verdict) = (number(newest, "number"), text(newest, "verdict"));
-            eprintln!("attempt {number} of {}: {}", attempts.len(), printable(&verdict));
+            eprintln!("attempt {number} of {last}: {}", printable(&verdict));
             number
         }
     };
     print!("{}", client.get_text(&format!("{path}/attempts/{number}/log")).await?);
     Ok(())
+}
+
+/// Return the error for a job of which none of these attempts has a log. Those before them may have one.
+fn without_log(id: &str, attempts: &[Value]) -> anyhow::Error {
+    if attempts.first().is_some_and(|first| number(first, "number") > 1) {
+        return anyhow!(
+            "none of the last {} attempts of job {id} has a log; name an earlier one with --attempt",
+            attempts.len()
+        );
+    }
+    anyhow!("no attempt of job {id} has a log")
 }
 
 /// Print the reasons of an explanation, one line each.
@@ -305,5 +318,22 @@ pub(crate) fn show(job: &Json) {
                 number(attempt, "number")
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_without_a_log_is_told_apart_from_one_whose_last_attempts_have_none() {
+        let said = |numbers: &[u32]| {
+            let attempts: Vec<Value> = numbers.iter().map(|number| json!({"number": number})).collect();
+            without_log("j1", &attempts).to_string()
+        };
+        assert_eq!(said(&[]), "no attempt of job j1 has a log");
+        assert_eq!(said(&[1, 2]), "no attempt of job j1 has a log");
+        let later = "none of the last 2 attempts of job j1 has a log; name an earlier one with --attempt";
+        assert_eq!(said(&[202, 203]), later);
     }
 }

@@ -1,7 +1,7 @@
 //! `tickr outbox show|nudge|rejected|replay|discard|schema`: jobs that other programs request with a plain INSERT.
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use tickr::store::OUTBOX_SCHEMA;
 
@@ -71,7 +71,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
                 }
                 println!("\n{table}");
             }
-            "nudge" => drop(client.post("/v1/outbox/nudge", &json!({}), None).await?),
+            "nudge" => client.tell("/v1/outbox/nudge").await?,
             "rejected" => {
                 let page = client.get_pages("/v1/outbox/rejected?", matches).await?;
                 if matches.get_flag("json") {
@@ -92,7 +92,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
                 println!("{table}");
             }
             "replay" => {
-                drop(client.post(&format!("/v1/outbox/rejected/{}/replay", row()), &json!({}), None).await?);
+                client.tell(&format!("/v1/outbox/rejected/{}/replay", row())).await?;
                 println!("the row is in the outbox again");
             }
             _ => {

@@ -213,7 +213,8 @@ impl<'a> Stream<'a> {
 /// Run this work until a signal requests the process to stop. Return the name of the signal in that case.
 ///
 /// Work that prints blocks its thread while the reader of standard output does not read, and then hears of no signal. So
-/// a task of its own waits for the signal, and ends the process with this exit code if the work does not stop.
+/// a task of its own waits for the signal, and ends the process with this exit code if the work does not stop. The code
+/// is asked for right before that.
 pub(crate) async fn until_signalled<T>(
     work: impl Future<Output = T>,
     exit_code: fn(&str) -> u8,

@@ -9,13 +9,13 @@ use anyhow::anyhow;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::terminal::disable_raw_mode;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row, Sparkline, Table};
 use ratatui::{Frame, Terminal};
 use serde_json::{Value, json};
-use tickr::app::Signals;
 use tokio::sync::mpsc;
 
 use crate::CommandResult;
@@ -23,6 +23,7 @@ use crate::client::{self, Client};
 use crate::json::Json;
 use crate::print::{duration_text, number, printable, text};
 use crate::runners;
+use crate::stream::until_signalled;
 
 /// Interval between two reads of the API.
 const READ_EVERY: Duration = Duration::from_secs(1);
@@ -62,10 +63,18 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
             print!("{}", screen.as_text(100, 40)?);
             return Ok(());
         }
-        let outcome = watch(&client, &mut screen).await;
+        let outcome = until_signalled(watch(&client, &mut screen), exit_code).await;
         ratatui::restore();
-        Ok(outcome?)
+        outcome?.unwrap_or(Ok(()))?;
+        Ok(())
     })?
+}
+
+/// Return the exit code for a signal that comes while nothing reads the terminal. Give the terminal back as far as that
+/// needs no output, which would wait: the next program there gets keys as it expects them.
+fn exit_code(_: &str) -> u8 {
+    let _ = disable_raw_mode();
+    0
 }
 
 /// Read everything that the screen shows.
@@ -90,7 +99,6 @@ async fn next_reading(client: &Client, clock: &mut tokio::time::Interval) -> any
 }
 
 async fn watch(client: &Client, screen: &mut Screen) -> anyhow::Result<()> {
-    let mut signals = Signals::register()?;
     let mut terminal = ratatui::try_init()?;
     let (keys, mut pressed) = mpsc::channel(16);
     // Reading keys blocks. The thread ends with the process.
@@ -104,7 +112,7 @@ async fn watch(client: &Client, screen: &mut Screen) -> anyhow::Result<()> {
     let mut clock = tokio::time::interval(READ_EVERY);
     clock.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        // Keys and signals are heard while the server is slow.
+        // Keys are heard while the server is slow.
         let mut reading = pin!(next_reading(client, &mut clock));
         let reading = loop {
             terminal.draw(|frame| screen.draw(frame))?;
@@ -120,7 +128,6 @@ async fn watch(client: &Client, screen: &mut Screen) -> anyhow::Result<()> {
                     Some(_) => {}
                     None => return Ok(()),
                 },
-                _ = signals.next() => return Ok(()),
             }
         };
         screen.take(reading, Instant::now());

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use axum::Json;
 use axum::body::{Body, Bytes};
-use axum::http::{Method, StatusCode, Uri};
+use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
 
 use crate::support::program::{command, outcome, tickr};
@@ -27,6 +27,7 @@ const ID: &str = "0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a";
 struct Stub {
     url: String,
     asked: Arc<Mutex<Vec<String>>>,
+    keys: Arc<Mutex<Vec<String>>>,
     serving: JoinHandle<()>,
 }
 
@@ -36,10 +37,13 @@ impl Stub {
     async fn start(answers: impl Fn(usize, &str) -> Option<Response> + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let asked = Arc::<Mutex<Vec<String>>>::default();
-        let (answers, notes) = (Arc::new(answers), Arc::clone(&asked));
-        let take = move |method: Method, uri: Uri, _: Bytes| {
+        let (asked, keys) = (Arc::<Mutex<Vec<String>>>::default(), Arc::<Mutex<Vec<String>>>::default());
+        let (answers, notes, keyed) = (Arc::new(answers), Arc::clone(&asked), Arc::clone(&keys));
+        let take = move |method: Method, uri: Uri, headers: HeaderMap, _: Bytes| {
             let (answers, notes) = (Arc::clone(&answers), Arc::clone(&notes));
+            if let Some(key) = headers.get("idempotency-key") {
+                keyed.lock().unwrap().push(key.to_str().unwrap().to_owned());
+            }
             async move {
                 let request = format!("{method} {uri}");
                 let before = {
@@ -55,11 +59,16 @@ impl Stub {
         };
         let app = axum::Router::new().fallback(take);
         let serving = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
-        Self { url, asked, serving }
+        Self { url, asked, keys, serving }
     }
 
     fn asked(&self) -> Vec<String> {
         self.asked.lock().unwrap().clone()
+    }
+
+    /// Return the idempotency keys of the requests that had one.
+    fn keys(&self) -> Vec<String> {
+        self.keys.lock().unwrap().clone()
     }
 
     /// Make the command `tickr …`, as a client of this server.
@@ -159,27 +168,37 @@ async fn an_enqueue_that_waits_names_its_job_before_the_wait() {
     child.kill().await.unwrap();
 }
 
+/// Start `tickr top` on a terminal with this many columns, as a client of this server. The file `pid` in the folder
+/// gets the id of its process. The program that comes back reads the terminal.
+fn top_on_a_terminal(stub: &Stub, dir: &Path, columns: u32) -> Option<Child> {
+    let script = format!("stty rows 40 cols {columns}; echo $$ > pid; exec '{}' top", tickr().display());
+    let mut on_terminal = command(Path::new("script"), dir, &["-qec", &script, "/dev/null"]);
+    on_terminal.env("TICKR_URL", &stub.url).env("TERM", "xterm").stdin(Stdio::piped()).stdout(Stdio::null());
+    let child = on_terminal.spawn().ok();
+    if child.is_none() {
+        println!("without the program `script` there is no terminal to try");
+    }
+    child
+}
+
+/// Send a process the signal of this name.
+async fn signal(name: &str, pid: &str) {
+    assert!(Command::new("sh").args(["-c", "kill -s $0 $1", name, pid]).status().await.unwrap().success());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn top_is_left_by_a_key_or_a_signal_while_its_server_hangs() {
     for how in ["q", "TERM"] {
         // Each read is four calls. The one before the screen is answered, and those of the screen are not.
         let stub = Stub::start(|before, _| if before < 4 { answer(200, json!({})) } else { None }).await;
         let dir = tempfile::tempdir().unwrap();
-        let script = format!("stty rows 40 cols 120; echo $$ > pid; exec '{}' top", tickr().display());
-        let mut on_terminal = command(Path::new("script"), dir.path(), &["-qec", &script, "/dev/null"]);
-        on_terminal.env("TICKR_URL", &stub.url).env("TERM", "xterm").stdin(Stdio::piped()).stdout(Stdio::null());
-        let Ok(mut child) = on_terminal.spawn() else {
-            println!("without the program `script` there is no terminal to try");
-            return;
-        };
+        let Some(mut child) = top_on_a_terminal(&stub, dir.path(), 120) else { return };
         let mut keys = child.stdin.take().unwrap();
         eventually("top waits for an answer", async || (stub.asked().len() > 4).then_some(())).await;
         if how == "q" {
             keys.write_all(b"q").await.unwrap();
         } else {
-            let pid = std::fs::read_to_string(dir.path().join("pid")).unwrap();
-            let mut kill = Command::new("sh");
-            assert!(kill.args(["-c", "kill -s $0 $1", how, pid.trim()]).status().await.unwrap().success());
+            signal(how, std::fs::read_to_string(dir.path().join("pid")).unwrap().trim()).await;
         }
         let ended = tokio::time::timeout(DEADLINE, child.wait()).await;
         let status = ended.unwrap_or_else(|_| panic!("top does not end by {how}")).unwrap();
@@ -215,10 +234,11 @@ async fn a_redirect_is_refused_with_its_target_and_turns_no_enqueue_into_a_read(
     assert!(matches!(refused, tickr::Error::Setup { .. }) && why.contains(elsewhere), "{refused:?}");
     assert_eq!(stub.asked().len(), 1, "{:?}", stub.asked());
 
-    // An answer without an id says that nothing was made.
+    // An answer without an id is not of tickr. It may be that of a proxy, so it does not say that nothing was made.
     let stub = Stub::start(|_, _| answer(200, json!({"data": []}))).await;
     let (code, out, err) = outcome(stub.client(&["enqueue", "noop", "--quiet"])).await;
-    assert!(code == 1 && out.is_empty() && err.contains("no id"), "{code} {out}{err}");
+    assert!(code == 5 && out.is_empty() && err.contains("no id"), "{code} {out}{err}");
+    assert_eq!(stub.asked().len(), 1, "{:?}", stub.asked());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -353,6 +373,43 @@ async fn a_change_whose_answer_is_lost_is_told_as_one_that_may_have_been_made() 
     let create = ["api-keys", "create", "shop", "--scope", "admin", "--yes"];
     let (code, out, err) = outcome(stub.client(&create)).await;
     assert!((code, out.as_str()) == (1, "") && err.contains("no token"), "{code} {out}{err}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_a_proxy_cut_or_emptied_counts_as_lost() {
+    let spoilt: [fn() -> Option<Response>; 3] = [
+        || Some((StatusCode::CREATED, "{\"id\":\"0192f8c0").into_response()),
+        || Some(StatusCode::CREATED.into_response()),
+        || Some(StatusCode::NO_CONTENT.into_response()),
+    ];
+    for made in spoilt {
+        let stub = Stub::start(move |before, _| if before == 0 { made() } else { job(201, "waiting") }).await;
+        let (code, out, err) = outcome(stub.client(&["enqueue", "noop"])).await;
+        assert_eq!((code, out), (0, format!("{ID} waiting\n")), "{err}");
+        let keys = stub.keys();
+        assert!(keys.len() == 2 && keys[0] == keys[1] && !keys[0].is_empty(), "{keys:?}");
+        let stub = Stub::start(move |_, _| made()).await;
+        for (args, wanted, parts) in [
+            (&["enqueue", "noop", "--patience", "0"][..], 5, &["not known whether the job is enqueued"][..]),
+            (
+                &["jobs", "retry", ID, "--idempotency-key", "k"],
+                1,
+                &["may have been made", "the same --idempotency-key"],
+            ),
+            (&["api-keys", "create", "shop", "--scope", "admin", "--yes"], 1, &["revoke the API key shop"]),
+            (&["api-keys", "revoke", "shop"], 1, &["may have been made"]),
+        ] {
+            let (code, out, err) = outcome(stub.client(args)).await;
+            assert_eq!((code, out.as_str()), (wanted, ""), "{args:?}: {err}");
+            assert!(parts.iter().all(|part| err.contains(part)), "{args:?}: {err}");
+        }
+    }
+    // Where tickr sends no body, none is missing.
+    let stub = Stub::start(|_, _| Some(StatusCode::NO_CONTENT.into_response())).await;
+    for args in [&["outbox", "nudge"][..], &["outbox", "replay", ID], &["kinds", "delete", "resize"]] {
+        let (code, _, err) = outcome(stub.client(args)).await;
+        assert_eq!((code, err.as_str()), (0, ""), "{args:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -541,12 +598,48 @@ async fn a_command_that_follows_ends_by_a_signal_also_while_its_output_is_not_re
             (before > 0 && sent.load(Ordering::SeqCst) == before).then_some(())
         })
         .await;
-        let pid = child.id().unwrap().to_string();
-        assert!(Command::new("sh").args(["-c", "kill -s TERM $0", &pid]).status().await.unwrap().success());
+        signal("TERM", &child.id().unwrap().to_string()).await;
         let ended = tokio::time::timeout(DEADLINE, child.wait()).await;
         let status = ended.unwrap_or_else(|_| panic!("{args:?} does not end by a signal")).unwrap();
         assert_eq!(status.code(), Some(code), "{args:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn top_ends_by_a_signal_also_while_its_terminal_is_not_read() {
+    // Each read changes nearly all of a wide screen.
+    let stub = Stub::start(|before, request| match request {
+        "GET /v1/queues" => {
+            let fire = ["─", "│"][before / 4 % 2].repeat(1_900);
+            let queue = json!({"name": "mail", "paused": {"by": "ada", "reason": fire}});
+            answer(200, json!({"data": vec![queue; 12]}))
+        }
+        _ => answer(200, json!({"data": []})),
+    })
+    .await;
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mut child) = top_on_a_terminal(&stub, dir.path(), 2_000) else { return };
+    let _keys = child.stdin.take().unwrap();
+    eventually("top is on its screen", async || (stub.asked().len() > 8).then_some(())).await;
+    let (reader, top) = (child.id().unwrap().to_string(), std::fs::read_to_string(dir.path().join("pid")).unwrap());
+    signal("STOP", &reader).await;
+    // It reads once a second, until its terminal is full.
+    eventually("top is stuck", async || {
+        let before = stub.asked().len();
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        (stub.asked().len() == before).then_some(())
+    })
+    .await;
+    signal("TERM", top.trim()).await;
+    eventually("top ends", async || {
+        // A process that has ended stays in this list while its parent does not run.
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", top.trim()));
+        stat.map_or(true, |stat| stat.contains(") Z ")).then_some(())
+    })
+    .await;
+    signal("CONT", &reader).await;
+    let status = tokio::time::timeout(DEADLINE, child.wait()).await.expect("the terminal is left").unwrap();
+    assert_eq!(status.code(), Some(0));
 }
 
 #[tokio::test(flavor = "multi_thread")]

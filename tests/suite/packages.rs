@@ -230,6 +230,30 @@ async fn a_command_as_the_service_has_its_settings_also_where_a_shell_would_cut_
     let (code, said, log) = run("tickr", &["sh", "-c", show]).await;
     assert_eq!(said, format!("{url}\nredis://cache\na b\nunset\n/etc/tickr/tickr.toml\nhome\n"), "{log}");
     assert_eq!(code, 5, "{log}");
+    // Blanks and the ends of lines of another system count for systemd as little.
+    let env = "; The store.\r\nTICKR_MYSQL_URL = mysql://a/b \r\n\r\nTICKR_REDIS_URL =\t\"redis://a b\"\r\n\
+               TICKR_LOG='a\\b '\r\n";
+    fs::write(dir.path().join("env"), env).unwrap();
+    let (code, said, log) = run("tickr", &["sh", "-c", show]).await;
+    assert_eq!(said, "mysql://a/b\nredis://a b\na\\b \nunset\n/etc/tickr/tickr.toml\nhome\n", "{log}");
+    assert_eq!(code, 5, "{log}");
+    // systemd ignores a line that is no variable, and the service works without it. A secret is not repeated.
+    for line in ["export TICKR_QUEUES=secret", "TICKR_QUEUES secret", "=secret", "\u{feff}TICKR_QUEUES=secret"] {
+        fs::write(dir.path().join("env"), format!("{line}\nTICKR_LOG=a b\n")).unwrap();
+        let (code, said, log) = run("tickr", &["sh", "-c", show]).await;
+        assert_eq!((code, said.as_str()), (5, "\n\na b\nunset\n/etc/tickr/tickr.toml\nhome\n"), "{line}: {log}");
+        assert_eq!(log, "tickr-as-service: line 1 of /etc/tickr/env is ignored, as systemd does\n", "{line}");
+    }
+    // With another value than the service has, a command would work with other settings.
+    for line in ["TICKR_X='secret", "export TICKR_X='secret", "TICKR_X=\"secret\"t\"", "TICKR_X=s\\ecret"] {
+        fs::write(dir.path().join("env"), format!("TICKR_LOG=info\n{line}\n")).unwrap();
+        let (code, said, log) = run("tickr", &["echo", "ran"]).await;
+        assert!(
+            code == 1 && said.is_empty() && log.contains("cannot read line 2 of /etc/tickr/env"),
+            "{line}: {said}{log}"
+        );
+        assert!(log.lines().count() == 1 && !log.contains("secret"), "{line}: {log}");
+    }
     let (code, said, log) = run("ada", &["echo", "ran"]).await;
     assert!(code == 1 && said.is_empty() && log.contains("only root and the account tickr"), "{said}{log}");
     let (code, _, log) = run("tickr", &[]).await;
@@ -245,9 +269,11 @@ fn the_guide_checks_an_upgrade_with_the_program_of_the_new_package_before_it_is_
         found.unwrap_or_else(|| panic!("there is no {wanted:?} in {commands:?}"))
     };
     let unpacked = place(&["dpkg-deb", "-x", "tickr_0.2.0_amd64.deb", "/var/lib/tickr-new"]);
+    let migrated = place(&["tickr-as-service", "/var/lib/tickr-new/usr/bin/tickr", "migrate"]);
     let checked = place(&["tickr-as-service", "/var/lib/tickr-new/usr/bin/tickr", "check", "--pending"]);
     let installed = place(&["apt-get", "install", "./tickr_0.2.0_amd64.deb"]);
-    assert!(unpacked < checked && checked < installed, "{commands:?}");
+    // The check reads the tables of the new program.
+    assert!(unpacked < migrated && migrated < checked && checked < installed, "{commands:?}");
 }
 
 #[test]

@@ -316,6 +316,12 @@ impl StoreError {
         }
     }
 
+    /// Return true if a table of the statement does not exist, as before the first migration.
+    #[must_use]
+    pub fn lacks_table(&self) -> bool {
+        matches!(self, Self::Refused { source: Some(source), .. } if source.number == Some(NO_SUCH_TABLE))
+    }
+
     /// Return true if the error is about this row alone: the same write fails every time, and writes of other rows do
     /// not.
     #[must_use]
