@@ -117,6 +117,12 @@ mutants() {
     mutant 'lock of a migration' internal/store/migrate/lock.rs \
         'Ok(Some(1_i64)) => return Ok(()),' 'Ok(Some(0 | 1_i64)) => return Ok(()),' \
         migrations::serve_answers_probes_while_it_waits_for_a_migration_and_starts_when_it_is_done
+    mutant 'probes beside idle clients of a migration' internal/app/migrating.rs \
+        'turned_away.len() < MAX_TURNED_AWAY' 'turned_away.len() > MAX_TURNED_AWAY' \
+        migrations::serve_answers_probes_while_it_waits_for_a_migration_and_starts_when_it_is_done
+    mutant 'older tables below a new API key' cmd/tickr/api_keys.rs \
+        'read => return read,' 'read => drop(read),' \
+        migrations::an_api_key_is_made_in_older_tables_without_a_migration
     mutant 'kinds of other runners in a replay' internal/broker/lib.rs \
         'is_none() && living_kinds.contains(&original.kind)' 'is_none() && living_kinds.is_empty()' \
         operations::a_replay_of_a_kind_that_only_another_runner_has_leaves_no_dead_letter
@@ -319,7 +325,10 @@ mutants() {
         timeline::a_job_waits_for_its_time_and_for_a_paused_queue_and_backs_off_after_a_failure
     mutant 'end of a job behind the last line of its timeline' internal/store/jobs/timeline.rs \
         'None => end(conn, id).await?,' 'None => attempts.last().and_then(|last| last.end.zip(last.finished_at)),' \
-        timeline::a_job_of_more_attempts_than_its_timeline_has_shows_how_it_ended
+        timeline::a_job_of_thousands_of_attempts_shows_how_it_ended_and_the_last_of_them
+    mutant 'attempts in a read of a job' internal/store/jobs/read.rs \
+        'LIMIT {MAX_LINES}' 'LIMIT 9{MAX_LINES}' \
+        timeline::a_job_of_thousands_of_attempts_shows_how_it_ended_and_the_last_of_them
     mutant 'outcomes before the next step of a canary' internal/job/canary.rs \
         '(true, false) => CanaryDecision::Wait' '(true, false) => CanaryDecision::MoveUp' \
         canary::a_canary_moves_up_only_when_each_released_job_of_a_step_has_an_outcome
@@ -830,6 +839,18 @@ mutants() {
     mutant 'checksum of the settings' internal/store/change_summary.rs \
         'IFNULL(BIT_XOR({row}), 0)' 'IFNULL(BIT_AND(0 * {row}), 0)' \
         change_summary::every_change_of_a_queue_or_an_api_key_changes_the_summary
+    mutant 'revoked API keys out of a summary' internal/store/change_summary.rs \
+        'api_keys WHERE revoked_at IS NULL' 'api_keys' \
+        change_summary::the_summary_compares_no_revoked_api_keys_and_the_version_in_place_of_overrides
+    mutant 'existence of API keys in a summary' internal/store/change_summary.rs \
+        'EXISTS (SELECT 1 FROM api_keys)' '1' \
+        change_summary::every_change_of_a_queue_or_an_api_key_changes_the_summary
+    mutant 'overrides of limits out of a summary' internal/store/limits.rs \
+        'changed_at, counted, breaker_since"' 'changed_at, counted, breaker_since, overrides"' \
+        change_summary::the_summary_compares_no_revoked_api_keys_and_the_version_in_place_of_overrides
+    mutant 'changes of limits in a summary' internal/store/limits.rs \
+        '"name, version, changed_at, counted,' '"name, counted,' \
+        change_summary::the_summary_compares_no_revoked_api_keys_and_the_version_in_place_of_overrides
     mutant 'API keys while other settings wait' internal/broker/operator_settings.rs \
         'API_KEYS_AGAIN_AFTER: Duration = Duration::from_secs(2)' \
         'API_KEYS_AGAIN_AFTER: Duration = Duration::from_secs(600)' \
@@ -1088,6 +1109,9 @@ mutants() {
     mutant '500 without MySQL' internal/api/compat/refusal.rs \
         'StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS' 'StatusCode::TOO_MANY_REQUESTS' \
         compat_later::without_mysql_the_answer_is_500
+    mutant 'large result after a stop' internal/handlers/report/large_result.rs \
+        'self.share_after_work(file, ctx).await?' 'self.share(file, ctx).await?' \
+        shared_reports::a_large_result_that_comes_after_a_cancel_completes_its_job
     mutant 'results that are too large for their jobs' internal/app/kinds.rs \
         'registry.keep_large_results(finished.clone());' '' \
         shared_reports::a_result_that_is_too_large_for_its_job_becomes_a_file
@@ -1128,10 +1152,13 @@ mutants() {
     mutant 'due time behind the expiry in the errors' internal/api/jobs/change.rs \
         'Problem::new(Code::InvalidRequest, detail).at("", vec![here])' \
         'Problem::new(Code::InvalidRequest, detail).at("", vec![here][1..].to_vec())' \
-        change::a_refused_change_points_at_a_field_of_its_body_although_the_cause_lies_in_the_job
+        change::a_refused_change_or_replay_points_at_its_body_although_the_cause_lies_in_the_job
     mutant 'payload in the errors about a kind that is gone' internal/api/jobs/change.rs \
         'if !matches!(invalid, Invalid::UnknownKind { .. }) {' 'if true {' \
-        change::a_refused_change_points_at_a_field_of_its_body_although_the_cause_lies_in_the_job
+        change::a_refused_change_or_replay_points_at_its_body_although_the_cause_lies_in_the_job
+    mutant 'field in the errors about a replay of a kind that is gone' internal/api/dead_letters.rs \
+        'if !matches!(invalid, Invalid::UnknownKind { .. }) {' 'if true {' \
+        change::a_refused_change_or_replay_points_at_its_body_although_the_cause_lies_in_the_job
     mutant 'turns of a change at the keys of its job' internal/store/jobs/subjects.rs \
         'subjects.extend(keys);' 'subjects.extend(keys.into_iter().take(0));' \
         order::cancels_that_wait_for_a_locked_order_key_hold_up_no_other_change \
@@ -1284,6 +1311,9 @@ mutants() {
     mutant 'room of one transaction of ticks' internal/broker/schedules.rs \
         'PlanRoom::new(self.store.ticks_at_once())' 'PlanRoom::new(self.store.ticks_at_once().max(400))' \
         schedules::ticks_that_mysql_refuses_together_fire_in_smaller_transactions
+    mutant 'seats of a fetcher that waits' internal/engine/fetcher.rs \
+        'free.truncate(1);' 'free.truncate(MAX_AT_ONCE);' \
+        order::jobs_of_a_key_that_take_longer_than_a_turn_follow_each_other_on_an_idle_runner
     mutant 'ticks before the declaration in a preview' internal/api/schedules/preview.rs \
         'after = after.max(*anchor);' 'after = after.max(*anchor - TimeDelta::nanoseconds(1));' \
         schedules::a_preview_shows_the_ticks_that_a_put_at_the_same_moment_makes
@@ -1804,6 +1834,15 @@ mutants() {
     mutant 'parked jobs of paused queues in front of a line' internal/store/attempts/limited.rs \
         'behind_paused.extend(keys.behind_paused);' 'behind_paused.extend(keys.behind_paused.into_iter().take(0));' \
         key_limits::many_parked_jobs_of_a_paused_queue_leave_the_line_and_come_back_after_the_pause
+    mutant 'stale slots behind those of a locked key' internal/store/attempts/limited.rs \
+        'after = stale.last;' 'after = stale.last.filter(|_| false);' \
+        key_limits::many_slots_of_a_locked_key_hide_no_slot_that_a_sweep_frees
+    mutant 'stale slots behind thousands of others' internal/store/attempts/limited.rs \
+        'None => end,' 'None => end.filter(|_| false),' \
+        store::a_stale_slot_behind_thousands_of_others_is_freed_by_sweeps
+    mutant 'key behind one with many parked jobs' internal/store/attempts/limited.rs \
+        '.unwrap_or(0) == KEYS_READ)' '.unwrap_or(0) > KEYS_READ)' \
+        store::a_sweep_finds_the_key_behind_one_with_hundreds_of_parked_jobs
     mutant 'slots of attempts that still run' internal/store/rows/limits.rs \
         "WHERE state = 'executing' AND id IN {list}" "WHERE state = 'waiting' AND id IN {list}" \
         internal/store/attempts/limited.rs \
@@ -2066,7 +2105,7 @@ mutants() {
         'if values.len() > MAX_VALUES &&' 'if values.len() > 100 * MAX_VALUES &&' \
         callbacks::the_answer_to_hundreds_of_secret_words_is_hidden_and_a_repeated_word_counts_once
     mutant 'secret words that headers repeat' internal/handlers/http/mod.rs \
-        'secrets.collect::<BTreeSet<String>>().into_iter().collect()' 'secrets.collect()' \
+        'let secrets: BTreeSet<&str> = ours' 'let secrets: Vec<&str> = ours' \
         callbacks::the_answer_to_hundreds_of_secret_words_is_hidden_and_a_repeated_word_counts_once
     mutant 'time limit of the runner that accepted a callback' internal/handlers/http/mod.rs \
         'check::problems(&callback, &self.rule, Duration::MAX)' 'check::problems(&callback, &self.rule, self.longest)' \
@@ -2138,6 +2177,9 @@ mutants() {
     mutant 'sender of the mail of a report' internal/app/kinds.rs \
         'is_some_and(can_mail)' 'is_some_and(|kind| can_mail(kind) || config.smtp.is_some())' \
         kinds::a_report_whose_mail_cannot_be_sent_is_refused_before_its_query_runs
+    mutant 'parts behind the first page of them' internal/store/reports/files.rs \
+        'last.filter(|_| parts == PARTS_READ)' 'last.filter(|_| parts > PARTS_READ)' \
+        shared_reports::the_parts_of_a_report_that_is_being_copied_outlast_a_short_retention
     mutant 'attempt that holds the parts of a report' internal/store/reports/files.rs \
         'FROM owed o FORCE INDEX (PRIMARY) WHERE o.id' \
         'FROM owed o FORCE INDEX (PRIMARY) WHERE o.id IS NULL AND o.id' \
@@ -2883,8 +2925,8 @@ mutants() {
         'if self.delivered || !self.claimed.is_empty() {' \
         remote_workers::a_job_of_a_request_whose_client_is_gone_before_the_answer_is_given_back_at_once
     mutant 'expired attempts that their worker executes' internal/store/attempts/lease.rs \
-        '&& have_reached(conn, worker, token).await?' \
-        '&& (have_reached(conn, worker, token).await? && ids.is_empty())' \
+        'Some(true) => return Ok(GiveBack::default()),' \
+        'Some(true) => {}' \
         remote_workers::a_late_copy_of_a_request_takes_no_attempt_away_whose_job_has_expired_since_its_start \
         remote_workers::a_process_gives_nothing_back_that_another_one_has_handed_out_again
     mutant 'copy of a request that is older than a claim' internal/store/attempts/remote.rs \
@@ -2969,10 +3011,57 @@ mutants() {
         'self.settle_apart(attempt, settlement).await' \
         'self.settle_remote(attempt, settlement).await' \
         remote_workers::a_verdict_that_is_written_after_its_answer_has_all_that_follows_it
-    mutant 'locked rows among what did not arrive' internal/broker/remote_workers.rs \
-        'self.give_back(worker, attempts, UNDELIVERED, false).await;' \
-        'self.give_back(worker, attempts, UNDELIVERED, true).await;' \
+    mutant 'locked rows among what did not arrive' internal/store/attempts/lease.rs \
+        'let waits = *which == GivenBack::All;' \
+        'let waits = *which == GivenBack::All || !ids.is_empty();' \
         remote_workers::a_row_that_another_session_locks_delays_no_end_of_a_worker_and_no_job_that_did_not_arrive
+    mutant 'locked rows of workers that leave' internal/broker/remote_workers.rs \
+        'self.give_back_later(&worker, left, how);
+        Ok(true)' \
+        'for (token, ids) in left {
+            let broker = self.clone();
+            self.polls.tasks.spawn(async move { broker.store.give_back(token, ids, LEFT).await });
+        }
+        Ok(true)' \
+        remote_workers::a_row_that_another_session_locks_delays_no_end_of_a_worker_and_no_job_that_did_not_arrive
+    mutant 'checkpoints of a heartbeat that are not saved' internal/broker/remote_workers.rs \
+        'left.iter().map(|new| (new.id, new.token)).collect()' \
+        'left.iter().map(|new| (new.id, new.token)).take(0).collect()' \
+        remote_workers::a_heartbeat_whose_checkpoint_mysql_refuses_renews_its_leases_and_says_so
+    mutant 'turn of saving the checkpoints of heartbeats' internal/store/attempts/checkpoints.rs \
+        'let Some(turn) = self.shared.save_turn.take().await else { return Ok(None) };' \
+        'let turn = tokio::time::timeout(Duration::ZERO, self.shared.save_turn.take()).await;' \
+        remote_workers::a_locked_table_of_checkpoints_holds_up_no_heartbeat_of_another_worker
+    mutant 'unreadable row of a verdict beside others' internal/broker/remote_workers.rs \
+        'Err(error) if may_wait(&error) => answered = true,' \
+        'Err(error) if may_wait(&error) => refused = Some(error),' \
+        remote_workers::a_row_that_cannot_be_read_costs_no_other_attempt_of_its_worker_its_beat_or_verdict
+    mutant 'unreadable row among verdicts' internal/store/attempts/remote.rs \
+        'Err(error) => all.unreadable.extend(open_attempt_in(row, &error)),' \
+        'Err(error) => return Err(error),' \
+        remote_workers::a_row_that_cannot_be_read_costs_no_other_attempt_of_its_worker_its_beat_or_verdict
+    mutant 'unreadable row in a heartbeat' internal/store/attempts/remote.rs \
+        'open_attempt_in(row, &error);
+                    continue;' \
+        'open_attempt_in(row, &error);
+                    return Err(error);' \
+        remote_workers::a_row_that_cannot_be_read_costs_no_other_attempt_of_its_worker_its_beat_or_verdict
+    mutant 'unreadable row among checkpoints' internal/store/attempts/checkpoints.rs \
+        'Err(error) if error.is_about_the_row() && page.len() > 1 => {}' \
+        'Err(error) if error.is_about_the_row() && page.len() > 1_000 => {}' \
+        remote_workers::a_row_that_cannot_be_read_costs_no_other_attempt_of_its_worker_its_beat_or_verdict
+    mutant 'undone claims of jobs that expired on their way' internal/broker/remote_workers.rs \
+        'why: EXPIRED, which: Returned::Undone' \
+        'why: EXPIRED, which: Returned::Unreached' \
+        remote_workers::a_job_that_expires_between_its_claim_and_the_answer_reaches_no_worker
+    mutant 'queues of requests that wait' internal/api/http/awaited_queues.rs \
+        'if with(all) > MOST {' \
+        'if with(all) > MOST * 100 {' \
+        remote_workers::requests_for_more_queues_than_a_process_serves_are_told_to_come_back
+    mutant 'wait of a request for jobs that is refused' internal/store/attempts/remote.rs \
+        'SET polls_until = NULL WHERE id = ? AND fetch_id = ?' \
+        'SET polls_until = polls_until WHERE id = ? AND fetch_id = ?' \
+        remote_workers::requests_for_more_queues_than_a_process_serves_are_told_to_come_back
     mutant 'locked row of a worker that is gone' internal/store/attempts/lease.rs \
         'SELECT id FROM runners WHERE id = ? FOR UPDATE{SKIP_LOCKED}' \
         'SELECT id FROM runners WHERE id = ? FOR UPDATE' \
@@ -3096,7 +3185,7 @@ mutants() {
         'moment > step.until' \
         clocks::a_clock_of_mysql_that_is_set_ahead_ends_no_attempt_of_a_remote_worker_that_began_before
     mutant 'jobs of a worker that leaves' internal/broker/remote_workers.rs \
-        'let left = self.give_back(&worker, attempts, why, false).await;' \
+        'let left = self.give_back(&worker, attempts, how).await;' \
         'drop(attempts);
         let left = Vec::new();' \
         remote_workers::a_worker_that_leaves_gives_its_jobs_back_and_uses_no_attempt
@@ -3538,7 +3627,8 @@ mutants() {
     mutant 'signal while nothing reads the output' cmd/tickr/stream.rs \
         'std::process::exit(exit_code(signal).into());' \
         'let _ = exit_code(signal);' \
-        cli_faults::a_command_that_follows_ends_by_a_signal_also_while_its_output_is_not_read
+        cli_faults::a_command_that_follows_ends_by_a_signal_also_while_its_output_is_not_read \
+        cli_faults::top_ends_by_a_signal_also_while_its_terminal_is_not_read
     mutant 'lost token of an API key' cmd/tickr/api_keys.rs \
         'if let Err(error) = printed {' \
         'if let Some(error) = printed.err().filter(|_| made.is_null()) {' \
@@ -3570,6 +3660,19 @@ mutants() {
     mutant 'API key without a token' cmd/tickr/api_keys.rs \
         'if text(&made, "token").is_empty() {' 'if text(&made, "token").len() == usize::MAX {' \
         cli_faults::a_change_whose_answer_is_lost_is_told_as_one_that_may_have_been_made
+    mutant 'answers that a proxy cut' cmd/tickr/client.rs \
+        'self.status.is_success()' 'self.status.is_success() && !self.code.is_empty()' \
+        cli_faults::an_answer_that_a_proxy_cut_or_emptied_counts_as_lost
+    mutant 'answers that a proxy emptied' cmd/tickr/client.rs \
+        'if !answer.is_null() {' 'if !answer.is_null() || self.url.len() > 1 {' \
+        cli_faults::an_answer_that_a_proxy_cut_or_emptied_counts_as_lost
+    mutant 'revocation that a proxy emptied' cmd/tickr/client.rs \
+        'self.change(self.http.delete(self.address(path)?), false).await' \
+        'self.change_silently(self.http.delete(self.address(path)?)).await' \
+        cli_faults::an_answer_that_a_proxy_cut_or_emptied_counts_as_lost
+    mutant 'enqueue whose answer has no id' cmd/tickr/enqueue.rs \
+        'id_of(&job).map_err(|error| ending::perhaps(&key, error))?' 'id_of(&job)?' \
+        cli_faults::a_redirect_is_refused_with_its_target_and_turns_no_enqueue_into_a_read
     mutant 'state that an enqueue does not know' cmd/tickr/enqueue.rs \
         'Failure { code: 1, error: Some(error) } =>' 'Failure { code: 0, error: Some(error) } =>' \
         cli_faults::an_enqueue_that_waits_outlives_refusals_and_never_calls_an_accepted_job_not_enqueued

@@ -156,10 +156,10 @@ pub(super) struct MadeApiKeyView {
     created_by: String,
 }
 
-/// All API keys.
+/// The API keys.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ApiKeysAnswer {
-    /// API keys: the valid ones first, then the newest first.
+    /// At most 2,000 API keys: the valid ones first, then the newest first.
     data: Vec<ApiKeyView>,
 }
 

@@ -20,6 +20,7 @@ use crate::http::searches::run_with_seat;
 use crate::jobs::{ListAnswer, json_answer};
 use crate::view::{DeadLetterStatusWord, JobView, Moment};
 use crate::{Api, json};
+use tickr_broker::Invalid;
 use tickr_job::{DeadLetterStatus, Filter, Fingerprint, Job, JobId, Name, State as JobState, limits, normalise};
 use tickr_store::{Accepted, IdempotentOutcome, JobPage, Original, Refusal, UpdatedJob};
 
@@ -300,7 +301,7 @@ pub(super) async fn replay(
     let job = match api.broker.remake(&original, body.payload) {
         Ok(job) => job,
         Err(invalid) => {
-            return replay_stored(&api, idempotent, ResponseContent::Job, Problem::invalid("", invalid)).await;
+            return replay_stored(&api, idempotent, ResponseContent::Job, unfit(invalid)).await;
         }
     };
     let made = job.clone();
@@ -322,6 +323,16 @@ fn original(job: Job) -> Original {
         options: job.options,
         payload: job.payload.unwrap_or_default(),
     }
+}
+
+/// Make the problem for a dead letter that cannot be accepted again as it is. The body has no field for the kind, so a
+/// kind that is gone is a fault of the request as a whole.
+fn unfit(invalid: Invalid) -> Problem {
+    if !matches!(invalid, Invalid::UnknownKind { .. }) {
+        return Problem::invalid("", invalid);
+    }
+    let here = tickr_handlers::Problem::at("", "the kind of the failed job is not registered; see /v1/kinds");
+    Problem::new(Code::UnknownKind, invalid.to_string()).at("", vec![here])
 }
 
 fn refusal(id: JobId, refused: Option<Refusal>) -> Problem {
@@ -406,4 +417,23 @@ pub(super) async fn discard(
         api.broker.hint_heads(&[id]).await;
     }
     respond_to_outcome(outcome, ResponseContent::Job, |refused| Err(refusal(id, refused.err())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replay_of_a_kind_that_is_gone_names_no_field_of_the_body() {
+        let gone = Invalid::UnknownKind { kind: "resize".to_owned(), known: "noop".to_owned() };
+        let problem = unfit(gone);
+        assert_eq!(problem.code, Code::UnknownKind);
+        assert!(problem.detail.contains("resize"), "{}", problem.detail);
+        let errors: Vec<(&str, &str)> =
+            problem.errors.iter().map(|error| (error.pointer.as_str(), error.detail.as_str())).collect();
+        assert_eq!(errors, [("", "the kind of the failed job is not registered; see /v1/kinds")]);
+        let wrong = vec![tickr_handlers::Problem::at("/ms", "is missing")];
+        let problem = unfit(Invalid::Payload { kind: "noop".parse().unwrap(), problems: wrong });
+        assert_eq!((problem.code, problem.errors[0].pointer.as_str()), (Code::InvalidPayload, "/payload/ms"));
+    }
 }

@@ -58,6 +58,7 @@ mod workers;
 pub use api_keys::new_api_key;
 pub use compat::CompatRoutes;
 pub use http::auth::Tokens;
+pub use http::awaited_queues::AwaitedQueues;
 pub use http::failed_logins::{FailedLogins, Peer};
 pub use http::pages::{beside_the_api, without_room};
 pub use http::problem::{Code, Problem};
@@ -138,6 +139,8 @@ pub struct ApiParts {
     pub streams: RequestPermits,
     /// Permits for requests of remote workers that wait for jobs.
     pub polls: RequestPermits,
+    /// The queues for which they wait.
+    pub awaited_queues: AwaitedQueues,
     /// Permits for requests that wait for results. They are no part of the others: clients must not keep the workers from
     /// jobs.
     pub result_waits: RequestPermits,

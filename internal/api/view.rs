@@ -225,7 +225,8 @@ pub(crate) struct JobView {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     pub(crate) warnings: Vec<String>,
-    /// All attempts in order, the running one last. Left out of listings.
+    /// Attempts in order, the running one last. A `number` without an attempt belongs to a cancel before the start. Of
+    /// more than 1,000 ended attempts and such cancels, those before the last 1,000 are left out. Left out of listings.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) attempts: Option<Vec<AttemptView>>,
 }

@@ -235,8 +235,8 @@ pub(super) struct BeatAnswer {
     /// Reports that were left out because they are not valid. The leases were renewed all the same.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     refused: Vec<RefusedReport>,
-    /// Attempts whose `percent`, `note` or `checkpoint` was not stored, because another session locks the row of the job
-    /// in MySQL. The worker sends them with its next heartbeat again, unless it has newer ones.
+    /// Attempts whose `percent`, `note` or `checkpoint` was not stored, such as because another session locks the row
+    /// of the job in MySQL. The worker sends them with its next heartbeat again, unless it has newer ones.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     unsaved: Vec<String>,
@@ -328,8 +328,8 @@ pub(super) enum EndResultWord {
     Unknown,
     /// The verdict is not valid. Nothing was changed, and the attempt still waits for a verdict.
     Refused,
-    /// The verdict is not written yet, because another session locks the row of the job in MySQL. The attempt still
-    /// waits for it: the worker sends it again after a pause.
+    /// The verdict is not written yet, because another session locks the row of the job in MySQL, or the row cannot be
+    /// read. The attempt still waits for it: the worker sends it again after a pause.
     Locked,
 }
 
@@ -515,7 +515,7 @@ async fn require_rights(api: &Api, rights: &WorkerRights, id: &RunnerId) -> Resu
         (status = 200, description = "The jobs, or none when the wait is over", body = FetchAnswer),
         (status = 404, description = "not_found: register again", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
-        (status = 429, description = "overloaded: too many requests wait here, or with this API key", body = Problem),
+        (status = 429, description = "overloaded: too many requests wait here, or for too many queues", body = Problem),
     )
 )]
 pub(super) async fn fetch(
@@ -566,6 +566,13 @@ pub(super) async fn fetch(
         return deliver(&api, api.broker.delivery(&begun.worker.id, Vec::new(), drained), came).await;
     }
     let request = RemoteFetch { worker: begun.worker, id: fetch_id };
+    let _queues = match api.awaited_queues.take(sharing.0, &request.worker.queues) {
+        Ok(queues) => queues,
+        Err(too_many) => {
+            api.broker.store().refuse_fetch(&request).await?;
+            return Err(too_many.problem());
+        }
+    };
     let waiting = api.broker.wait_for_jobs(request, slots as usize, wait, begun.holds == 0);
     let Some(waiting) = waiting else {
         return Err(Problem::new(Code::Stopping, "this runner is shutting down; send the request to another one"));

@@ -9,12 +9,14 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::connection;
-use super::server::HttpLimits;
+use super::server::{HttpLimits, MAX_TURNED_AWAY};
+use super::turned_away::{self, TurnedAway};
 use crate::api::{self, Peer};
 use crate::store::{MigrateSettings, Store, StoreError};
 use hyper_util::service::TowerToHyperService;
 
-/// Most connections during the migration. They are those of probes and a few others.
+/// Most connections during the migration. They are those of probes and a few others. Clients beyond them get the answer
+/// to one request, so that clients that keep their connections do not silence the probes.
 const MAX_CONNECTIONS: usize = 64;
 /// Time that open requests have to end once the migration is done.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
@@ -52,21 +54,30 @@ async fn answer_probes(
     done: &CancellationToken,
 ) {
     let service = TowerToHyperService::new(api::while_migrating(progress));
+    // Every answer during the migration is cheap, so clients without a place get the same ones.
+    let beyond = TurnedAway::new(service.clone(), service.clone());
     let leaving = CancellationToken::new();
     // Dropping this future, as a signal does, ends every connection.
-    let mut connections = JoinSet::new();
+    let (mut connections, mut turned_away) = (JoinSet::new(), JoinSet::new());
     loop {
-        let room = connections.len() < MAX_CONNECTIONS;
-        tokio::select! {
+        let (stream, peer) = tokio::select! {
             () = done.cancelled() => break,
-            Some(_) = connections.join_next() => {}
-            accepted = listener.accept(), if room => match accepted {
-                Ok((stream, peer)) => {
-                    let (peer, service) = (Peer(peer.ip()), service.clone());
-                    connections.spawn(connection::serve(stream, peer, service, limits.patience, leaving.clone()));
+            Some(_) = connections.join_next() => continue,
+            Some(_) = turned_away.join_next() => continue,
+            accepted = listener.accept() => match accepted {
+                Ok((stream, peer)) => (stream, Peer(peer.ip())),
+                Err(_) => {
+                    tokio::time::sleep(Duration::from_millis(200)).await;
+                    continue;
                 }
-                Err(_) => tokio::time::sleep(Duration::from_millis(200)).await,
             },
+        };
+        if connections.len() < MAX_CONNECTIONS {
+            connections.spawn(connection::serve(stream, peer, service.clone(), limits.patience, leaving.clone()));
+        } else if turned_away.len() < MAX_TURNED_AWAY {
+            turned_away.spawn(beyond.clone().answer(stream, peer));
+        } else {
+            turned_away::count();
         }
     }
     leaving.cancel();

@@ -64,7 +64,9 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use crate::api::{self, ApiParts, CompatRoutes, Readiness, Readings, RequestPermits, Tokens, Verifier, Warnings};
+use crate::api::{
+    self, ApiParts, AwaitedQueues, CompatRoutes, Readiness, Readings, RequestPermits, Tokens, Verifier, Warnings,
+};
 use crate::broker::{Broker, ClusterEvents, OperatorSettingsCopy, Watches};
 use crate::client::{Client, RunnerClient};
 use crate::config::{Alerts, Config, ConfigErrors, KeptLogs, KindConfig, Outbox, ServerUrl, Threshold};
@@ -338,6 +340,7 @@ impl App {
             watches,
             streams: RequestPermits::new(config.http_streams),
             polls: RequestPermits::for_fleets(config.http_polls),
+            awaited_queues: AwaitedQueues::default(),
             // With more of them than connections, the share of one API key could be all connections.
             result_waits: RequestPermits::new(MAX_RESULT_WAITS.min(config.http_connections)),
             imports: RequestPermits::new(MAX_IMPORTS),
@@ -425,7 +428,7 @@ impl App {
     pub async fn run_under(self, supervisor: &Supervisor, signals: &mut Signals) -> Stopped {
         supervisor.say_ready(self.addr);
         let turns = self.engine.heartbeat_turns();
-        let _feeding = supervisor.feed_watchdog(move |within| turns.any_within(within));
+        let _feeding = supervisor.feed_watchdog(self.stopping.subscribe(), move |within| turns.any_within(within));
         let signal = signals.next().await;
         supervisor.say_stopping(self.notice.max(self.grace) + AFTER_THE_GRACE);
         tracing::info!(

@@ -16,11 +16,11 @@ use tokio_util::sync::CancellationToken;
 use super::connection::{self, ClientTimeouts};
 use super::graceful_close::ClosingListener;
 use super::turned_away::{self, TurnedAway};
-use crate::api::Peer;
+use crate::api::{self, Peer};
 
 /// Most clients that are being told at the same time that there is no room, probes among them. Further connections are
 /// closed without a response.
-const MAX_TURNED_AWAY: usize = 64;
+pub(super) const MAX_TURNED_AWAY: usize = 64;
 /// Pause after the operating system refused a connection, as it does when no file descriptors are left.
 const REFUSED_PAUSE: Duration = Duration::from_millis(200);
 
@@ -43,7 +43,7 @@ pub(super) async fn serve(listener: TcpListener, router: axum::Router, limits: H
     };
     tokio::pin!(closed);
     let service = TowerToHyperService::new(router);
-    let beyond = TurnedAway::new(service.clone());
+    let beyond = TurnedAway::new(service.clone(), TowerToHyperService::new(api::without_room()));
     let room = Arc::new(Semaphore::new(limits.connections));
     let leaving = CancellationToken::new();
     let (mut connections, mut turned_away) = (JoinSet::new(), JoinSet::new());

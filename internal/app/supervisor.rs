@@ -10,6 +10,7 @@
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
 /// Time by which each message of a start moves the end of `TimeoutStartSec` away. A migration may take long.
@@ -83,16 +84,18 @@ impl Supervisor {
     }
 
     /// Feed the watchdog until the returned handle is dropped, from a task of its own: a process whose threads all hang
-    /// sends nothing. `has_beaten` tells whether the heartbeat made a turn within this time.
+    /// sends nothing. `has_beaten` tells whether the heartbeat made a turn within this time. It is not asked any more
+    /// when the runner stops: the heartbeat ends before the stop does, and the supervisor bounds the stop itself.
     pub(super) fn feed_watchdog(
         &self,
+        stopping: watch::Receiver<bool>,
         has_beaten: impl Fn(Duration) -> bool + Send + 'static,
     ) -> Option<AbortOnDropHandle<()>> {
         let (line, watchdog) = (self.line.clone()?, self.watchdog?);
         let silence = (watchdog / 2).max(SHORTEST_SILENCE);
         Some(AbortOnDropHandle::new(tokio::spawn(async move {
             loop {
-                if has_beaten(silence) {
+                if *stopping.borrow() || has_beaten(silence) {
                     line.send("WATCHDOG=1");
                 } else {
                     tracing::error!("the heartbeat hangs, the watchdog gets no message");
@@ -165,6 +168,18 @@ mod tests {
         messages
     }
 
+    /// Wait until the watchdog was fed three times.
+    async fn is_fed_three_times(ear: &UnixDatagram) {
+        let (mut fed, deadline) = (0, std::time::Instant::now() + Duration::from_secs(30));
+        while fed < 3 {
+            assert!(std::time::Instant::now() < deadline, "fed {fed} times");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            let messages = heard(ear);
+            assert!(messages.iter().all(|message| message == "WATCHDOG=1"), "{messages:?}");
+            fed += messages.len();
+        }
+    }
+
     fn supervisor(variables: &[(&str, &str)]) -> Supervisor {
         Supervisor::new(|name| variables.iter().find(|(is, _)| *is == name).map(|(_, value)| (*value).to_owned()))
     }
@@ -176,24 +191,28 @@ mod tests {
         let supervisor = supervisor(&[("NOTIFY_SOCKET", &name), ("WATCHDOG_USEC", "40000")]);
         let beats = Arc::new(AtomicBool::new(true));
         let beating = Arc::clone(&beats);
-        let _feeding = supervisor.feed_watchdog(move |within| {
+        let (_running, stopping) = watch::channel(false);
+        let _feeding = supervisor.feed_watchdog(stopping, move |within| {
             assert_eq!(within, SHORTEST_SILENCE);
             beating.load(Ordering::Relaxed)
         });
-        let (mut fed, deadline) = (0, std::time::Instant::now() + Duration::from_secs(30));
-        while fed < 3 {
-            assert!(std::time::Instant::now() < deadline, "fed {fed} times");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-            let messages = heard(&ear);
-            assert!(messages.iter().all(|message| message == "WATCHDOG=1"), "{messages:?}");
-            fed += messages.len();
-        }
+        is_fed_three_times(&ear).await;
         beats.store(false, Ordering::Relaxed);
         // One message may have been under way. After it there is none for ten periods.
         tokio::time::sleep(Duration::from_millis(20)).await;
         heard(&ear);
         tokio::time::sleep(Duration::from_millis(400)).await;
         assert_eq!(heard(&ear), [""; 0]);
+    }
+
+    #[tokio::test]
+    async fn the_watchdog_is_fed_during_a_stop_whose_heartbeat_has_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let (ear, name) = ear(dir.path());
+        let supervisor = supervisor(&[("NOTIFY_SOCKET", &name), ("WATCHDOG_USEC", "40000")]);
+        let (_stop, stopping) = watch::channel(true);
+        let _feeding = supervisor.feed_watchdog(stopping, |_| false);
+        is_fed_three_times(&ear).await;
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The connections beyond the bound. Each gets the answer to one request, and is closed.
 //!
 //! Probes and scrapes are answered as on any other connection. A supervisor would end a process that is only busy, and
-//! operators would not see why it is. All other requests get 429.
+//! operators would not see why it is. All other requests get 429, or the answer of a migration while one is under way.
 
 use std::io;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
 
 use super::connection::{MAX_HEAD_BYTES, MAX_HEADERS};
-use crate::api::{self, PROBES, Peer};
+use crate::api::{PROBES, Peer};
 
 /// Longest time until the head of the request has come, and from the answer until the client closes the connection.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -33,9 +33,9 @@ pub(super) struct TurnedAway {
 }
 
 impl TurnedAway {
-    /// Answer probes and scrapes by these routes.
-    pub(super) fn new(routes: TowerToHyperService<Router>) -> Self {
-        Self { probes: routes, others: TowerToHyperService::new(api::without_room()) }
+    /// Answer probes and scrapes by the first routes, and all other requests by the second ones.
+    pub(super) const fn new(probes: TowerToHyperService<Router>, others: TowerToHyperService<Router>) -> Self {
+        Self { probes, others }
     }
 
     /// Answer one client within a few seconds.

@@ -10,6 +10,7 @@
 //! - `idempotency.rs`: idempotency keys and digests of requests.
 //! - `hints.rs`: the background task that sends hints to the index.
 //! - `lane_times.rs`: the due times to which this process has come.
+//! - `leftovers.rs`: attempts of remote workers that are given back once their rows are free.
 //! - `batches.rs`: batches of jobs.
 //! - `object.rs`: a JSON object and nothing else.
 //! - `outbox.rs`: moves jobs from the outbox.
@@ -29,6 +30,7 @@ mod draft;
 mod hints;
 mod idempotency;
 mod lane_times;
+mod leftovers;
 mod object;
 mod operator_settings;
 mod other_versions;
@@ -57,6 +59,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
 use async_recursion::async_recursion as boxed;
+use chrono::TimeDelta;
 use metrics::Counter;
 use serde_json::value::RawValue;
 use tokio::sync::{Notify, watch};
@@ -77,6 +80,9 @@ use tickr_store::{
     LinkProblem, Original, Refusal, Remake, ResponseBuilder, Store, StoreError, UpdatedJob,
 };
 use tickr_telemetry::Meters;
+
+/// Time for which the index hides a job that expired after its claim.
+const EXPIRED_PAUSE: TimeDelta = TimeDelta::seconds(2);
 
 /// Entry point for jobs and for actions on jobs. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -484,6 +490,13 @@ impl Broker {
             metrics::counter!("tickr_hints_lost_total").increment(entries.len() as u64);
         }
         self.wake().fetcher_may_look();
+    }
+
+    /// Hint a job whose last time to start may have come. No claim takes it, and its end is written soon. It comes back
+    /// in case MySQL's clock was set back.
+    pub fn hint_expired(&self, id: JobId, queue: &Name, priority: tickr_job::Priority, execute_at: Timestamp) {
+        let later = self.store.clock().now() + EXPIRED_PAUSE;
+        self.hint(id, queue, priority, execute_at.max(later));
     }
 
     /// Do what [`hint`](Self::hint) does, for a row read from MySQL.

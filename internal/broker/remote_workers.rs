@@ -18,14 +18,15 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use crate::Broker;
+use crate::leftovers::{ByToken, Leftovers, Return, Returned};
 use tickr_event::Event;
 use tickr_handlers::RemoteVerdict;
 use tickr_job::{
     AttemptToken, CallOutcome, JobId, Name, Progress, RetryPolicy, RunnerId, State, Timestamp, Verdict, limits,
 };
 use tickr_store::{
-    Again, BegunFetch, CheckpointUse, Claimed, HANDED_OUT_WITHIN, HeldAttempt, LimitKey, NewCheckpoint, OverdueAttempt,
-    Reading, Reaped, RemoteAttempt, RemoteFetch, Settled, Settlement, StoreError,
+    Again, BegunFetch, CheckpointUse, Claimed, GiveBack, HANDED_OUT_WITHIN, HeldAttempt, LimitKey, NewCheckpoint,
+    OverdueAttempt, Reading, Reaped, RemoteAttempt, RemoteFetch, Settled, Settlement, StoreError,
 };
 
 /// Time beyond its time limit for which an attempt may still be finished by its worker. From the limit on, heartbeats tell
@@ -49,6 +50,9 @@ const LONELY_PATIENCE: Duration = Duration::from_secs(5);
 const CHECKPOINT_PATIENCE: Duration = Duration::from_millis(500);
 const CHECKPOINT_PAUSE: Duration = Duration::from_millis(50);
 
+/// Part of a lease for which a heartbeat waits for MySQL to save its checkpoints. Its client may wait for a sixth.
+const SAVED_WITHIN: u32 = 10;
+
 /// Time that a heartbeat has for the ends of attempts whose time is over. Its client may wait for a sixth of a lease
 /// only, which is 1.7 seconds at the least.
 const ENDING_PATIENCE: Duration = Duration::from_millis(200);
@@ -57,8 +61,11 @@ const ENDING_PATIENCE: Duration = Duration::from_millis(200);
 const STOP_LOOK: Duration = Duration::from_millis(500);
 const STOP_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Why an attempt that did not reach its worker is given back.
+/// Why attempts that did not reach their worker are given back, and those of a worker that has left.
 const UNDELIVERED: &str = "its worker did not receive it, so no attempt is used";
+const LIMITED: &str = "a limit changed while it was claimed, so no attempt is used";
+const EXPIRED: &str = "it expired before it reached its worker";
+const LEFT: &str = "its worker ended and gave it back";
 
 /// A request for jobs that waits.
 #[derive(Debug)]
@@ -81,12 +88,13 @@ pub(super) struct Polls {
     entrance: mpsc::UnboundedSender<Poll>,
     exit: Mutex<Option<mpsc::UnboundedReceiver<Poll>>>,
     limits: TimeLimits,
-    tasks: TaskTracker,
+    pub(super) tasks: TaskTracker,
     endings: Mutex<HashMap<EndingKey, Ending>>,
+    pub(super) leftovers: Leftovers,
 }
 
-/// An attempt and its verdict.
-type EndingKey = (JobId, AttemptToken, &'static str);
+/// An attempt and its verdict: the word and the error. Two verdicts with different errors are different.
+type EndingKey = (JobId, AttemptToken, &'static str, Option<String>);
 
 /// The way to the answer of a verdict that is being written. A call that repeats the verdict waits for the same answer.
 type Ending = watch::Receiver<Option<Result<WorkerFinished, StoreError>>>;
@@ -112,6 +120,7 @@ impl Polls {
             limits: TimeLimits::default(),
             tasks: tasks.clone(),
             endings: Mutex::default(),
+            leftovers: Leftovers::default(),
         }
     }
 }
@@ -251,7 +260,8 @@ impl Drop for JobDelivery {
         let (broker, worker) = (self.broker.clone(), Arc::clone(&self.worker));
         let attempts = self.claimed.iter().map(|claimed| (claimed.token, claimed.id));
         let attempts = grouped(attempts);
-        self.broker.polls.tasks.spawn(async move { broker.give_back_unreached(&worker, attempts, UNDELIVERED).await });
+        let how = Return { why: UNDELIVERED, which: Returned::Unreached };
+        self.broker.polls.tasks.spawn(async move { broker.give_back_unreached(&worker, attempts, how).await });
     }
 }
 
@@ -281,7 +291,8 @@ pub enum WorkerFinished {
     LeaseLost,
     /// There is no such job, or the caller may not work on its kind and queue and does not hold the attempt.
     Unknown,
-    /// The verdict is not written yet: another session locks the row of the job. The attempt waits for it.
+    /// The verdict is not written yet: another session locks the row of the job, or it cannot be read. The attempt
+    /// waits for it.
     Locked,
 }
 
@@ -349,8 +360,8 @@ impl Broker {
         Ok(Some(begun))
     }
 
-    /// Carry attempts to a worker, or an empty answer. Those whose jobs have expired since their claim are left out,
-    /// and given back unless the worker may execute them.
+    /// Carry attempts to a worker, or an empty answer. Those whose jobs have expired since their claim are left out.
+    /// Their claims are undone, unless the worker may execute them.
     #[must_use]
     pub fn delivery(&self, worker: &Arc<RunnerId>, claimed: Vec<Claimed>, drained: bool) -> JobDelivery {
         let clock = self.store.clock();
@@ -359,10 +370,8 @@ impl Broker {
         if !expired.is_empty() {
             let (broker, worker) = (self.clone(), Arc::clone(worker));
             let attempts = grouped(expired.iter().map(|claimed| (claimed.token, claimed.id)));
-            self.polls.tasks.spawn(async move {
-                let why = "it expired before it reached its worker, so no attempt is used";
-                broker.give_back_unreached(&worker, attempts, why).await;
-            });
+            let how = Return { why: EXPIRED, which: Returned::Undone };
+            self.polls.tasks.spawn(async move { broker.give_back_unreached(&worker, attempts, how).await });
         }
         let (broker, worker) = (self.clone(), Arc::clone(worker));
         JobDelivery { broker, worker, claimed, delivered: false, claimed_since: None, drained }
@@ -371,10 +380,8 @@ impl Broker {
     /// Give attempts back that were claimed for a worker, and for which a limit had no room after the COMMIT.
     pub fn give_back_unstarted(&self, worker: &Arc<RunnerId>, attempts: Vec<(AttemptToken, Vec<JobId>)>) {
         let (broker, worker) = (self.clone(), Arc::clone(worker));
-        self.polls.tasks.spawn(async move {
-            let why = "a limit changed while it was claimed, so no attempt is used";
-            broker.give_back_unreached(&worker, attempts, why).await;
-        });
+        let how = Return { why: LIMITED, which: Returned::Unreached };
+        self.polls.tasks.spawn(async move { broker.give_back_unreached(&worker, attempts, how).await });
     }
 
     /// Hand a request to the engine. Returns nothing if this process has no engine or stops.
@@ -393,54 +400,40 @@ impl Broker {
     /// Give attempts back that did not reach their worker. No attempt is used. A failure, or a row that another session
     /// locks, costs time: the next request of the worker, or the end of the lease, has the same effect.
     async fn give_back_undelivered(&self, worker: &RunnerId, attempts: Vec<(AttemptToken, Vec<JobId>)>) {
-        self.give_back(worker, attempts, UNDELIVERED, false).await;
+        self.give_back(worker, attempts, Return { why: UNDELIVERED, which: Returned::All }).await;
     }
 
     /// Give attempts back, except those that may have reached their worker: it has listed them, or it has sent its
     /// request again and got them from another process. The heartbeats of the worker say what becomes of those.
-    async fn give_back_unreached(
-        &self,
-        worker: &RunnerId,
-        attempts: Vec<(AttemptToken, Vec<JobId>)>,
-        why: &'static str,
-    ) {
-        let mut queues = BTreeSet::new();
-        for (token, ids) in attempts {
-            match self.store.give_back_unreached(worker, token, ids, why).await {
-                Ok(given) => queues.extend(self.tell_given_back(&given)),
-                Err(error) => tracing::warn!(%error, "cannot give attempts of a remote worker back yet"),
-            }
-        }
-        for queue in queues {
-            self.recount(&queue, worker).await;
-        }
+    async fn give_back_unreached(&self, worker: &RunnerId, attempts: ByToken, how: Return) {
+        let left = self.give_back(worker, attempts, how).await;
+        self.give_back_later(worker, left, how);
     }
 
-    /// Give attempts back. With `waits`, this waits for rows that other sessions lock. Returns those that it has not
-    /// given back: their rows are locked, MySQL failed, or they have ended.
-    async fn give_back(
-        &self,
-        worker: &RunnerId,
-        attempts: Vec<(AttemptToken, Vec<JobId>)>,
-        why: &'static str,
-        waits: bool,
-    ) -> Vec<(AttemptToken, Vec<JobId>)> {
+    /// Give attempts back, without a wait for rows that other sessions lock. Returns those whose rows are locked, and
+    /// those for which MySQL could not be used.
+    pub(super) async fn give_back(&self, worker: &RunnerId, attempts: ByToken, how: Return) -> ByToken {
         let (mut queues, mut left) = (BTreeSet::new(), Vec::new());
-        for (token, mut ids) in attempts {
-            let given = if waits {
-                self.store.give_back(token, ids.clone(), why).await
-            } else {
-                self.store.give_back_free(token, ids.clone(), why).await
+        let Return { why, which } = how;
+        for (token, ids) in attempts {
+            let done = match which {
+                Returned::All => self.store.give_back_free(token, ids.clone(), why).await,
+                Returned::Unreached => self.store.give_back_unreached(worker, token, ids.clone(), why).await,
+                Returned::Undone => self.store.undo_unreached(worker, token, ids.clone(), why).await,
             };
-            match given {
-                Ok(given) => {
-                    queues.extend(self.tell_given_back(&given));
-                    ids.retain(|id| given.iter().all(|reaped| reaped.id != *id));
+            let locked = match done {
+                Ok(GiveBack { given, locked }) => {
+                    let undone = which == Returned::Undone;
+                    queues.extend(if undone { self.hint_undone(&given) } else { self.tell_given_back(&given) });
+                    locked
                 }
-                Err(error) => tracing::warn!(%error, "cannot give attempts of a remote worker back yet"),
-            }
-            if !ids.is_empty() {
-                left.push((token, ids));
+                Err(error) => {
+                    tracing::warn!(%error, "cannot give attempts of a remote worker back yet");
+                    if error.is_transient() { ids } else { Vec::new() }
+                }
+            };
+            if !locked.is_empty() {
+                left.push((token, locked));
             }
         }
         for queue in queues {
@@ -466,6 +459,19 @@ impl Broker {
         metrics::counter!("tickr_remote_given_back_total").increment(given.len() as u64);
         given.iter().for_each(|reaped| self.announce_given_back(reaped));
         given.iter().map(|reaped| reaped.queue.clone()).collect()
+    }
+
+    /// Hint jobs whose claims were undone, because they expired. No attempt has ended, so there is nothing to announce.
+    /// Returns the queues of the jobs.
+    fn hint_undone(&self, undone: &[Reaped]) -> BTreeSet<Name> {
+        for reaped in undone {
+            let Settled::Done { execute_at, line, released, .. } = &reaped.settled else { continue };
+            released.iter().for_each(|job| self.hint_released(job));
+            if let (Some(execute_at), Some((queue, priority))) = (execute_at, line) {
+                self.hint_expired(reaped.id, queue, *priority, *execute_at);
+            }
+        }
+        undone.iter().map(|reaped| reaped.queue.clone()).collect()
     }
 
     fn announce_given_back(&self, reaped: &Reaped) {
@@ -511,7 +517,7 @@ impl Broker {
         };
         let lost: BTreeSet<(JobId, AttemptToken)> = beat.lost.into_iter().collect();
         let mut unsaved: BTreeSet<(JobId, AttemptToken)> = beat.unsaved.into_iter().collect();
-        unsaved.extend(self.save_reported(checkpoints, &lost).await?);
+        unsaved.extend(self.save_reported(checkpoints, &lost, beat.lease).await);
         if !beat.undelivered.is_empty() {
             self.give_back_undelivered(&worker, beat.undelivered).await;
         }
@@ -543,13 +549,13 @@ impl Broker {
             let settlement = settlement((id, token, number), Verdict::TimedOut, error, None, again);
             let ended = self.settle_apart(&overdue.attempt, settlement);
             let ended = match tokio::time::timeout_at(until.into(), ended).await {
-                Ok(Err(error)) if !error.is_transient() => return Err(error),
+                Ok(Err(error)) if !may_wait(&error) => return Err(error),
                 Ok(Ok(ended)) => ended,
                 Ok(Err(_)) | Err(_) => WorkerFinished::Locked,
             };
             if ended == WorkerFinished::Locked {
-                // Another session locks its row, or MySQL is slow. The end is written later, and the next heartbeat says
-                // so.
+                // Another session locks its row, the row cannot be read, or MySQL is slow. The end is written later, and
+                // a later heartbeat says so.
                 beaten.cancel.insert((id, token));
                 continue;
             }
@@ -567,30 +573,38 @@ impl Broker {
     #[boxed]
     pub async fn unregister_worker(&self, worker: RunnerId) -> Result<bool, StoreError> {
         let Some(attempts) = self.store.unregister_worker(worker.clone()).await? else { return Ok(false) };
-        let why = "its worker ended and gave it back";
-        let left = self.give_back(&worker, attempts, why, false).await;
-        if !left.is_empty() {
-            // Another session locks their rows, and the worker does not wait for that. If this process gives up or
-            // dies, the reaper gives them back.
-            let broker = self.clone();
-            self.polls.tasks.spawn(async move { broker.give_back(&worker, left, why, true).await });
-        }
+        let how = Return { why: LEFT, which: Returned::All };
+        let left = self.give_back(&worker, attempts, how).await;
+        // Another session locks their rows, and the worker does not wait for that. If this process gives up or dies,
+        // the reaper gives them back.
+        self.give_back_later(&worker, left, how);
         Ok(true)
     }
 
-    /// Save the checkpoints of a heartbeat, without those of attempts that are lost. A row that another session locks is
-    /// tried again for a moment. Returns the attempts whose checkpoints were not saved.
+    /// Save the checkpoints of a heartbeat, without those of attempts that are lost. A row that another session locks
+    /// is tried again for a moment. Returns the attempts whose checkpoints were not saved: the leases are renewed all the
+    /// same, so neither a failure nor a slow MySQL fails the heartbeat.
     async fn save_reported(
         &self,
         mut left: Vec<NewCheckpoint>,
         lost: &BTreeSet<(JobId, AttemptToken)>,
-    ) -> Result<Vec<(JobId, AttemptToken)>, StoreError> {
+        lease: Duration,
+    ) -> Vec<(JobId, AttemptToken)> {
         left.retain(|new| !lost.contains(&(new.id, new.token)));
-        let until = Instant::now() + CHECKPOINT_PATIENCE;
+        let end = Instant::now() + lease / SAVED_WITHIN;
+        let until = end.min(Instant::now() + CHECKPOINT_PATIENCE);
         while !left.is_empty() {
-            let saved = self.store.save_checkpoints(left.clone()).await?;
-            let saved: HashSet<(JobId, AttemptToken)> = saved.iter().map(|new| (new.id, new.token)).collect();
-            left.retain(|new| !saved.contains(&(new.id, new.token)));
+            match self.store.save_reported_checkpoints(left.clone(), end).await {
+                Ok(Some(saved)) => {
+                    let saved: HashSet<(JobId, AttemptToken)> = saved.iter().map(|new| (new.id, new.token)).collect();
+                    left.retain(|new| !saved.contains(&(new.id, new.token)));
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    tracing::warn!(%error, jobs = left.len(), "cannot save checkpoints of a remote worker");
+                    break;
+                }
+            }
             if Instant::now() >= until {
                 break;
             }
@@ -598,7 +612,7 @@ impl Broker {
                 tokio::time::sleep(CHECKPOINT_PAUSE).await;
             }
         }
-        Ok(left.iter().map(|new| (new.id, new.token)).collect())
+        left.iter().map(|new| (new.id, new.token)).collect()
     }
 
     /// Give attempts their verdicts, in this order. A repeated call with the same verdicts has the same answers. `limited`
@@ -622,14 +636,15 @@ impl Broker {
                 attempt.open.as_ref().is_some_and(|(token, ..)| *token == finish.token)
                     || may(&attempt.kind, &attempt.queue)
             };
-            let attempt = known.get(&finish.id).filter(holds);
+            let attempt = known.found.get(&finish.id).filter(holds);
             if let Some(attempt) = attempt
                 && let Some((_, _, runner)) = &attempt.open
                 && limited(&attempt.queue)
             {
                 recount.insert((attempt.queue.clone(), runner.clone()));
             }
-            writing.push(self.finish_one(attempt, finish));
+            let waits = known.unreadable.contains(&(finish.id, finish.token));
+            writing.push(self.finish_one(attempt, finish, waits));
         }
         // All of them share the group commit of settlements.
         let answers = answers_to(writing).await;
@@ -643,8 +658,11 @@ impl Broker {
         &self,
         attempt: Option<&RemoteAttempt>,
         finish: WorkerFinish,
+        waits: bool,
     ) -> Result<WorkerFinished, StoreError> {
-        let Some(attempt) = attempt else { return Ok(WorkerFinished::Unknown) };
+        let Some(attempt) = attempt else {
+            return Ok(if waits { WorkerFinished::Locked } else { WorkerFinished::Unknown });
+        };
         let (verdict, result, error, again) = parts_of(finish.verdict, || self.policy_of(attempt));
         let mut settlement = settlement((finish.id, finish.token, finish.number), verdict, error, result, again);
         settlement.log = finish.log;
@@ -660,10 +678,10 @@ impl Broker {
         attempt: &RemoteAttempt,
         settlement: Settlement,
     ) -> Result<WorkerFinished, StoreError> {
-        let key = (settlement.id, settlement.token, settlement.verdict.as_str());
+        let key = key_of(&settlement);
         let (mut ending, begun) = {
             let mut endings = self.polls.endings.lock().unwrap_or_else(PoisonError::into_inner);
-            match endings.entry(key) {
+            match endings.entry(key.clone()) {
                 Entry::Occupied(under_way) => (under_way.get().clone(), None),
                 Entry::Vacant(place) => {
                     let (tell, ending) = watch::channel(None);
@@ -703,7 +721,11 @@ impl Broker {
         let (id, verdict) = (settlement.id, settlement.verdict);
         let is_open = attempt.open.as_ref().is_some_and(|(token, ..)| *token == settlement.token);
         let slots: Arc<[LimitKey]> = if is_open { Arc::clone(&attempt.slots) } else { Arc::default() };
-        match self.store.settle_and_free(settlement, slots).await? {
+        let settled = self.store.settle_and_free(settlement, slots).await;
+        if let Err(error @ StoreError::Corrupt { .. }) = &settled {
+            tracing::error!(job = %id, %error, "cannot read the row of an attempt of a remote worker, its end waits");
+        }
+        match settled? {
             Settled::NotOurs => {
                 metrics::counter!("tickr_leases_lost_total").increment(1);
                 Ok(WorkerFinished::LeaseLost)
@@ -732,7 +754,7 @@ impl Broker {
 }
 
 /// Wait for a settlement, but only for a moment when this process stops. The row may stay locked for long.
-async fn unless_stopped<T>(tasks: &TaskTracker, settled: impl Future<Output = T>) -> Option<T> {
+pub(super) async fn unless_stopped<T>(tasks: &TaskTracker, settled: impl Future<Output = T>) -> Option<T> {
     let stopped = async {
         while !tasks.is_closed() {
             tokio::time::sleep(STOP_LOOK).await;
@@ -747,7 +769,8 @@ async fn unless_stopped<T>(tasks: &TaskTracker, settled: impl Future<Output = T>
 }
 
 /// Wait for the answers to verdicts. Those that do not come for a while are [`WorkerFinished::Locked`], and beside others
-/// so are those for which MySQL could not be used. Their verdicts may be written later.
+/// so are those for which MySQL could not be used. So are those whose rows cannot be read. Their verdicts may be written
+/// later.
 async fn answers_to(
     writing: Vec<impl Future<Output = Result<WorkerFinished, StoreError>>>,
 ) -> Result<Vec<WorkerFinished>, StoreError> {
@@ -764,6 +787,8 @@ async fn answers_to(
                 until = Instant::now() + VERDICT_PATIENCE;
             }
             Err(error) if error.is_transient() => transient = Some(error),
+            // An operator has to repair its row. The others have their verdicts.
+            Err(error) if may_wait(&error) => answered = true,
             Err(error) => refused = Some(error),
         }
     }
@@ -774,6 +799,11 @@ async fn answers_to(
         Some(error) if !answered => Err(error),
         _ => Ok(answers),
     }
+}
+
+/// Return whether an attempt may wait for its end after this error: MySQL is out, or its row cannot be read.
+const fn may_wait(error: &StoreError) -> bool {
+    error.is_transient() || matches!(error, StoreError::Corrupt { .. })
 }
 
 /// Return what the settlement of a verdict consists of.
@@ -818,10 +848,31 @@ fn settlement(
     }
 }
 
-fn grouped(attempts: impl Iterator<Item = (AttemptToken, JobId)>) -> Vec<(AttemptToken, Vec<JobId>)> {
+/// Return what tells the verdict of an attempt from its other ones.
+fn key_of(settlement: &Settlement) -> EndingKey {
+    (settlement.id, settlement.token, settlement.verdict.as_str(), settlement.error.clone())
+}
+
+fn grouped(attempts: impl Iterator<Item = (AttemptToken, JobId)>) -> ByToken {
     let mut found: BTreeMap<Uuid, Vec<JobId>> = BTreeMap::new();
     for (token, id) in attempts {
         found.entry(token.uuid()).or_default().push(id);
     }
     found.into_iter().map(|(token, ids)| (AttemptToken::from_uuid(token), ids)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verdicts_with_different_errors_are_written_apart() {
+        let attempt = (JobId::new(), AttemptToken::new(), 1);
+        let key =
+            |verdict, error: &str| key_of(&settlement(attempt, verdict, Some(error.to_owned()), None, Again::Now));
+        let first = key(Verdict::Failed, "no disk");
+        assert_eq!(key(Verdict::Failed, "no disk"), first, "a repetition waits for the answer of the first call");
+        assert_ne!(key(Verdict::Failed, "no network"), first);
+        assert_ne!(key(Verdict::Rejected, "no disk"), first);
+    }
 }

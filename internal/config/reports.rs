@@ -25,7 +25,8 @@ pub struct Reports {
     pub max_bytes: u64,
     /// Maximum size of a report file that is also stored in MySQL for the other runners, in bytes.
     pub share_up_to: u64,
-    /// Retention of finished reports; that of completed jobs of the kind if absent.
+    /// Retention of finished reports, and of large results of every kind; that of completed jobs of the kind `report` if
+    /// absent.
     pub keep: Option<Duration>,
     /// The queries by name.
     pub queries: BTreeMap<String, ReportQuery>,
@@ -91,7 +92,8 @@ pub(super) static REPORTS: &[Setting<Reports>] = &[
     Setting::<Reports>::new(
         "keep",
         "DURATION",
-        "Retention of finished reports, on disk and in MySQL; default: that of completed jobs of the kind",
+        "Retention of finished reports, and of large results of every kind, on disk and in MySQL; default: that of \
+         completed report jobs",
         |r, t| parse::some(&mut r.keep, duration::between(t, Duration::from_secs(3_600), MAX_KEPT)),
     )
     .file_only(),

@@ -4,7 +4,7 @@
 //! signed, retried, and visible like any other job. It has an order key, so the receiver hears the messages of a rule in
 //! the order in which they were sent. The receiver may be out for long, so the job has many attempts.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -74,8 +74,9 @@ async fn look(shared: &EngineState, shown: &mut BTreeSet<Name>) -> Result<(), St
     // Operators declare kinds at any time. Their metric begins with 0, so that their first dead letters are a growth.
     shown.extend(shared.registry.known_names());
     shown.extend(counts.iter().map(|count| count.kind.clone()));
+    let measured = by_kind(&counts);
     for kind in shown.iter() {
-        let measured = of_kind(counts.iter(), Some(kind));
+        let measured = measured.get(kind).copied().unwrap_or_default();
         metrics::gauge!("tickr_dead_letters", "kind" => kind.to_string()).set(measured.open as f64);
         metrics::gauge!("tickr_dead_letter_oldest_seconds", "kind" => kind.to_string())
             .set(measured.oldest.as_secs_f64());
@@ -122,10 +123,23 @@ async fn look(shared: &EngineState, shown: &mut BTreeSet<Name>) -> Result<(), St
 fn of_kind<'c>(counts: impl Iterator<Item = &'c DeadLetterCount>, kind: Option<&Name>) -> Measured {
     let mut measured = Measured::default();
     for count in counts.filter(|count| kind.is_none_or(|kind| *kind == count.kind)) {
-        measured.open += count.open;
-        measured.oldest = measured.oldest.max(Duration::from_millis(u64::try_from(count.oldest_ms).unwrap_or(0)));
+        add(&mut measured, count);
     }
     measured
+}
+
+/// Sum up the open dead letters of each kind. There may be thousands of kinds, so this goes through the counts once.
+fn by_kind(counts: &[DeadLetterCount]) -> BTreeMap<&Name, Measured> {
+    let mut measured = BTreeMap::new();
+    for count in counts {
+        add(measured.entry(&count.kind).or_default(), count);
+    }
+    measured
+}
+
+fn add(measured: &mut Measured, count: &DeadLetterCount) {
+    measured.open += count.open;
+    measured.oldest = measured.oldest.max(Duration::from_millis(u64::try_from(count.oldest_ms).unwrap_or(0)));
 }
 
 fn message(
@@ -167,6 +181,19 @@ fn message(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_dead_letters_of_a_kind_are_added_up_with_those_of_alerts() {
+        let count = |kind: &str, of_alerts, open, oldest_ms| {
+            let kind: Name = kind.parse().unwrap();
+            DeadLetterCount { kind, of_alerts, open, oldest_ms }
+        };
+        let counts = [count("http", false, 3, 9_000), count("http", true, 1, 12_000), count("noop", false, 7, 5)];
+        let measured = by_kind(&counts);
+        let told: Vec<(&str, u64, u128)> =
+            measured.iter().map(|(kind, of)| (kind.as_str(), of.open, of.oldest.as_millis())).collect();
+        assert_eq!(told, [("http", 4, 12_000), ("noop", 7, 5)]);
+    }
 
     #[test]
     fn debug_hides_the_url_of_alerts() {

@@ -6,7 +6,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use chrono::TimeDelta;
 use serde_json::value::RawValue;
 use tokio::task::JoinError;
 use tokio::time::Instant;
@@ -47,8 +46,6 @@ pub(super) const SHUT_DOWN: &str = "the runner shut down";
 
 /// Time before its expiry, at least, at which a job whose kind has no room is looked at once more.
 const LAST_LOOK: Duration = Duration::from_secs(1);
-/// Time for which the index hides a job that expired after its claim.
-const EXPIRED_PAUSE: TimeDelta = TimeDelta::seconds(2);
 
 /// End of the task of a handler.
 enum HandlerEnd {
@@ -209,11 +206,7 @@ async fn attempt(
     if settlement.verdict != Verdict::Succeeded {
         settlement.exchange = exchange.take().and_then(|exchange| serde_json::to_string(&exchange).ok());
     }
-    settlement.call = call.get().or(match settlement.verdict {
-        Verdict::Succeeded => Some(CallOutcome::Answered),
-        Verdict::TimedOut => Some(CallOutcome::Failed),
-        _ => None,
-    });
+    settlement.call = call.after(settlement.verdict);
     shared.live.mark_settling(claimed.id, claimed.token);
     settlement.checkpoint = match checkpoint.unsaved() {
         Some(newest) => CheckpointUse::Unsaved(newest.content),
@@ -427,9 +420,7 @@ async fn undo_claim(
     match settled {
         Some(Settled::Done { execute_at: Some(execute_at), line: Some((queue, priority)), released, .. }) => {
             if has_expired(shared, claimed) {
-                // No claim takes it, and its end is written soon. It comes back in case MySQL's clock was set back.
-                let later = shared.store.clock().now() + EXPIRED_PAUSE;
-                shared.broker.hint(claimed.id, &queue, priority, execute_at.max(later));
+                shared.broker.hint_expired(claimed.id, &queue, priority, execute_at);
             } else if rest.is_some() {
                 shared.broker.hint(claimed.id, &queue, priority, execute_at);
             } else {

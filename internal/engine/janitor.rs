@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::SemaphorePermit;
 
 use super::EngineState;
+use super::ledger_walk::LedgerWalk;
 use super::reports::OldReports;
 use tickr_job::{BatchId, JobId};
 use tickr_store::{KEEP_RUNNERS, LimitKey, StoreError, TallyPlace, UniqueKeyPlace};
@@ -155,6 +156,15 @@ enum GrowingTable {
     Acts,
 }
 
+/// Position in a table that grows with the jobs or the calls.
+#[derive(Default)]
+struct TablePlace {
+    /// The next page begins behind this row. Absent between two walks.
+    after: Option<JobId>,
+    /// The walk through the ledger. The rows to remove of the other tables are their first ones.
+    ledger: LedgerWalk,
+}
+
 impl GrowingTable {
     fn what(self) -> &'static str {
         match self {
@@ -165,14 +175,14 @@ impl GrowingTable {
     }
 
     async fn empty_until_stopped(self, shared: &EngineState) {
-        let (mut place, mut more) = (None, false);
+        let (mut place, mut more) = (TablePlace::default(), false);
         while next_round(shared, more).await {
             more = may_purge(shared) && self.round(shared, &mut place).await;
         }
     }
 
     /// Remove a few pages behind `place`. Return true when the eldest runner left something for the next round.
-    async fn round(self, shared: &EngineState, place: &mut Option<JobId>) -> bool {
+    async fn round(self, shared: &EngineState, place: &mut TablePlace) -> bool {
         let eldest = shared.store.is_eldest(&shared.runner).await.unwrap_or(false);
         let pages = PageBudget::begin(shared, eldest).await;
         let more = is_left(self.what(), self.pages(shared, place, pages).await);
@@ -182,12 +192,12 @@ impl GrowingTable {
     async fn pages(
         self,
         shared: &EngineState,
-        place: &mut Option<JobId>,
+        place: &mut TablePlace,
         mut pages: PageBudget<'_>,
     ) -> Result<bool, StoreError> {
         let (mut rows, mut refused) = (0, 0);
         let more = loop {
-            let (removed, next) = match self.page(shared, *place).await {
+            let (removed, next) = match self.page(shared, place).await {
                 Ok(page) => page,
                 // MySQL may have refused the page because it was too large. The next one is smaller.
                 Err(error) if error.is_transient() && refused < REFUSED && pages.has_time() => {
@@ -200,7 +210,7 @@ impl GrowingTable {
                 Err(error) => return Err(error),
             };
             rows += removed;
-            *place = next;
+            place.after = next;
             if next.is_none() {
                 break false;
             }
@@ -215,12 +225,14 @@ impl GrowingTable {
     }
 
     /// Remove one page behind a place. Return the number of removed rows and the place to continue behind.
-    async fn page(self, shared: &EngineState, place: Option<JobId>) -> Result<(usize, Option<JobId>), StoreError> {
+    async fn page(self, shared: &EngineState, place: &mut TablePlace) -> Result<(usize, Option<JobId>), StoreError> {
         let (store, settings) = (&shared.store, &shared.settings);
-        let after = place.map(JobId::uuid);
+        let after = place.after.map(JobId::uuid);
         let (removed, next) = match self {
             Self::Jobs => {
-                let purged = store.purge_page(place, &settings.retention).await?;
+                let after = place.ledger.next_page(place.after, &settings.retention, store.clock().now());
+                let purged = store.purge_page(after, &settings.retention).await?;
+                place.ledger.has_read(purged.next);
                 metrics::counter!("tickr_jobs_purged_total").increment(purged.jobs as u64);
                 purged.released.iter().for_each(|job| shared.broker.hint_released(job));
                 return Ok((purged.jobs, purged.next));

@@ -47,6 +47,7 @@
 //! - `batches.rs`: counts the jobs of batches, and starts the callbacks.
 //! - `bulk_runner.rs`: carries out bulk operations.
 //! - `janitor.rs`: removes rows whose retention has ended.
+//! - `ledger_walk.rs`: the parts of the ledger in which the janitor looks for such jobs.
 //! - `reports.rs`: the part of the janitor that removes report files.
 //! - `index_changes.rs`: records when Redis was lost and came back.
 //! - `alerts.rs`: measures the dead letters and sends alerts.
@@ -71,6 +72,7 @@ mod heartbeat_history;
 mod index_changes;
 mod janitor;
 mod kinds;
+mod ledger_walk;
 mod limits;
 mod live;
 mod outbox;

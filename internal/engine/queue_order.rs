@@ -69,6 +69,12 @@ impl QueueOrder {
         DueLane { queue: self.queues[queue].clone(), priority }
     }
 
+    /// Return the position of a lane.
+    pub(super) fn place_of(&self, lane: &DueLane) -> Option<usize> {
+        let is_it = |served: &Served| served.priority == lane.priority && self.queues[served.queue] == lane.queue;
+        self.lines.iter().position(is_it)
+    }
+
     /// Return the position of a lane's queue.
     pub(super) fn queue_of(&self, line: usize) -> usize {
         self.lines[line].queue

@@ -150,8 +150,10 @@ struct WaitingPolls {
     waiting: Vec<Poll>,
     sender: UnboundedSender<Back>,
     back: UnboundedReceiver<Back>,
-    /// Queues whose lanes are known to the connection.
+    /// Queues whose lanes are known to the connection, and the place of each. The API bounds the number of queues for
+    /// which requests wait.
     queues: Vec<Name>,
+    places: HashMap<Name, usize>,
     order: QueueOrder,
     settings: Arc<OperatorSettings>,
     /// Queues without room, each with the moment to try again.
@@ -208,6 +210,7 @@ impl WaitingPolls {
             sender,
             back,
             queues: Vec::new(),
+            places: HashMap::new(),
             order: QueueOrder::new(&[], &settings),
             settings,
             full: HashMap::new(),
@@ -473,18 +476,15 @@ impl WaitingPolls {
     /// Follow the settings of operators and the queues of the requests. Return true if the lanes have changed.
     fn follow(&mut self) -> bool {
         let now = self.shared.operator_settings.now();
-        let missing: Vec<Name> = self.missing_queues();
+        let missing = self.missing_queues();
         let changed = !missing.is_empty();
         if changed {
             if self.queues.len() > MAX_QUEUES {
-                let waiting = &self.waiting;
-                self.queues.retain(|queue| waiting.iter().any(|poll| poll.fetch.worker.queues.contains(queue)));
+                let awaited: HashSet<&Name> = self.waiting.iter().flat_map(queues_of).collect();
+                self.queues.retain(|queue| awaited.contains(queue));
             }
-            for queue in missing {
-                if !self.queues.contains(&queue) {
-                    self.queues.push(queue);
-                }
-            }
+            self.queues.extend(missing);
+            self.places = self.queues.iter().enumerate().map(|(place, queue)| (queue.clone(), place)).collect();
             self.order = QueueOrder::new(&self.queues, &now);
         } else if !Arc::ptr_eq(&now, &self.settings) {
             self.order.follow(&now);
@@ -494,25 +494,30 @@ impl WaitingPolls {
         changed
     }
 
-    fn missing_queues(&self) -> Vec<Name> {
-        let wanted = self.waiting.iter().flat_map(|poll| poll.fetch.worker.queues.iter());
-        wanted.filter(|queue| !self.queues.contains(queue)).cloned().collect()
+    fn missing_queues(&self) -> BTreeSet<Name> {
+        let wanted = self.waiting.iter().flat_map(queues_of);
+        wanted.filter(|queue| !self.places.contains_key(*queue)).cloned().collect()
     }
 
-    /// Return how many jobs of a queue the waiting requests take.
-    fn room(&self, queue: &Name) -> usize {
-        if self.full.contains_key(queue) {
-            return 0;
+    /// Return how many jobs of each known queue the waiting requests take.
+    fn rooms(&self) -> Vec<usize> {
+        let mut rooms = vec![0_usize; self.queues.len()];
+        for poll in &self.waiting {
+            for place in queues_of(poll).filter_map(|queue| self.places.get(queue)) {
+                rooms[*place] += poll.slots.min(MAX_REMOTE_CLAIM);
+            }
         }
-        let wants = self.waiting.iter().filter(|poll| poll.fetch.worker.queues.contains(queue));
-        let room: usize = wants.map(|poll| poll.slots.min(MAX_REMOTE_CLAIM)).sum();
-        let limit = self.settings.queues.get(queue).and_then(|set| set.concurrency);
-        limit.map_or(room, |limit| room.min(limit as usize))
+        for (room, queue) in rooms.iter_mut().zip(&self.queues) {
+            let limit = self.settings.queues.get(queue).and_then(|set| set.concurrency);
+            let limit = if self.full.contains_key(queue) { Some(0) } else { limit };
+            *room = limit.map_or(*room, |limit| (*room).min(limit as usize));
+        }
+        rooms
     }
 
     async fn take_from_index(&mut self, entrance: &mut UnboundedReceiver<Poll>, fetch: &mut Fetch) -> Vec<Taken> {
         let shared = Arc::clone(&self.shared);
-        let rooms: Vec<usize> = self.queues.iter().map(|queue| self.room(queue)).collect();
+        let rooms = self.rooms();
         let most = self.waiting.iter().map(|poll| poll.slots).sum::<usize>().min(MAX_AT_ONCE);
         let (order, _) = self.order.next_turn(|queue| rooms.get(queue).copied());
         if order.lines.is_empty() {
@@ -565,14 +570,16 @@ impl WaitingPolls {
                         self.nudge().await;
                     }
                     back = self.back.recv() => if let Some(back) = back {
+                        let more = matches!(&back, Back::Poll(poll) if self.waits_for_more(poll, &rooms));
                         self.take_back(back);
-                        if self.waits_for_more(&rooms) {
+                        if more {
                             self.nudge().await;
                         }
                     },
                     poll = entrance.recv(), if !stopped => if let Some(poll) = poll {
+                        let more = self.waits_for_more(&poll, &rooms);
                         self.take_in(poll);
-                        if self.waits_for_more(&rooms) {
+                        if more {
                             self.nudge().await;
                         }
                     },
@@ -596,13 +603,14 @@ impl WaitingPolls {
         Taken { id, lane: self.order.due_line(place), kind: None }
     }
 
-    /// Return whether a request waits for a queue from which the pop does not take.
-    fn waits_for_more(&self, rooms: &[usize]) -> bool {
+    /// Return whether a new request waits for a queue from which the pop does not take. Those before it were looked at
+    /// when they came.
+    fn waits_for_more(&self, poll: &Poll, rooms: &[usize]) -> bool {
         let covered = |queue: &Name| {
-            let place = self.queues.iter().position(|known| known == queue);
-            place.is_some_and(|place| rooms.get(place).is_some_and(|room| *room > 0)) || self.full.contains_key(queue)
+            let room = self.places.get(queue).and_then(|place| rooms.get(*place));
+            room.is_some_and(|room| *room > 0) || self.full.contains_key(queue)
         };
-        self.waiting.iter().any(|poll| !poll.fetch.worker.queues.iter().all(covered))
+        !queues_of(poll).all(covered)
     }
 
     async fn nudge(&self) {
@@ -627,7 +635,7 @@ impl WaitingPolls {
     /// Take due jobs from MySQL, of the kinds that the waiting requests have.
     async fn take_from_store(&mut self, entrance: &mut UnboundedReceiver<Poll>) -> Vec<Taken> {
         let shared = Arc::clone(&self.shared);
-        let rooms: Vec<usize> = self.queues.iter().map(|queue| self.room(queue)).collect();
+        let rooms = self.rooms();
         let most = self.waiting.iter().map(|poll| poll.slots).sum::<usize>().min(MAX_AT_ONCE);
         let (order, _) = self.order.next_turn(|queue| rooms.get(queue).copied());
         let (now, mut found) = (shared.store.clock().now(), Vec::new());
@@ -749,8 +757,7 @@ impl WaitingPolls {
     async fn put_back(&self, fetch: &mut Fetch, jobs: Vec<Taken>) {
         let mut lanes: Vec<(usize, Vec<JobId>)> = Vec::new();
         for job in jobs {
-            let place = (0..self.order.lines().len()).find(|place| self.order.due_line(*place) == job.lane);
-            let Some(place) = place else { continue };
+            let Some(place) = self.order.place_of(&job.lane) else { continue };
             match lanes.iter_mut().find(|(known, _)| *known == place) {
                 Some((_, ids)) => ids.push(job.id),
                 None => lanes.push((place, vec![job.id])),
@@ -767,6 +774,10 @@ impl WaitingPolls {
             }
         }
     }
+}
+
+fn queues_of(poll: &Poll) -> std::slice::Iter<'_, Name> {
+    poll.fetch.worker.queues.iter()
 }
 
 /// Return whether the worker of this request executes the job, as far as is known.

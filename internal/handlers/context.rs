@@ -4,7 +4,7 @@ use std::any::Any;
 use std::fmt::{self, Display};
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use chrono::TimeDelta;
@@ -18,7 +18,7 @@ use tracing::Level;
 
 use super::{Failure, FinishKey, FinishLater, FinishSlot};
 use tickr_job::{
-    AttemptToken, CallOutcome, Checkpoint, Exchange, JobId, Name, Progress, Timestamp, TraceContext, limits,
+    AttemptToken, CallOutcome, Checkpoint, Exchange, JobId, Name, Progress, Timestamp, TraceContext, Verdict, limits,
 };
 use tickr_telemetry::{AttemptLog, LogScope, in_log_scope};
 
@@ -76,18 +76,41 @@ pub struct ContextParts {
 
 /// How the call of an attempt to the job's host ended, if the handler said so.
 #[derive(Clone, Debug, Default)]
-pub struct CallSlot(Arc<Mutex<Option<CallOutcome>>>);
+pub struct CallSlot(Arc<Mutex<CallSaid>>);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct CallSaid {
+    outcome: Option<CallOutcome>,
+    /// Whether the handler has said that it makes the call itself, and has not made it yet.
+    is_to_come: bool,
+}
 
 impl CallSlot {
     /// Overwrite the outcome.
     pub fn put(&self, outcome: CallOutcome) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+        self.lock().outcome = Some(outcome);
     }
 
     /// Return the outcome, if there is one.
     #[must_use]
     pub fn get(&self) -> Option<CallOutcome> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lock().outcome
+    }
+
+    /// Return the outcome of an attempt with this verdict. Without a word of the handler, a success counts as an answer,
+    /// and an attempt that timed out as a failed call, unless the handler has made none.
+    #[must_use]
+    pub fn after(&self, verdict: Verdict) -> Option<CallOutcome> {
+        let said = *self.lock();
+        said.outcome.or(match verdict {
+            Verdict::Succeeded => Some(CallOutcome::Answered),
+            Verdict::TimedOut if !said.is_to_come => Some(CallOutcome::Failed),
+            _ => None,
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, CallSaid> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -187,7 +210,7 @@ impl CheckpointSlot {
         Self(Arc::new(CheckpointCell { wake: Some(wake), ..CheckpointCell::default() }))
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Newest> {
+    fn lock(&self) -> MutexGuard<'_, Newest> {
         self.0.newest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -530,6 +553,18 @@ impl Context {
     /// Say that the host of the job answered, although the attempt does not succeed.
     pub fn host_answered(&self) {
         self.parts.call.put(CallOutcome::Answered);
+    }
+
+    /// Say that the call to the host was refused here. If it was the one that decides about an open breaker, the next one
+    /// waits for another pause.
+    pub(super) fn host_is_not_called(&self) {
+        self.parts.call.put(CallOutcome::NotMade);
+    }
+
+    /// Say that the call to the host is still to come, or that it is made now. An attempt whose time is over before its call
+    /// says nothing about the host.
+    pub(super) fn host_is_called(&self, is_called: bool) {
+        self.parts.call.lock().is_to_come = !is_called;
     }
 
     /// Keep the last request to another service and its response. They are stored with the attempt unless it succeeds.

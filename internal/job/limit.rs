@@ -69,6 +69,8 @@ pub enum CallOutcome {
     Answered,
     /// The host did not answer, or said that it cannot serve calls now.
     Failed,
+    /// The call was refused before it was made, so it says nothing about the host.
+    NotMade,
 }
 
 /// The jobs that share a limit.

@@ -16,6 +16,8 @@ use tickr_job::{Actor, Timestamp};
 
 /// Open breakers that one read returns.
 const MAX_OPEN: i64 = 100;
+/// Open breakers that are counted.
+const MAX_COUNTED: i64 = 100_000;
 
 /// A breaker that is open.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,7 +69,7 @@ impl Store {
         closed.await
     }
 
-    /// Count the open breakers of all limits. Returns 0 without a statement while no limit has a breaker.
+    /// Count the open breakers of all limits, up to 100,000. Returns 0 without a statement while no limit has a breaker.
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
@@ -79,9 +81,11 @@ impl Store {
         on_pool(&self.shared.pools.reads, "count open breakers", |conn, _| {
             Box::pin(async move {
                 sqlx::query_scalar(
-                    "SELECT COUNT(*) FROM limit_keys k FORCE INDEX (limit_keys_probe) JOIN limits l ON l.name = k.limit_name \
-                     WHERE k.probe_at IS NOT NULL AND k.failed_at >= l.breaker_since",
+                    "SELECT COUNT(*) FROM (SELECT 1 FROM limit_keys k FORCE INDEX (limit_keys_probe) \
+                     STRAIGHT_JOIN limits l ON l.name = k.limit_name WHERE k.probe_at IS NOT NULL \
+                     AND k.failed_at >= l.breaker_since LIMIT ?) b",
                 )
+                .bind(MAX_COUNTED)
                 .fetch_one(conn)
                 .await
             })

@@ -12,7 +12,7 @@ use sqlx::Row;
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
-use crate::{Store, StoreError, api_keys, bulk, kinds as declared, queues, rows};
+use crate::{Store, StoreError, api_keys, bulk, kinds as declared, limits, queues};
 use tickr_job::{Name, RunnerId, Timestamp};
 
 /// What may have changed since the last summary.
@@ -20,8 +20,9 @@ use tickr_job::{Name, RunnerId, Timestamp};
 pub struct ChangeSummary {
     /// A moment before MySQL read the tables, by the monotonic clock of this process.
     pub asked: Instant,
-    /// Number of rows and checksum of the API keys, the queues, the limits and the declared kinds. Two summaries with the
-    /// same value show the same settings, but for a chance of one in four billion. The uses of API keys are no settings.
+    /// Number of rows and checksum of the valid API keys, the queues, the limits and the declared kinds, and whether there
+    /// is any API key. Two summaries with the same value show the same settings, but for a chance of one in four billion.
+    /// The uses of API keys are no settings.
     pub settings: String,
     /// An operator drained the runner.
     pub drained: bool,
@@ -86,7 +87,7 @@ impl Store {
                 let kinds: Vec<&str> = kinds.iter().map(Name::as_str).collect();
                 let (places, listed) = script.list(&kinds);
                 let sql = format!(
-                    "SELECT UTC_TIMESTAMP(6) AS now, CONCAT({}, ' ', {}, ' ', {}, ' ', {}) AS settings, \
+                    "SELECT UTC_TIMESTAMP(6) AS now, {} AS settings, \
                      EXISTS (SELECT 1 FROM limit_slots) OR EXISTS (SELECT 1 FROM limit_waits) AS limits_in_use, \
                      EXISTS (SELECT 1 FROM job_expiries FORCE INDEX (job_expiries_look) \
                      WHERE look_at <= UTC_TIMESTAMP(6)) AS expired, \
@@ -105,10 +106,7 @@ impl Store {
                      WHERE stopped_at IS NULL AND via = 'http') AS remote_workers, \
                      (SELECT next_at FROM schedules FORCE INDEX (schedules_next) WHERE next_at IS NOT NULL \
                      AND kind IN {places} ORDER BY next_at LIMIT 1) AS next_tick",
-                    checksum("api_keys", api_keys::SETTINGS),
-                    checksum("queues", queues::COLUMNS),
-                    checksum("limits", rows::limits::COLUMNS),
-                    checksum("declared_kinds", declared::VERSION_COLUMNS),
+                    settings(),
                     bulk::IS_FREE,
                 );
                 let values = std::iter::once(Value::Text(runner.as_str())).chain(listed).collect();
@@ -139,11 +137,25 @@ impl Store {
     }
 }
 
-/// Build the SQL for the number of rows of a table and the checksum of these columns.
-fn checksum(table: &str, columns: &str) -> String {
+/// Build the SQL for the text that changes with the settings of operators.
+fn settings() -> String {
+    let parts = [
+        // Revoked API keys never change. They stay for ever, so any number of them may be there.
+        checksum("api_keys WHERE revoked_at IS NULL", api_keys::SETTINGS),
+        // The first API key that was ever made closes the API.
+        "EXISTS (SELECT 1 FROM api_keys)".to_owned(),
+        checksum("queues", queues::COLUMNS),
+        checksum("limits", limits::VERSION_COLUMNS),
+        checksum("declared_kinds", declared::VERSION_COLUMNS),
+    ];
+    format!("CONCAT_WS(' ', {})", parts.join(", "))
+}
+
+/// Build the SQL for the number of rows of a table, or of some of its rows, and the checksum of these columns.
+fn checksum(rows: &str, columns: &str) -> String {
     let columns: Vec<String> = columns.split(',').map(|column| format!("IFNULL({}, '')", column.trim())).collect();
     let columns = columns.join(", ");
     // A CRC is linear: the same change of two rows would cancel out. So it is taken of a digest.
     let row = format!("CRC32(SHA2(CONCAT_WS('|', {columns}), 256))");
-    format!("(SELECT CONCAT(COUNT(*), ':', IFNULL(BIT_XOR({row}), 0)) FROM {table})")
+    format!("(SELECT CONCAT(COUNT(*), ':', IFNULL(BIT_XOR({row}), 0)) FROM {rows})")
 }

@@ -78,18 +78,19 @@ pub use alerts::Message;
 pub use api_keys::{ApiKey, MAX_API_KEYS, MadeApiKey, NewApiKey, RevokedApiKey};
 use async_recursion::async_recursion as boxed;
 pub use attempts::checkpoints::NewCheckpoint;
+use attempts::checkpoints::SaveTurn;
 pub use attempts::claim::{Claim, Claimed, Opened, Unreadable};
 pub use attempts::claim_batches::{BatchPage, LapseRule, Lapsed};
 pub use attempts::deferred::{Deferral, DeferredAttempt, FinishKeyDigest, Reported};
 pub use attempts::lease::{
-    HeartbeatConnection, OwedPage, Reaped, RunnerBeat, RunnerRow, ServedKinds, UnstoppedRunners,
+    GiveBack, HeartbeatConnection, OwedPage, Reaped, RunnerBeat, RunnerRow, ServedKinds, UnstoppedRunners,
 };
 pub use attempts::limited::LimitSweep;
 pub use attempts::permits::{MayJudge, PermitGrant, PermitRequest};
 pub use attempts::readers::{Reader, UNREAD};
 pub use attempts::remote::{
     BEATS_PER_LEASE, BegunFetch, HANDED_OUT_WITHIN, HeldAttempt, MAX_REMOTE_CLAIM, NewWorker, OverdueAttempt,
-    RemoteAttempt, RemoteClaims, RemoteFetch, RemoteWorker, WorkerBeat,
+    RemoteAttempt, RemoteAttempts, RemoteClaims, RemoteFetch, RemoteWorker, WorkerBeat,
 };
 use attempts::renewal::Caution;
 pub use attempts::renewal::HeartbeatAnswer;
@@ -158,7 +159,7 @@ pub use outbox::source::{OUTBOX_SCHEMA, OutboxSource, SourceBacklog, SourcePage,
 pub use outbox::source_error::SourceError;
 pub use outbox::source_rows::CopiedRow;
 pub use queues::{MAX_QUEUES, Pause, PauseRequest, QueueChange, QueueChangeOutcome, QueueSetting};
-pub use reports::files::{RemovedPlace, RemovedReport};
+pub use reports::files::{PartsOf, RemovedPlace, RemovedReport};
 pub use reports::query::{InvalidUrl, ReportQueries};
 pub use retention::forget::{KEEP_RUNNERS, TallyPlace, UniqueKeyPlace};
 pub use retention::purge::Purged;
@@ -265,6 +266,8 @@ struct StoreInner {
     limits: Arc<KnownLimits>,
     /// Whether the heartbeats of remote workers leave out locked rows.
     caution: Arc<Caution>,
+    /// The turn of saving the checkpoints of heartbeats of remote workers.
+    save_turn: SaveTurn,
     /// Notified when jobs have ended for which other jobs wait.
     parents_ended: Notify,
     /// Notified when the counts of batches have changed.
@@ -400,6 +403,7 @@ impl Store {
             open_claims: Arc::default(),
             limits: Arc::default(),
             caution: Arc::default(),
+            save_turn: SaveTurn::default(),
             parents_ended: Notify::new(),
             batches_changed: Notify::new(),
             children: PageSize::new(jobs::dependencies::CHILDREN),

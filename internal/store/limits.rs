@@ -19,6 +19,10 @@ use tickr_job::{Actor, Limit, Name};
 /// Most limits that operators can set.
 pub const MAX_LIMITS: usize = 200;
 
+/// The columns that show each change of a limit, of its count and of its breaker. Every change increments the version, and
+/// a limit that is made again begins with another version. So the overrides, which may be long, need not be compared.
+pub(crate) const VERSION_COLUMNS: &str = "name, version, changed_at, counted, breaker_since";
+
 /// Largest first version of a limit. Each change increments it, and the column has room for as many changes again.
 const MAX_FIRST_VERSION: u32 = u32::MAX / 2;
 

@@ -128,7 +128,13 @@ pub static METRICS: &[Metric] = &[
         "Those of tickr_runners that have workers, remote workers included; the others serve the API only",
     ),
     row("tickr_runners_silent", Gauge, All, &[], "Registered runners whose last heartbeat is older than their lease"),
-    row("tickr_breakers_open", Gauge, All, &[], "Open breakers: hosts to which no calls start after repeated failures"),
+    row(
+        "tickr_breakers_open",
+        Gauge,
+        All,
+        &[],
+        "Open breakers: hosts to which no calls start after repeated failures; counted up to 100,000",
+    ),
     row(
         "tickr_held_jobs",
         Gauge,

@@ -323,12 +323,14 @@ async fn a_call_whose_commit_was_not_answered_is_done_once_although_its_job_has_
     tickr.stop().await;
 }
 
-/// Unlike in a new job, neither the kind nor the expiry is a field of a change.
+/// Unlike in a new job, neither the kind nor the expiry is a field of a change, and the kind is none of a replay.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refused_change_points_at_a_field_of_its_body_although_the_cause_lies_in_the_job() {
+async fn a_refused_change_or_replay_points_at_its_body_although_the_cause_lies_in_the_job() {
     let tickr = TestApp::start().await;
     assert_eq!(tickr.put("/v1/kinds/resize", json!({"queue": "pictures"})).await.status, 201);
     let picture = tickr.enqueue(json!({"kind": "resize", "delay_ms": LATER_MS})).await;
+    let expired = tickr.enqueue(json!({"kind": "resize", "expires_in_ms": 300})).await;
+    tickr.until(expired, State::Failed).await;
     assert_eq!(tickr.delete("/v1/kinds/resize").await.status, 204);
     let expires = tickr.enqueue(json!({"kind": "noop", "delay_ms": LATER_MS, "expires_in_ms": 2 * LATER_MS})).await;
     let too_late = chrono::Utc::now() + chrono::TimeDelta::hours(3);
@@ -339,6 +341,12 @@ async fn a_refused_change_points_at_a_field_of_its_body_although_the_cause_lies_
     ] {
         let refused = patch(&tickr, id, &[], &body).await;
         assert_eq!((refused.status, refused.code(), refused.pointers()), (422, code, vec![pointer]), "{body}");
+    }
+    // A replay may have an empty body, so the fault is one of the body as a whole.
+    for body in [json!({}), json!({"payload": {"path": "a.png"}})] {
+        let refused = tickr.post(&format!("/v1/jobs/{expired}/replay"), body).await;
+        let told = (refused.status, refused.code(), refused.pointers());
+        assert_eq!(told, (422, "unknown_kind", vec![""]), "{:#}", refused.body);
     }
     tickr.stop().await;
 }

@@ -198,7 +198,7 @@ async fn a_job_that_is_given_back_at_one_node_is_not_handed_out_again_at_another
     let token = AttemptToken::from_uuid(token);
     let why = "its answer got lost";
     let given = tickr.app.broker().store().give_back_unreached(&runner, token, vec![id], why).await.unwrap();
-    assert_eq!(given.len(), 1);
+    assert_eq!(given.given.len(), 1);
     proxy.pass_held_back();
     let repeated = repeated.await.unwrap();
     assert!(repeated.again.is_empty(), "{repeated:?}");

@@ -11,6 +11,8 @@ use sqlx::migrate::Migrator;
 use sqlx::{AssertSqlSafe, Executor as _, MySqlConnection, Row as _};
 use tickr::services::Services;
 use tickr::store::{MigrateSettings, Store, StoreSettings};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use tokio::process::Command;
 
 use crate::support::program::{Program, command, on_servers, outcome, tickr};
@@ -626,6 +628,21 @@ async fn serve_answers_probes_while_it_waits_for_a_migration_and_starts_when_it_
     };
     let mut first = serve(0);
     until_it_says(0, &format!("connection {id} ")).await;
+    // Clients that keep their connections silence no probe. The kernel hands connections over in their order, so that
+    // of the probe comes behind all of theirs.
+    let mut idle = Vec::new();
+    for _ in 0..70 {
+        idle.push(TcpStream::connect(addresses[0]).await.unwrap());
+    }
+    eventually("a probe is answered beside idle clients", async || {
+        let mut probe = TcpStream::connect(addresses[0]).await.ok()?;
+        probe.write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n").await.ok()?;
+        let mut said = [0; 12];
+        tokio::time::timeout(Duration::from_secs(5), probe.read_exact(&mut said)).await.ok()?.ok()?;
+        (&said == b"HTTP/1.1 200").then_some(())
+    })
+    .await;
+    drop(idle);
     let mut second = serve(1);
     until_it_says(1, "another process").await;
     // A startup probe gives up and kills the runner.
@@ -671,6 +688,29 @@ async fn a_command_that_finds_no_tables_or_old_ones_says_to_run_tickr_migrate() 
         assert!(code == 0 && !said.contains(hint), "{args:?} ended with {code}:\n{out}{said}");
     }
     database.drop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_api_key_is_made_in_older_tables_without_a_migration() {
+    let create = ["api-keys", "create", "ops", "--scope", "admin", "--in-store"];
+    let (name, url) = migrated_database().await;
+    let older = Empty { name, url, dir: tempfile::tempdir().unwrap() };
+    older.sql("DELETE FROM _sqlx_migrations ORDER BY version DESC LIMIT 1").await;
+    let before = Empty::applied(&mut connect(&older.url).await).await;
+    // The account of a runner may change no table.
+    let user = &older.name;
+    older.sql(format!("CREATE USER '{user}'@'%'; GRANT {ROWS} ON {user}.* TO '{user}'@'%'")).await;
+    let (code, out, said) = outcome(older.tickr_as(user, &create)).await;
+    assert!(code == 0 && out.starts_with("tickr_"), "{code} {out}{said}");
+    assert_eq!(Empty::applied(&mut connect(&older.url).await).await, before);
+    older.sql(format!("DROP USER '{user}'@'%'")).await;
+    older.drop().await;
+    // The first API key may come before the tables.
+    let empty = Empty::new().await;
+    let (code, out, said) = outcome(empty.tickr(&create)).await;
+    assert!(code == 0 && out.starts_with("tickr_"), "{code} {out}{said}");
+    assert_eq!(empty.list("SELECT CAST(name AS CHAR) FROM api_keys").await, ["ops"]);
+    empty.drop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

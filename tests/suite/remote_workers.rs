@@ -1236,19 +1236,18 @@ async fn a_process_gives_nothing_back_that_another_one_has_handed_out_again() {
     let body = json!({"slots": 1, "wait_ms": 20_000, "holding": [], "fetch_id": Uuid::now_v7()});
     let socket = sent_fetch(first.addr(), &worker, &body).await;
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 1).await;
-    // The worker gives this answer up. The process gives the job back, and waits for its row.
+    // The worker gives this answer up. The process would give the job back, and another session locks its row.
     let mut frozen = tickr.mysql().await;
     frozen.execute("BEGIN").await.unwrap();
     let lock = "SELECT id FROM owed WHERE id = ? FOR UPDATE";
     sqlx::query(lock).bind(id.uuid()).fetch_one(&mut frozen).await.unwrap();
     drop(socket);
-    tickr.until_lock_waits(1..).await;
     operator.execute("UNLOCK TABLES").await.unwrap();
     let fetched = worker.call(at, "fetch", body).await;
     let again = &fetched.body["jobs"][0];
     assert_eq!(id_of(again), id);
     frozen.execute("ROLLBACK").await.unwrap();
-    // Its stop waits for what it has begun.
+    // It tries again and again, also for a moment after it was told to stop.
     stop(first).await;
     assert_eq!(tickr.job(id).await["state"], "executing");
     assert_eq!(worker.finish(at, again, json!({"verdict": "succeeded"})).await["result"], "settled");
@@ -1788,6 +1787,7 @@ async fn a_row_that_another_session_locks_costs_no_other_attempt_of_its_worker_i
     let pulse = Pulse::start(&tickr).await;
     // More than two leases, in which every reaper looks several times.
     let until = Instant::now() + Duration::from_secs(25);
+    let mut alone = 0;
     while Instant::now() < until {
         let holding = held.iter().map(|job| json!({"token": job["token"], "percent": 50.0, "checkpoint": {"row": 1}}));
         let body = json!({"holding": holding.collect::<Vec<_>>()});
@@ -1798,10 +1798,12 @@ async fn a_row_that_another_session_locks_costs_no_other_attempt_of_its_worker_i
             called_within(&pulse, within, &other, at, "beat", idle),
         );
         assert_eq!((&beaten["lost"], &beaten["cancel"]), (&json!([]), &json!([])), "{beaten:#}");
-        // Its report was not stored, and the answer says so.
-        assert_eq!(beaten["unsaved"], json!([locked["token"]]), "{beaten:#}");
+        // Its report was not stored, and the answer says so. On a machine that stands still, others may be late.
+        assert!(beaten["unsaved"].as_array().unwrap().contains(&locked["token"]), "{beaten:#}");
+        alone += u32::from(beaten["unsaved"] == json!([locked["token"]]));
         tokio::time::sleep(Duration::from_secs(3)).await;
     }
+    assert!(alone > 0, "the reports of the others are stored");
     for job in &free {
         assert_eq!(tickr.job(id_of(job)).await["progress"]["percent"], 50.0);
         assert_eq!(tickr.verdicts(id_of(job)).await, ["open"]);
@@ -1859,6 +1861,15 @@ async fn a_row_that_another_session_locks_delays_no_end_of_a_worker_and_no_job_t
     // A program has some seconds for its end.
     let leave = tickr.request(Method::DELETE, &format!("/v1/workers/{}", worker.id));
     assert_eq!(answered_within(&pulse, within, "the leave", answer(leave)).await.status, 204);
+    // However often it says so, the locked row takes no connection from the loops of the process. A job expires while
+    // it waits for a worker.
+    for _ in 0..40 {
+        assert_eq!(tickr.delete(&format!("/v1/workers/{}", worker.id)).await.status, 204);
+    }
+    let late = tickr.enqueue(json!({"kind": "resize", "payload": 2, "expires_in_ms": 1_000})).await;
+    let began = Instant::now();
+    tickr.until(late, State::Failed).await;
+    pulse.assert_within(Duration::from_secs(20), began, "the end of the job that expired");
     sqlx::raw_sql("ROLLBACK").execute(&mut frozen).await.unwrap();
     // Both come back without an attempt used, and no lease has to end.
     eventually("both wait again", || async {
@@ -1872,6 +1883,118 @@ async fn a_row_that_another_session_locks_delays_no_end_of_a_worker_and_no_job_t
             next.finish(at, &job, json!({"verdict": "succeeded"})).await;
             done += 1;
         }
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_heartbeat_whose_checkpoint_mysql_refuses_renews_its_leases_and_says_so() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 1).await;
+    let id = tickr.enqueue(json!({"kind": "resize", "payload": 1})).await;
+    let job = worker.fetch(at, 1, 20_000, &[]).await.remove(0);
+    let body = json!({"holding": [{"token": job["token"], "checkpoint": {"row": 1}}]});
+    let refuses = "CREATE TRIGGER refuses BEFORE INSERT ON checkpoints FOR EACH ROW \
+                   SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'refused'";
+    tickr.sql(refuses).await;
+    let beaten = worker.call(at, "beat", body.clone()).await;
+    let expected = (200, &json!([job["token"]]));
+    assert_eq!((beaten.status, &beaten.body["unsaved"]), expected, "{:#}", beaten.body);
+    tickr.sql("DROP TRIGGER refuses").await;
+    // Another session may lock the row for a moment.
+    eventually("the checkpoint is saved", || async {
+        worker.call(at, "beat", body.clone()).await.body.get("unsaved").is_none().then_some(())
+    })
+    .await;
+    assert_eq!(tickr.verdicts(id).await, ["open"]);
+    worker.finish(at, &job, json!({"verdict": "succeeded"})).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_table_of_checkpoints_holds_up_no_heartbeat_of_another_worker() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let mut held = Vec::new();
+    for n in 0..12 {
+        let worker = Worker::register(&tickr, 1).await;
+        tickr.enqueue(json!({"kind": "resize", "payload": n})).await;
+        let job = worker.fetch(at, 1, 20_000, &[]).await.remove(0);
+        held.push((worker, job));
+    }
+    let other = Worker::register(&tickr, 1).await;
+    let mut operator = tickr.mysql().await;
+    operator.execute("LOCK TABLES checkpoints READ").await.unwrap();
+    let saves = async |worker: &Worker, job: &Value| {
+        let body = json!({"holding": [{"token": job["token"], "checkpoint": {"row": 1}}]});
+        let beaten = worker.call(at, "beat", body).await;
+        assert_eq!((beaten.status, &beaten.body["lost"]), (200, &json!([])), "{:#}", beaten.body);
+        beaten.body.get("unsaved").is_none()
+    };
+    let each = held.iter().map(|(worker, job)| saves(worker, job));
+    let mut together = Box::pin(futures_util::future::join_all(each));
+    // Each save waits for the lock for a second. A heartbeat that waits for a connection for three seconds fails.
+    let saved = loop {
+        tokio::select! {
+            saved = &mut together => break saved,
+            _ = other.beat(at, &[]) => {}
+        }
+    };
+    assert_eq!(saved, [false; 12]);
+    operator.execute("UNLOCK TABLES").await.unwrap();
+    for (worker, job) in &held {
+        eventually("the checkpoint is saved", || async { saves(worker, job).await.then_some(()) }).await;
+        assert_eq!(worker.finish(at, job, json!({"verdict": "succeeded"})).await["result"], "settled");
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_cannot_be_read_costs_no_other_attempt_of_its_worker_its_beat_or_verdict() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 3).await;
+    let ids = tickr.enqueue_many((0..3).map(|n| json!({"kind": "resize", "payload": n}))).await;
+    let mut held: Vec<Value> = Vec::new();
+    while held.len() < 3 {
+        let more = worker.fetch(at, 3, 10_000, &held.iter().collect::<Vec<_>>()).await;
+        held.extend(more);
+    }
+    held.sort_by_key(id_of);
+    let bad = id_of(&held[0]).uuid().simple();
+    let name = async |table: &str, kind: &str| {
+        tickr.sql(format!("UPDATE {table} SET kind = '{kind}' WHERE id = UNHEX('{bad}')")).await;
+    };
+    // First one of its two rows cannot be read, and then neither of them can.
+    for table in ["owed", "jobs"] {
+        name(table, "Not A Name").await;
+        let holding = held.iter().map(|job| json!({"token": job["token"], "checkpoint": {"row": 1}}));
+        let body = json!({"holding": holding.collect::<Vec<_>>()});
+        // Another session may lock one of the other rows for a moment.
+        eventually("the checkpoints of the others are saved", || async {
+            let beaten = worker.call(at, "beat", body.clone()).await;
+            assert_eq!((beaten.status, &beaten.body["lost"]), (200, &json!([])), "{:#}", beaten.body);
+            (beaten.body["unsaved"] == json!([held[0]["token"]])).then_some(())
+        })
+        .await;
+        let verdicts = held[..2].iter().map(|job| json!({"token": job["token"], "verdict": "succeeded"}));
+        let body = json!({"verdicts": verdicts.collect::<Vec<_>>()});
+        eventually("the verdict of the other one is written", || async {
+            let finished = worker.call(at, "finish", body.clone()).await;
+            assert_eq!(finished.status, 200, "{:#}", finished.body);
+            assert_eq!(finished.body["results"][0]["result"], "locked", "{:#}", finished.body);
+            (finished.body["results"][1]["result"] == "settled").then_some(())
+        })
+        .await;
+        held.remove(1);
+    }
+    for table in ["owed", "jobs"] {
+        name(table, "resize").await;
+    }
+    assert_eq!(worker.finish(at, &held[0], json!({"verdict": "succeeded"})).await["result"], "settled");
+    for id in ids {
+        assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
     }
     tickr.stop().await;
 }
@@ -2614,6 +2737,53 @@ async fn more_requests_than_may_wait_are_told_to_come_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn requests_for_more_queues_than_a_process_serves_are_told_to_come_back() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let register = async |number: u32| {
+        let queues: Vec<String> = (0..100).map(|queue| format!("q{number}-{queue}")).collect();
+        Worker::register_as(&tickr, json!({"name": "many", "kinds": ["resize"], "queues": queues, "slots": 1})).await
+    };
+    let mut waiting = Vec::new();
+    for number in 0..10 {
+        let worker = register(number).await;
+        let waits = Worker { id: worker.id.clone() };
+        let call = async move {
+            loop {
+                let body = json!({"slots": 1, "wait_ms": 60_000, "holding": [], "fetch_id": Uuid::now_v7()});
+                let fetched = waits.call(at, "fetch", body).await;
+                // The worker below may have had the room for a moment.
+                if fetched.status != 429 {
+                    return fetched.body["jobs"].clone();
+                }
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+        };
+        waiting.push((worker, tokio::spawn(call)));
+    }
+    tickr.until_count("SELECT COUNT(*) FROM runners WHERE fetch_id IS NOT NULL", 10).await;
+    let more = register(10).await;
+    let refused = eventually("there is no room for the queues of another worker", || async {
+        let body = json!({"slots": 1, "wait_ms": 0, "holding": [], "fetch_id": Uuid::now_v7()});
+        let fetched = more.call(at, "fetch", body).await;
+        (fetched.status != 200).then_some(fetched)
+    })
+    .await;
+    assert_eq!((refused.status, refused.code()), (429, "overloaded"), "{:#}", refused.body);
+    assert!(!refused.header("retry-after").is_empty());
+    // The checker takes a refused worker for none that waits.
+    tickr.until_count("SELECT COUNT(*) FROM runners WHERE fetch_id IS NOT NULL AND polls_until IS NULL", 1).await;
+    // Queues for which requests wait anyway cost nothing, and the jobs of all of them reach their workers.
+    assert_eq!(register(0).await.fetch(at, 1, 0, &[]).await, Vec::<Value>::new());
+    let (last, waits) = waiting.pop().unwrap();
+    tickr.enqueue(json!({"kind": "resize", "payload": 1, "queue": "q9-99"})).await;
+    let held = waits.await.unwrap();
+    assert_eq!(last.finish(at, &held[0], json!({"verdict": "succeeded"})).await["state"], "completed");
+    waiting.iter().for_each(|(_, waits)| waits.abort());
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn one_api_key_leaves_waits_to_other_api_keys_and_to_operators() {
     let tickr = started_with(|config| config.http_polls = 8).await;
     let at = tickr.app.addr();
@@ -2884,6 +3054,7 @@ async fn a_job_that_expires_between_its_claim_and_the_answer_reaches_no_worker()
     let worker = Worker::register(&tickr, 4).await;
     let job = |ms: u32| json!({"kind": "resize", "payload": {"path": "a.png"}, "expires_in_ms": ms});
     let both = ["interrupted", "expired"];
+    let claims = "INSERT INTO claim_batches";
     // A claim waits for a lock for five seconds at most. If the machine stands still, the job may expire before its
     // claim, or the claim may end before the job expires, and the next job is tried.
     let mut tries = 0;
@@ -2893,13 +3064,16 @@ async fn a_job_that_expires_between_its_claim_and_the_answer_reaches_no_worker()
         // The end of the claim waits for this lock. The attempt has its time of start by then.
         held.execute("SELECT * FROM claim_batches FOR UPDATE").await.unwrap();
         let late = tickr.enqueue(job(2_500)).await;
-        let (jobs, ()) = tokio::join!(worker.fetch(at, 4, 4_000, &[]), async {
+        let (jobs, is_under_way) = tokio::join!(worker.fetch(at, 4, 4_000, &[]), async {
             tokio::select! {
-                () = tickr.until_said("INSERT INTO claim_batches", 1) => {}
+                () = tickr.until_said(claims, 1) => {}
                 () = tickr.until_count(expired, 0) => {}
             }
             tickr.until_count(expired, 0).await;
+            let look = tokio::time::timeout(Duration::from_millis(500), tickr.until_said(claims, 1));
+            let is_under_way = look.await.is_ok();
             held.rollback().await.unwrap();
+            is_under_way
         });
         assert_eq!(jobs, Vec::<Value>::new());
         let in_time = tokio::time::timeout(Duration::from_secs(10), tickr.until(late, State::Failed)).await.is_ok();
@@ -2909,11 +3083,15 @@ async fn a_job_that_expires_between_its_claim_and_the_answer_reaches_no_worker()
         }
         let ended = tickr.until(late, State::Failed).await;
         assert_eq!(ended["attempt"], 0, "{ended:#}");
-        let verdicts = tickr.verdicts(late).await;
-        if in_time && verdicts == both {
+        // The claim is undone, so the dead letter is one of those that never started.
+        if in_time {
+            assert_eq!(tickr.verdicts(late).await, ["expired"]);
+            let error = ended["last_error"].as_str().unwrap();
+            assert!(error.starts_with("expired: it did not start before "), "{ended:#}");
+        }
+        if in_time && is_under_way {
             break;
         }
-        assert!(verdicts == both || verdicts == ["expired"], "{verdicts:?}");
         tries += 1;
         assert!(tries < 5, "no claim was under way when its job expired");
     }

@@ -2059,6 +2059,54 @@ async fn the_sweep_that_counts_for_a_new_limit_lets_its_parked_jobs_go() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_stale_slot_behind_thousands_of_others_is_freed_by_sweeps() {
+    let test = TestStore::start().await;
+    test.set_concurrency(1).await;
+    test.claimed(test.insert_limited("b", 1).await[0]).await;
+    let mut mysql = test.mysql().await;
+    // Jobs of `a` that were let go a moment ago. Each has a slot that is kept for it.
+    mysql
+        .execute(
+            "INSERT INTO owed (id, kind, queue, priority, max_attempts, state, execute_at) \
+             WITH RECURSIVE n (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM n WHERE n < 99) \
+             SELECT UNHEX(LPAD(HEX(a.n * 100 + b.n), 32, '0')), 'noop', 'let-go', 5, 5, 'waiting', \
+             UTC_TIMESTAMP(3) - INTERVAL 1 DAY FROM n a JOIN n b ON b.n < 60",
+        )
+        .await
+        .unwrap();
+    mysql
+        .execute(
+            "INSERT INTO limit_slots (limit_name, limit_key, job_id, kept_until) \
+             SELECT 'l', 'a', id, UTC_TIMESTAMP(6) + INTERVAL 60 SECOND FROM owed WHERE queue = 'let-go'",
+        )
+        .await
+        .unwrap();
+    mysql.execute("UPDATE limit_slots SET job_id = UNHEX(REPEAT('11', 16)) WHERE limit_key = 'b'").await.unwrap();
+    let mut sweep = LimitSweep::default();
+    for _ in 0..3 {
+        sweep = test.store.sweep_limits(sweep, false, |_| {}).await.unwrap();
+    }
+    assert_eq!(test.slots().await, (0, 6_000, 0));
+    test.stop_broken("most of the rows in owed have none in jobs").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sweep_finds_the_key_behind_one_with_hundreds_of_parked_jobs() {
+    let test = TestStore::start().await;
+    test.set_concurrency(1).await;
+    let (of_a, of_b) = (test.insert_limited("a", 301).await, test.insert_limited("b", 2).await);
+    for ids in [&of_a, &of_b] {
+        test.claimed(ids[0]).await;
+        test.park(&ids[1..]).await;
+    }
+    test.mysql().await.execute("DELETE FROM limit_slots WHERE limit_key = 'b'").await.unwrap();
+    test.store.sweep_limits(LimitSweep::default(), false, |_| {}).await.unwrap();
+    // The slot of `b` is kept for its job.
+    assert_eq!(test.slots().await, (1, 1, 300));
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_next_parked_job_is_claimed_by_the_commit_that_ends_the_attempt_before_it() {
     let test = TestStore::start().await;
     test.set_concurrency(2).await;

@@ -85,7 +85,7 @@ async fn a_job_waits_for_its_time_and_for_a_paused_queue_and_backs_off_after_a_f
 
 /// A job that is snoozed again and again has any number of lines in the ledger.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_of_more_attempts_than_its_timeline_has_shows_how_it_ended() {
+async fn a_job_of_thousands_of_attempts_shows_how_it_ended_and_the_last_of_them() {
     let tickr = TestApp::start().await;
     let id = tickr.enqueue_kind("noop", json!({})).await;
     tickr.until(id, State::Completed).await;
@@ -101,7 +101,12 @@ async fn a_job_of_more_attempts_than_its_timeline_has_shows_how_it_ended() {
         .await;
     let answer = tickr.get(&format!("/v1/jobs/{id}/timeline")).await;
     assert_eq!((answer.status, &answer.body["state"]), (200, &json!("completed")), "{:#}", answer.body);
-    assert_eq!(answer.body["to"], tickr.job(id).await["finished_at"]);
+    let job = tickr.job(id).await;
+    assert_eq!(answer.body["to"], job["finished_at"]);
+    let attempts = job["attempts"].as_array().unwrap();
+    let [first, last] = [&attempts[0]["number"], &attempts[attempts.len() - 1]["number"]];
+    assert_eq!((attempts.len(), first, last), (1_000, &json!(202), &json!(1_201)));
+    assert_eq!((&job["state"], &attempts[999]["verdict"]), (&json!("completed"), &json!("succeeded")));
     let runs = answer.body["segments"].as_array().unwrap().iter().filter(|one| one["cause"] == "running");
     assert_eq!(runs.count(), 1_000);
     tickr.stop_broken("its attempts are made up").await;

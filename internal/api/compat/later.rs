@@ -147,7 +147,7 @@ async fn delete_task(api: &Api, asker: &Requester, body: Result<LaterBody<TaskId
 struct QueryAnswer<'a> {
     id: String,
     topic: &'a str,
-    /// Due time of the first delivery.
+    /// Due time of the first delivery, or of the first of the last thousand.
     execute_time: i64,
     max_retry: u32,
     /// Number of deliveries that failed.

@@ -2,6 +2,7 @@
 //!
 //! - `answers.rs`: small parts of many answers
 //! - `auth.rs`: authentication and scopes
+//! - `awaited_queues.rs`: the number of different queues for which requests of remote workers wait
 //! - `body.rs`: bodies, paths and query strings, read with precise errors
 //! - `caller.rs`: the jobs that a caller may see and the kinds that it may enqueue
 //! - `cursor.rs`: the cursors of listings
@@ -22,6 +23,7 @@
 
 pub(super) mod answers;
 pub(super) mod auth;
+pub(super) mod awaited_queues;
 pub(super) mod body;
 pub(super) mod caller;
 pub(super) mod cursor;

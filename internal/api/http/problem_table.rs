@@ -109,12 +109,12 @@ problems! {
         remedy: "Send `Authorization: Bearer` with an API key (`tickr api-keys create`) or a token of `TICKR_API_TOKENS`.",
         again: Changed,
     }
-    /// 403: the caller may not do this; for an API key, the detail names the scope or kind that is needed.
+    /// 403: the caller may not do this; for an API key, the detail names the scope, kinds or queues in question.
     Forbidden => {
         status: FORBIDDEN,
         title: "The caller may not do this",
-        meaning: "The API key has another scope or other kinds. Or the job belongs to another producer. Or the API is open (it has no API keys yet), and the request came from a web page of another site, through a proxy, or under a host name that tickr does not know as its own.",
-        remedy: "Use an API key with the scope or kind that `detail` names. For an open API, add the host name to `TICKR_HTTP_HOSTS`, or create an API key.",
+        meaning: "The API key has another scope, or may not use this kind or queue. Or the job belongs to another producer. Or the API is open (it has no API keys yet), and the request came from a web page of another site, through a proxy, or under a host name that tickr does not know as its own.",
+        remedy: "Use an API key that may do this: `detail` and `errors` name the scope, kind or queue. For an open API, add the host name to `TICKR_HTTP_HOSTS`, or create an API key.",
         again: Changed,
     }
     /// 404: the path or the object does not exist.
@@ -141,12 +141,12 @@ problems! {
         remedy: "Send it again over a faster connection. Use `/v1/jobs/import` for large numbers of jobs.",
         again: Later,
     }
-    /// 409: the state of the job or bulk operation does not allow this; for a job, `current_state` names the state.
+    /// 409: the state of the job, batch or bulk operation does not allow this; for a job, `current_state` names the state.
     WrongState => {
         status: CONFLICT,
         title: "Not possible in the current state",
-        meaning: "The state of the job or bulk operation does not allow this. For a job, `current_state` names the state. Nothing was changed.",
-        remedy: "Read the job or bulk operation again, then decide what to do.",
+        meaning: "The state of the job, batch or bulk operation does not allow this. For a job, `current_state` names the state. Nothing was changed.",
+        remedy: "Read the job, batch or bulk operation again, then decide what to do.",
         again: Changed,
     }
     /// 409: another job has this unique key.
@@ -298,7 +298,7 @@ problems! {
         status: UNPROCESSABLE_ENTITY,
         title: "Malformed id",
         meaning: "The id in the path is malformed.",
-        remedy: "Use the id that tickr returned: a hyphenated UUID for a job or bulk operation, 16 hexadecimal digits for a group of dead letters.",
+        remedy: "Use the id that tickr returned: a hyphenated UUID for a job, a batch, a bulk operation or a row of the outbox, 16 hexadecimal digits for a group of dead letters.",
         again: Changed,
     }
     /// 422: the cursor does not come from this listing with this filter.
@@ -322,7 +322,7 @@ problems! {
     Overloaded => {
         status: TOO_MANY_REQUESTS,
         title: "A limit of this runner is reached",
-        meaning: "This runner has reached a limit: requests that wait for MySQL, open connections, streams, imports, downloads, or searches, counts and other heavy reads. Nothing was accepted. For an import, the lines that were already answered keep their outcome.",
+        meaning: "This runner has reached a limit: requests that wait for MySQL, for a result or for jobs, open connections, streams, imports, downloads, or searches, counts and other heavy reads. Nothing was accepted. For an import, the lines that were already answered keep their outcome.",
         remedy: "Wait for the time in `Retry-After` and try again, on another runner if there is one. Operators find the numbers in `tickr_http_clients_turned_away_total` and `tickr_searches_refused_total`, and the limits in the configuration.",
         again: Later,
     }
@@ -449,6 +449,22 @@ mod tests {
             let answer = Problem::new(code, "x").into_response();
             let comes_back = answer.headers().contains_key("retry-after");
             assert_eq!(comes_back, code.entry().again == Again::Later, "{}", code.word());
+        }
+    }
+
+    /// A client that gets the code for another object would take the page for the one of another code.
+    #[test]
+    fn a_code_that_several_objects_share_names_each_of_them() {
+        for (code, objects) in [
+            (Code::WrongState, &["job", "batch", "bulk operation"][..]),
+            (Code::Forbidden, &["scope", "kind", "queue", "producer"]),
+            (Code::InvalidId, &["job", "batch", "bulk operation", "outbox", "dead letters"]),
+            (Code::Overloaded, &["MySQL", "result", "connections", "streams", "imports", "downloads", "searches"]),
+        ] {
+            let Entry { meaning, remedy, .. } = code.entry();
+            for object in objects {
+                assert!(meaning.contains(object) || remedy.contains(object), "{}: {object}", code.word());
+            }
         }
     }
 }

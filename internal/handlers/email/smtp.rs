@@ -87,6 +87,8 @@ pub enum SmtpSetupError {
 const IDLE: Duration = Duration::from_secs(60);
 /// Time limit of an idle connection for its first answer, after which it counts as dead.
 const FIRST_ANSWER: Duration = Duration::from_secs(5);
+/// Time limit for a last answer on a connection that broke amid the message.
+const LAST_ANSWER: Duration = Duration::from_secs(1);
 /// Longest time for a connection to one address of the server, with its greeting, while it has others that were not
 /// tried. Some servers greet only after six seconds, to keep out senders of spam that do not wait.
 const ONE_ADDRESS: Duration = Duration::from_secs(8);
@@ -121,7 +123,7 @@ impl fmt::Display for SmtpStep {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SmtpError {
     #[error("hand the mail to {server}: it refused {what}")]
-    Refused { server: String, what: String, permanent: bool },
+    Refused { server: String, step: SmtpStep, what: String, permanent: bool },
     #[error("hand the mail to {server}: the connection failed while {step}: {cause}")]
     Failed { server: String, step: SmtpStep, cause: String },
     #[error("hand the mail to {server}: it may have taken the mail, because its answer cannot be read: {cause}")]
@@ -138,12 +140,14 @@ impl SmtpError {
         matches!(self, Self::Refused { permanent: true, .. } | Self::Unreadable { .. })
     }
 
-    /// True when the connection proved useless before the message was sent over it, so that another one may be tried.
-    fn is_dead_connection(&self) -> bool {
+    /// True when a connection that was idle proved useless before the message was sent over it, so that another one may be
+    /// tried. Some servers take so many mails on a connection and then refuse the next sender.
+    fn is_dead_connection(&self, past: Past) -> bool {
         match self {
             Self::Failed { step, .. } => *step != SmtpStep::Content,
             Self::TimedOut { step, .. } => *step == SmtpStep::Sender,
-            Self::Refused { .. } | Self::Unreadable { .. } | Self::Stopped { .. } => false,
+            Self::Refused { step, .. } => *step == SmtpStep::Sender && past == Past::Mails,
+            Self::Unreadable { .. } | Self::Stopped { .. } => false,
         }
     }
 }
@@ -159,7 +163,19 @@ pub(super) struct SmtpPool {
 
 struct Idle {
     connection: AsyncSmtpConnection,
+    past: Past,
     since: Instant,
+}
+
+/// What a connection was used for before.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Past {
+    /// Nothing: it is new.
+    New,
+    /// The server has refused all mails that came over it.
+    Refusals,
+    /// The server has taken mails over it.
+    Mails,
 }
 
 enum Protection {
@@ -204,29 +220,34 @@ impl SmtpPool {
             }
         };
         let deadline = ctx.deadline().min(Instant::now() + self.settings.timeout);
-        if let Some(connection) = self.take_idle() {
-            match self.converse(connection, mail, ctx, deadline.min(Instant::now() + FIRST_ANSWER), deadline).await {
-                // The connection died while it was idle. The server has not seen the message.
-                Err(error) if error.is_dead_connection() => {}
+        if let Some(Idle { connection, past, .. }) = self.take_idle() {
+            match self.converse((connection, past), mail, ctx, deadline).await {
+                // The connection died while it was idle, or is used up. The server has not seen the message.
+                Err(error) if error.is_dead_connection(past) => {}
                 finished => return finished,
             }
         }
         let connection = self.open(ctx, deadline).await?;
-        self.converse(connection, mail, ctx, deadline, deadline).await
+        self.converse((connection, Past::New), mail, ctx, deadline).await
     }
 
     /// Send one mail over one connection. Keep the connection for the next mail if the server is ready for one.
     async fn converse(
         &self,
-        mut connection: AsyncSmtpConnection,
+        (mut connection, past): (AsyncSmtpConnection, Past),
         mail: &Mail,
         ctx: &Context,
-        first_deadline: Instant,
         deadline: Instant,
     ) -> Result<String, SmtpError> {
+        let first_deadline = match past {
+            Past::Refusals | Past::Mails => deadline.min(Instant::now() + FIRST_ANSWER),
+            Past::New => deadline,
+        };
         let result = self.exchange(&mut connection, mail, ctx, first_deadline, deadline).await;
         let ready = match &result {
             Ok(_) => true,
+            // It may refuse every sender from now on.
+            Err(SmtpError::Refused { step: SmtpStep::Sender, .. }) if past == Past::Mails => false,
             // The server has answered completely and waits. Reset the half-sent envelope, if the server does so
             // quickly.
             Err(SmtpError::Refused { .. }) => {
@@ -242,7 +263,8 @@ impl SmtpPool {
             ) => false,
         };
         if ready {
-            self.put_idle(connection);
+            let has_taken = result.is_ok() || past == Past::Mails;
+            self.put_idle(connection, if has_taken { Past::Mails } else { Past::Refusals });
         }
         result
     }
@@ -275,7 +297,8 @@ impl SmtpPool {
             }
         }
         if let Some((permanent, all)) = refused {
-            return Err(SmtpError::Refused { server: self.server(), what: all.join("; "), permanent });
+            let (server, step, what) = (self.server(), SmtpStep::Recipient, all.join("; "));
+            return Err(SmtpError::Refused { server, step, what, permanent });
         }
 
         let answer = self.until_stopped(SmtpStep::Data, ctx, deadline, connection.command(Data)).await?;
@@ -284,7 +307,12 @@ impl SmtpPool {
         // From here on the server may accept the mail at any moment. A stop no longer interrupts: the mail might be
         // sent, and the runner would not know it.
         let answer = timeout_at(deadline, connection.message(&mail.bytes)).await;
-        let answer = answer.map_err(|_| self.timed_out(SmtpStep::Content))?;
+        let mut answer = answer.map_err(|_| self.timed_out(SmtpStep::Content))?;
+        if answer.as_ref().is_err_and(is_broken) {
+            // A server that finds the message too large says so amid it and closes the connection.
+            let last = timeout_at(deadline.min(Instant::now() + LAST_ANSWER), connection.read_response()).await;
+            answer = last.ok().filter(|last| last.as_ref().is_err_and(|e| e.status().is_some())).unwrap_or(answer);
+        }
         let answer = answer.map_err(|e| self.refused(SmtpStep::Content, "the message", &e))?;
         Ok(one_line(&format!("{} {}", answer.code(), answer.message().collect::<Vec<_>>().join(" "))))
     }
@@ -362,14 +390,14 @@ impl SmtpPool {
     }
 
     /// Take the newest idle connection. Close those that were idle for too long.
-    fn take_idle(&self) -> Option<AsyncSmtpConnection> {
+    fn take_idle(&self) -> Option<Idle> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         idle.retain(|idle| idle.since.elapsed() < IDLE);
-        idle.pop().map(|idle| idle.connection)
+        idle.pop()
     }
 
-    fn put_idle(&self, connection: AsyncSmtpConnection) {
-        let idle = Idle { connection, since: Instant::now() };
+    fn put_idle(&self, connection: AsyncSmtpConnection, past: Past) {
+        let idle = Idle { connection, past, since: Instant::now() };
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(idle);
     }
 
@@ -381,7 +409,7 @@ impl SmtpPool {
             Some(code) if u16::from(code) != 421 => {
                 let words = error.source().map(|words| format!(" {words}")).unwrap_or_default();
                 let what = one_line(&format!("{what}: {code}{words}"));
-                SmtpError::Refused { server: self.server(), what, permanent: error.is_permanent() }
+                SmtpError::Refused { server: self.server(), step, what, permanent: error.is_permanent() }
             }
             None if step == SmtpStep::Content && is_unreadable(error) => {
                 SmtpError::Unreadable { server: self.server(), cause: one_line(&error.to_string()) }
@@ -414,6 +442,11 @@ enum ConnectError {
     NoStarttls,
     #[error("the server said more than its answer before TLS")]
     EarlyAnswer,
+}
+
+/// Return whether the connection broke, so that no answer was read.
+fn is_broken(error: &LettreError) -> bool {
+    error.status().is_none() && !error.is_response()
 }
 
 /// Return whether an answer came that is none. The library says the same of a connection that ends without an answer,
@@ -556,6 +589,35 @@ mod tests {
         };
         assert!(connection.test_connected().await);
         assert_eq!(sink.connections(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_refusal_amid_a_message_is_final_although_the_rest_could_not_be_sent() {
+        let sink = SmtpSink::start(SinkOptions::default()).await;
+        let settings = SmtpSettings {
+            host: "localhost".to_owned(),
+            port: sink.address.port(),
+            tls: SmtpTls::None,
+            login: None,
+            connections: 1,
+            timeout: Duration::from_secs(20),
+            ca_pem: None,
+        };
+        let pool = SmtpPool::new(settings).unwrap();
+        let mut mail = Mail {
+            message_id: String::new(),
+            sender: "jobs@example.org".parse().unwrap(),
+            recipients: vec!["toolarge@example.com".parse().unwrap()],
+            // More than the buffers between client and server take.
+            bytes: vec![b'x'; 32 << 20],
+        };
+        let error = pool.deliver(&mail, &Context::detached("email")).await.unwrap_err();
+        assert!(error.is_permanent() && error.to_string().contains("552 5.3.4 too large"), "{error}");
+        // The broken connection is not used again.
+        mail.recipients = vec!["ann@example.com".parse().unwrap()];
+        mail.bytes.truncate(1_024);
+        pool.deliver(&mail, &Context::detached("email")).await.unwrap();
+        assert_eq!((sink.mails().len(), sink.connections()), (1, 2));
     }
 
     #[tokio::test]

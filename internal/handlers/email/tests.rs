@@ -162,6 +162,14 @@ async fn a_bare_code_after_the_message_sends_the_mail_once() {
 }
 
 #[tokio::test]
+async fn a_last_answer_whose_line_does_not_end_sends_the_mail_once() {
+    for (sink, handler) in encrypted_each_way().await {
+        assert_eq!(result(send(&handler, "cutline@example.com").await)["response"], "250 2.0.0 taken");
+        assert_eq!(sink.mails().len(), 1);
+    }
+}
+
+#[tokio::test]
 async fn a_refusal_in_another_charset_is_final() {
     for (sink, handler) in encrypted_each_way().await {
         let error = rejected(send(&handler, "latinnouser@example.com").await);
@@ -223,6 +231,32 @@ async fn an_idle_connection_that_died_costs_no_attempt() {
         result(send(&handler, "ann@example.com").await);
     }
     assert_eq!((sink.mails().len(), sink.connections()), (3, 3));
+}
+
+#[tokio::test]
+async fn a_connection_that_takes_no_more_mails_costs_no_attempt() {
+    for said in ["452 4.3.2 too many messages in this session", "550 5.7.0 too many messages in this session"] {
+        let options = SinkOptions { mails_per_connection: Some(2), said_beyond: Some(said), ..SinkOptions::default() };
+        let sink = SmtpSink::start(options).await;
+        let handler = handler(settings(&sink, SmtpTls::None));
+        for _ in 0..5 {
+            result(send(&handler, "ann@example.com").await);
+        }
+        assert_eq!((sink.mails().len(), sink.connections()), (5, 3), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_refuses_every_sender_does_so_on_one_connection() {
+    let said = Some("550 5.7.1 not from you");
+    let options = SinkOptions { mails_per_connection: Some(0), said_beyond: said, ..SinkOptions::default() };
+    let sink = SmtpSink::start(options).await;
+    let handler = handler(settings(&sink, SmtpTls::None));
+    for _ in 0..3 {
+        let error = rejected(send(&handler, "ann@example.com").await);
+        assert!(error.contains("550 5.7.1 not from you"), "{error}");
+    }
+    assert_eq!(sink.connections(), 1);
 }
 
 #[tokio::test]

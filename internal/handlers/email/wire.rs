@@ -19,7 +19,8 @@ const LINE_BYTES: usize = 4_096;
 /// The library refuses an answer without a space behind its code, in another charset than UTF-8, with a line that has
 /// no CR at its end, or with a second digit above 5. It says of each that the answer cannot be read. The mail would be
 /// sent once more then, also when the server has taken it, and a final refusal would be retried. So such answers are
-/// corrected here, and the code alone decides.
+/// corrected here, and the code alone decides. The same holds for a last answer whose line the server does not end before
+/// it closes the connection.
 ///
 /// It returns at most one line per read. The library reads into a buffer, so all that came behind a line stays here.
 #[derive(Debug)]
@@ -54,6 +55,20 @@ impl<S> Answers<S> {
         let Some(end) = end.or((self.unread.len() >= LINE_BYTES).then_some(self.unread.len())) else { return false };
         self.begin_line(end);
         true
+    }
+
+    /// Begin the last line, because the connection has ended. End it if it is an answer.
+    fn last_line(&mut self) {
+        if self.has_answer() {
+            self.unread.push(b'\n');
+        }
+        self.begin_line(self.unread.len());
+    }
+
+    /// Return whether the code of a last line came as a whole, in a line that no other one follows.
+    fn has_answer(&self) -> bool {
+        let code = self.unread.get(..3).is_some_and(|code| code.iter().all(u8::is_ascii_digit));
+        code && matches!(self.unread.get(3), None | Some(b' ' | b'\r'))
     }
 
     fn begin_line(&mut self, end: usize) {
@@ -104,14 +119,18 @@ impl<S: AsyncRead + Unpin> AsyncRead for Answers<S> {
         while this.returned == this.line.len() && !this.next_line() {
             let mut bytes = [0; 1_024];
             let mut buffer = ReadBuf::new(&mut bytes);
-            ready!(Pin::new(&mut this.stream).poll_read(cx, &mut buffer))?;
+            match ready!(Pin::new(&mut this.stream).poll_read(cx, &mut buffer)) {
+                // A server often ends an encrypted connection without saying so, and any connection by a reset.
+                Err(error) if is_end(&error) && this.has_answer() => {}
+                read => read?,
+            }
             this.unread.extend_from_slice(buffer.filled());
             if buffer.filled().is_empty() {
                 // The connection has ended, perhaps within a line.
                 if this.unread.is_empty() {
                     return Poll::Ready(Ok(()));
                 }
-                this.begin_line(this.unread.len());
+                this.last_line();
             }
         }
         let rest = &this.line[this.returned..];
@@ -120,6 +139,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for Answers<S> {
         this.returned += length;
         Poll::Ready(Ok(()))
     }
+}
+
+/// Return whether the server has ended the connection in a way that is an error here.
+fn is_end(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Answers<S> {
@@ -217,6 +241,8 @@ impl AsyncWrite for Lent {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::AsyncReadExt as _;
+
     use super::*;
 
     #[test]
@@ -238,6 +264,53 @@ mod tests {
             (b"250", "250 "),
         ] {
             assert_eq!(String::from_utf8(readable(line)).unwrap(), expected);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_last_answer_whose_line_the_server_does_not_end_is_read_as_a_whole() {
+        for (sent, expected) in [
+            (&b"250 2.0.0 ok"[..], "250 2.0.0 ok\r\n"),
+            (b"550 5.1.1 not here\r", "550 5.1.1 not here\r\n"),
+            (b"250", "250 \r\n"),
+            (b"250-first\r\n571 last", "250-first\r\n550 571 last\r\n"),
+            (b"250-first", "250-first"),
+            (b"25", "25"),
+            (b"thanks", "thanks"),
+            (b"", ""),
+        ] {
+            let mut read = String::new();
+            Answers::new(sent).read_to_string(&mut read).await.unwrap();
+            assert_eq!(read, expected);
+        }
+    }
+
+    /// A connection that ends with this error.
+    struct Ended(io::ErrorKind);
+
+    impl AsyncRead for Ended {
+        fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Err(self.0.into()))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_last_answer_is_read_although_the_server_resets_the_connection_behind_it() {
+        for kind in [io::ErrorKind::ConnectionReset, io::ErrorKind::UnexpectedEof] {
+            for (sent, expected) in [
+                (&b"250 2.0.0 ok"[..], Some("250 2.0.0 ok\r\n")),
+                (b"250", Some("250 \r\n")),
+                (b"250-first", None),
+                (b"25", None),
+                (b"", None),
+            ] {
+                let mut bytes = [0; 64];
+                let read = Answers::new(sent.chain(Ended(kind))).read(&mut bytes).await;
+                match expected {
+                    Some(line) => assert_eq!(&bytes[..read.unwrap()], line.as_bytes()),
+                    None => assert_eq!(read.unwrap_err().kind(), kind),
+                }
+            }
         }
     }
 }

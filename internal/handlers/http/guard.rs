@@ -8,12 +8,14 @@
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
 use std::pin::Pin;
 use std::sync::Arc;
 
 use reqwest::Url;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
 
 use tickr_config::Allowed;
 
@@ -270,13 +272,35 @@ pub(super) trait Lookup: Send + Sync + 'static {
     fn lookup(&self, host: String) -> Looking;
 }
 
+/// Most look-ups of this process at the same time: half of the threads that its runtime has for calls that block. The
+/// other half is for files and for other names, such as that of the mail server.
+const LOOKUPS_AT_ONCE: usize = 256;
+
+/// The turns of the look-ups.
+static TURNS: Semaphore = Semaphore::const_new(LOOKUPS_AT_ONCE);
+
 /// The resolver of the operating system.
 pub(super) struct SystemLookup;
 
 impl Lookup for SystemLookup {
     fn lookup(&self, host: String) -> Looking {
-        Box::pin(async move { Ok(tokio::net::lookup_host((host, 0)).await?.collect()) })
+        Box::pin(in_turn(&TURNS, move || Ok((host, 0).to_socket_addrs()?.collect())))
     }
+}
+
+/// Look a name up on a thread of its own, when there is a turn for it. The system waits for a DNS server that does not
+/// answer for up to half a minute, and a caller waits for less. So the thread keeps the turn, and not the caller.
+async fn in_turn<T: Send + 'static>(
+    turns: &'static Semaphore,
+    look_up: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    let turn = turns.acquire().await.map_err(io::Error::other)?;
+    let looking = spawn_blocking(move || {
+        let found = look_up();
+        drop(turn);
+        found
+    });
+    looking.await.unwrap_or_else(|error| Err(error.into()))
 }
 
 /// The HTTP client's resolver. It passes on only the addresses that the rule allows.
@@ -306,6 +330,10 @@ impl Resolve for Guard {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use tokio::time::timeout;
+
     use super::*;
 
     fn rule(wide: bool, allowed: &str) -> Rule {
@@ -609,6 +637,31 @@ mod tests {
             // The setting that the refusal names is enough.
             assert_eq!(check_host(&Url::parse(text).unwrap(), &rule(false, entry)), Ok(()));
         }
+    }
+
+    #[test]
+    fn look_ups_that_hang_leave_threads_to_other_work_also_when_their_callers_are_gone() {
+        static FEW: Semaphore = Semaphore::const_new(4);
+        let (hang, hanging) = std::sync::mpsc::channel::<()>();
+        let hanging = Arc::new(std::sync::Mutex::new(hanging));
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(5).build().unwrap();
+        let other = runtime.block_on(async {
+            for _ in 0..20 {
+                let hanging = Arc::clone(&hanging);
+                let look_up = in_turn(&FEW, move || {
+                    let hanging = hanging.lock().unwrap();
+                    hanging.recv().unwrap_err();
+                    Ok(())
+                });
+                let _ = timeout(Duration::from_millis(10), look_up).await;
+            }
+            timeout(Duration::from_secs(20), spawn_blocking(|| 7)).await
+        });
+        // The look-ups end before the runtime, which waits for them.
+        drop(hang);
+        assert_eq!(other.expect("no thread is left").unwrap(), 7);
+        assert_eq!(runtime.block_on(in_turn(&FEW, || Ok(7))).unwrap(), 7);
     }
 
     struct Answers(Vec<IpAddr>);

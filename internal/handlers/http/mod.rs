@@ -356,6 +356,7 @@ impl HttpHandler {
     async fn call(&self, callback: &HttpCallback, url: Url, ctx: &Context) -> Result<Answered, Failure> {
         let target = format!("{} {}", reqwest::Method::from(callback.method), exchange::endpoint(&url));
         // First, because it waits while MySQL is out, and the time of the signature must be that of the call.
+        ctx.host_is_called(false);
         let key = if callback.finish.is_some() { Some(ctx.finish_key().await?) } else { None };
         let own_limit = callback.timeout_ms.map_or(TOTAL_TIMEOUT, Duration::from_millis);
         let limit = own_limit.min(self.longest).min(ctx.time_left());
@@ -376,6 +377,7 @@ impl HttpHandler {
         if let Some(body) = &callback.body {
             request = request.body(body.get().to_owned());
         }
+        ctx.host_is_called(true);
         let sent = timeout(limit, request.send()).await;
         exchange.took_ms = Some(u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX));
         let unanswered = match sent {
@@ -480,15 +482,20 @@ fn roots(pem: &[u8]) -> Result<rustls::RootCertStore, CallbackSetupError> {
 /// and media types, because they are no secrets.
 fn secrets_of(callback: &HttpCallback, headers: &HeaderMap) -> Vec<String> {
     let ours = ["webhook-signature", "tickr-attempt-token", "tickr-finish-key"];
-    let ours = ours.into_iter().filter_map(|name| headers.get(name)?.to_str().ok().map(str::to_owned));
+    let ours = ours.into_iter().filter_map(|name| headers.get(name)?.to_str().ok());
     let is_media_type = |name: &str| ["accept", "content-type"].iter().any(|media| name.eq_ignore_ascii_case(media));
-    let values = callback.headers.iter().filter(|(name, _)| !is_media_type(name)).map(|(_, value)| value);
-    let words = values.flat_map(|value| value.split_whitespace()).map(str::to_owned);
-    // A header with two signatures has two words as well.
-    let ours: Vec<String> = ours.flat_map(|value| value.split(' ').map(str::to_owned).collect::<Vec<_>>()).collect();
-    let secrets = ours.into_iter().chain(words).filter(|word| word.len() >= SECRET_CHARS);
+    let values = callback.headers.iter().filter(|(name, _)| !is_media_type(name)).map(|(_, value)| value.as_str());
     // Headers may repeat a word many thousand times.
-    secrets.collect::<BTreeSet<String>>().into_iter().collect()
+    let secrets: BTreeSet<&str> = ours.chain(values).flat_map(secret_words).collect();
+    secrets.into_iter().map(str::to_owned).collect()
+}
+
+/// Return the words of a header's value that may be secrets, and the parts that a receiver may show by themselves: it
+/// parses a cookie, or the parameters of a signature, before it quotes them.
+fn secret_words(value: &str) -> impl Iterator<Item = &str> {
+    let words = value.split_whitespace();
+    let parts = words.flat_map(|word| std::iter::once(word).chain(word.split([';', ',', '=', '"'])));
+    parts.filter(|part| part.len() >= SECRET_CHARS)
 }
 
 fn header_value(text: &str) -> Result<HeaderValue, Failure> {

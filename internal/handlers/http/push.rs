@@ -19,7 +19,9 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::response::Reply;
 use super::{Context, Failure, FinishLater, Outcome, Output, Problem};
-use super::{HttpHandler, Method, SECRET_CHARS, SigningSecret, check, exchange, failure, header_value, signature};
+use super::{
+    HttpHandler, Method, SECRET_CHARS, SigningSecret, check, exchange, failure, header_value, secret_words, signature,
+};
 use crate::verdict::{CheckedVerdict, RemoteVerdict, SentVerdict};
 use tickr_job::{Exchange, Push};
 
@@ -85,6 +87,8 @@ enum Called {
     Lost(String),
     /// The receiver was not reached, or its time was over.
     Failed(Failure),
+    /// The call was refused here.
+    NotMade(Failure),
 }
 
 impl HttpHandler {
@@ -111,6 +115,7 @@ impl PushHandler {
         // The rule may have changed since the kind was declared, and this check is the one that protects. The job is not
         // at fault, so it is tried again.
         if let Err(problem) = check::url(&self.push.url, &self.http.rule) {
+            ctx.host_is_not_called();
             return Err(Failure::retry(format!("call the receiver of the kind: the url {}", problem.detail)));
         }
         let url = Url::parse(&self.push.url).map_err(|e| Failure::retry(format!("read the url of the kind: {e}")))?;
@@ -132,6 +137,7 @@ impl PushHandler {
         // A report during the call holds the attempt until the call has ended, however short the lease is.
         let silence = self.push.lease.map(|lease| lease.max(answer_within + WRITTEN_WITHIN));
         let later = FinishLater { within: ctx.time_left(), report_within: silence };
+        ctx.host_is_called(false);
         let key = ctx.finish_key_for(later).await?;
         let body = self.document(payload, key.expose(), ctx)?;
         let until = Instant::now() + answer_within.min(ctx.time_left());
@@ -141,6 +147,10 @@ impl PushHandler {
                 Called::Answered(answer) => return Ok(answer),
                 Called::Failed(failure) => {
                     ctx.host_failed();
+                    return Err(failure);
+                }
+                Called::NotMade(failure) => {
+                    ctx.host_is_not_called();
                     return Err(failure);
                 }
                 Called::Lost(said) => said,
@@ -212,7 +222,7 @@ impl PushHandler {
         let secrets = if self.secrets.is_empty() { self.http.secrets.for_url(url) } else { self.secrets.as_slice() };
         let now = ctx.now().timestamp();
         let signature = signature::header(secrets, &id, now, body);
-        let hidden = signature.iter().flat_map(|text| text.split(' ')).map(str::to_owned).collect();
+        let hidden = signature.iter().flat_map(|text| secret_words(text)).map(str::to_owned).collect();
         if let Some(signature) = signature {
             headers.insert("webhook-id", header_value(&id)?);
             headers.insert("webhook-timestamp", now.into());
@@ -233,7 +243,7 @@ impl PushHandler {
     ) -> Called {
         let (headers, mut hidden) = match self.headers(url, body, ctx) {
             Ok(headers) => headers,
-            Err(failure) => return Called::Failed(failure),
+            Err(failure) => return Called::NotMade(failure),
         };
         hidden.push(token.to_owned());
         hidden.retain(|word| word.len() >= SECRET_CHARS);
@@ -242,6 +252,7 @@ impl PushHandler {
         let (began, limit) = (Instant::now(), until.saturating_duration_since(Instant::now()));
         let client = self.http.clients.for_call(url);
         let request = client.post(url.clone()).headers(headers).timeout(limit).body(body.to_vec());
+        ctx.host_is_called(true);
         let sent = timeout(limit, request.send()).await;
         exchange.took_ms = Some(u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX));
         let mut response = match sent {
@@ -252,7 +263,7 @@ impl PushHandler {
                 return match failure(target, error, limit) {
                     Failure::Retry { error } if lost => Called::Lost(error),
                     // An address that is refused here is a mistake of the declaration, and not of the job.
-                    Failure::Reject { error } => Called::Failed(Failure::retry(error)),
+                    Failure::Reject { error } => Called::NotMade(Failure::retry(error)),
                     failure => Called::Failed(failure),
                 };
             }

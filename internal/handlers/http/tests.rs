@@ -20,8 +20,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use super::*;
-use crate::{CallSlot, ContextParts, ExchangeSlot};
-use tickr_job::CallOutcome;
+use crate::{CallSlot, ContextParts, ExchangeSlot, FinishKeyStore, FinishSlot};
+use tickr_job::{CallOutcome, Push, Verdict};
 
 /// One received request.
 #[derive(Clone, Debug)]
@@ -470,6 +470,93 @@ async fn a_call_blames_the_receiver_for_what_the_receiver_did() {
     assert_eq!(said_of_receiver(&handler, json!({"url": url})).await, Some(CallOutcome::Failed));
 }
 
+/// Make the handler of a declared kind.
+fn pushing(http: HttpHandler, url: &str) -> PushHandler {
+    let push = Push { url: url.to_owned(), secret: None, answer_within: Duration::from_secs(5), lease: None };
+    PushHandler::new(Arc::new(http), push).unwrap()
+}
+
+#[tokio::test]
+async fn a_push_that_is_refused_here_says_nothing_about_its_receiver() {
+    let said = async |http: HttpHandler, url: &str| {
+        let call = CallSlot::default();
+        let ctx = Context::new(ContextParts { call: call.clone(), ..ContextParts::detached("pushed") });
+        let outcome = pushing(http, url).run(RawValue::NULL.to_owned(), ctx).await;
+        assert!(matches!(outcome, Err(Failure::Retry { .. })), "{outcome:?}");
+        call.get()
+    };
+    // The guard refuses a name at the connection, and an address before it.
+    for url in ["http://inner.example:9/", "http://127.0.0.1:9/"] {
+        let inner = vec![vec!["127.0.0.1".parse().unwrap()]];
+        let lookup = Rebinding { answers: HashMap::from([("inner.example", inner)]), asked: AtomicUsize::new(0) };
+        assert_eq!(said(guarded(outside_is_two, lookup), url).await, Some(CallOutcome::NotMade), "{url}");
+    }
+    // Nothing listens there.
+    let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    assert_eq!(said(handler(Vec::new()), &format!("http://{gone}/")).await, Some(CallOutcome::Failed));
+}
+
+/// A store of finish keys that never answers, and is awaited when it has a permit.
+#[derive(Debug)]
+struct NoStore(tokio::sync::Semaphore);
+
+impl FinishKeyStore for NoStore {
+    fn store(
+        &self,
+        _: [u8; 32],
+        _: Option<FinishLater>,
+    ) -> std::pin::Pin<Box<dyn Future<Output = Result<(), String>> + Send + '_>> {
+        self.0.add_permits(1);
+        Box::pin(std::future::pending())
+    }
+}
+
+/// Run a handler until it waits for `called`, then stop it. Return what an attempt says about the receiver whose time is
+/// over then.
+async fn said_when_stopped(
+    finish: FinishSlot,
+    called: &tokio::sync::Semaphore,
+    run: impl AsyncFn(Context) -> Outcome,
+) -> Option<CallOutcome> {
+    let call = CallSlot::default();
+    let ctx = Context::new(ContextParts { call: call.clone(), finish, ..ContextParts::detached("any") });
+    let stop = ctx.stop_token();
+    let (outcome, ()) = tokio::join!(run(ctx), async {
+        let waits = timeout(Duration::from_secs(20), called.acquire()).await;
+        waits.expect("the handler does not wait").unwrap().forget();
+        stop.cancel();
+    });
+    outcome.unwrap_err();
+    call.after(Verdict::TimedOut)
+}
+
+#[tokio::test]
+async fn an_attempt_whose_time_is_over_before_its_call_says_nothing_about_the_receiver() {
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", silent.local_addr().unwrap());
+    let accepted = Arc::new(tokio::sync::Semaphore::new(0));
+    let counted = Arc::clone(&accepted);
+    tokio::spawn(async move {
+        let mut open = Vec::new();
+        while let Ok((socket, _)) = silent.accept().await {
+            open.push(socket);
+            counted.add_permits(1);
+        }
+    });
+    let payload = json!({"url": url, "finish": {"within_ms": 60_000}});
+    let callback =
+        async |ctx: Context| handler(Vec::new()).run(serde_json::from_value(payload.clone()).unwrap(), ctx).await;
+    let push = async |ctx: Context| pushing(handler(Vec::new()), &url).run(RawValue::NULL.to_owned(), ctx).await;
+    let store = Arc::new(NoStore(tokio::sync::Semaphore::new(0)));
+    let unstored = || FinishSlot::stored_in(Arc::clone(&store) as Arc<dyn FinishKeyStore>);
+    assert_eq!(said_when_stopped(unstored(), &store.0, &callback).await, None);
+    assert_eq!(said_when_stopped(unstored(), &store.0, &push).await, None);
+    // A receiver that was called and did not answer is one that fails.
+    let failed = Some(CallOutcome::Failed);
+    assert_eq!(said_when_stopped(FinishSlot::default(), &accepted, &callback).await, failed);
+    assert_eq!(said_when_stopped(FinishSlot::default(), &accepted, &push).await, failed);
+}
+
 #[tokio::test]
 async fn a_name_that_changes_its_address_reaches_only_checked_ones() {
     let (trap, trapped) = counting("127.0.0.1:0".parse().unwrap()).await;
@@ -739,6 +826,23 @@ fn a_word_that_headers_repeat_is_one_secret() {
     let headers = (0..32).map(|n| (format!("x-{n}"), words.clone())).collect();
     let callback = HttpCallback { headers, ..HttpCallback::post("https://example.com/", &()).unwrap() };
     assert_eq!(secrets_of(&callback, &HeaderMap::new()), ["aaaaaaaa", "bbbbbbbb"]);
+}
+
+#[test]
+fn the_parts_of_a_cookie_and_of_a_signature_are_secrets_by_themselves() {
+    let headers = BTreeMap::from([
+        ("cookie".to_owned(), "sid=abcdefgh1234; lang=en".to_owned()),
+        ("authorization".to_owned(), r#"Sig a="hmac",s="QUJDREVGR0g=""#.to_owned()),
+    ]);
+    let callback = HttpCallback { headers, ..HttpCallback::post("https://example.com/", &()).unwrap() };
+    let mut sent = HeaderMap::new();
+    sent.insert("webhook-signature", HeaderValue::from_static("v1,SUpLTE1OT1A="));
+    let secrets = secrets_of(&callback, &sent);
+    // A word as a whole, as it was sent, stays one of them.
+    for secret in ["abcdefgh1234", "sid=abcdefgh1234;", "QUJDREVGR0g", "SUpLTE1OT1A", "v1,SUpLTE1OT1A="] {
+        assert!(secrets.iter().any(|word| word == secret), "{secret} is not among {secrets:?}");
+    }
+    assert!(secrets.iter().all(|word| !["sid", "lang=en", "hmac", "v1"].contains(&word.as_str())), "{secrets:?}");
 }
 
 #[tokio::test]

@@ -176,19 +176,27 @@ impl FinishedReports {
     /// While MySQL does not answer, this retries until the attempt ends. Then the attempt fails like any other, and the
     /// next one makes the report again. A report that MySQL refuses stays in the folder only.
     pub(super) async fn share(&self, file: PartFile, ctx: &Context) -> Result<Option<RunnerId>, Failure> {
-        let mut only_on = None;
-        if let Some(shared) = &self.shared {
-            let is_shared = tokio::select! {
-                is_shared = shared.share(&file, ctx) => is_shared?,
-                () = ctx.stopped() => return Err(Failure::retry("stopped before the report was stored")),
-            };
-            only_on = (!is_shared).then(|| shared.sharing.runner.clone());
-        }
-        tokio::task::spawn_blocking(move || file.publish())
-            .await
-            .map_err(|error| Failure::retry(format!("publish the report: {error}")))?
-            .map_err(|error| Failure::retry(format!("publish the report: {error}")))?;
+        let only_on = tokio::select! {
+            only_on = self.copy(&file, ctx) => only_on?,
+            () = ctx.stopped() => return Err(Failure::retry("stopped before the report was stored")),
+        };
+        publish(file).await?;
         Ok(only_on)
+    }
+
+    /// Store a finished file as [`share`](Self::share) does, also after the attempt was told to stop: its work is done.
+    /// The executor drops what takes longer than the time that a handler has after a stop.
+    pub(super) async fn share_after_work(&self, file: PartFile, ctx: &Context) -> Result<Option<RunnerId>, Failure> {
+        let only_on = self.copy(&file, ctx).await?;
+        publish(file).await?;
+        Ok(only_on)
+    }
+
+    /// Copy a file to MySQL if it is small enough. Return the runner if it is the only one that has the report.
+    async fn copy(&self, file: &PartFile, ctx: &Context) -> Result<Option<RunnerId>, Failure> {
+        let Some(shared) = &self.shared else { return Ok(None) };
+        let is_shared = shared.share(file, ctx).await?;
+        Ok((!is_shared).then(|| shared.sharing.runner.clone()))
     }
 
     /// Find a report by its name.
@@ -289,6 +297,12 @@ impl FinishedReports {
     pub(super) fn dir(&self) -> &Path {
         &self.dir
     }
+}
+
+/// Give a file its name in the folder.
+async fn publish(file: PartFile) -> Result<(), Failure> {
+    let published = blocking(move || file.publish()).await;
+    published.map_err(|error| Failure::retry(format!("publish the report: {error}")))
 }
 
 pub(super) async fn blocking<T: Send + 'static>(

@@ -28,7 +28,7 @@ struct LargeResult {
 impl FinishedReports {
     /// Keep the result of a success as a file if it is too large for the row of the job, and give the job a result that
     /// names the file. A file that cannot be written fails the attempt like any other error, and the next attempt makes
-    /// the result again.
+    /// the result again. A stop does not end this: a success counts that comes within the time after a stop.
     #[doc(hidden)]
     pub async fn keep_large_result(&self, output: Output, ctx: &Context) -> Outcome {
         let is_large =
@@ -52,7 +52,7 @@ impl FinishedReports {
         let file =
             blocking(write).await.map_err(|error| Failure::retry(format!("keep the result as a file: {error}")))?;
         let bytes = file.bytes();
-        let only_on = self.share(file, ctx).await?;
+        let only_on = self.share_after_work(file, ctx).await?;
         let url = format!("/v1/reports/{name}");
         let kept = LargeResult { file: name, format, bytes, url, only_on };
         serde_json::value::to_raw_value(&kept).map_err(|error| Failure::reject(format!("write the result: {error}")))

@@ -8,7 +8,7 @@
 //! [`OpenClaims`] keeps the claims of this process in memory. It knows which rows can be deleted, makes sure that no
 //! attempt is handed to two callers, and remembers the claims that were never answered.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 use crate::rows::owed::SKIP_LOCKED;
 use crate::sql::batches::{MAX_ROWS, bind_padded, in_list, padded, padded_len, placeholders, statement};
-use crate::sql::cluster::{Locked, lock_in_cluster};
+use crate::sql::cluster::{Locked, lock_free_in_cluster};
 use crate::sql::connection::on_pool;
 use crate::sql::error::{Fault, corrupt, fault};
 use crate::sql::session::Session;
@@ -423,27 +423,35 @@ pub(super) async fn deferred_among(
 
 /// Return whether these claims for a remote worker may have reached it by another answer than the first: a repeated
 /// request got them as well, or the worker has listed them. The answer stays true until the end of the transaction: a
-/// repeated request that comes meanwhile waits for it, and looks behind the wait whether they are still open.
+/// repeated request that comes meanwhile waits for it, and looks behind the wait whether they are still open. Returns
+/// nothing if another session locks what it has to read, such as a request in a process that froze.
 pub(super) async fn have_reached(
     conn: &mut Session<'_>,
     worker: &RunnerId,
     token: AttemptToken,
-) -> Result<bool, sqlx::Error> {
+) -> Result<Option<bool>, sqlx::Error> {
     // Only these rows are locked: another session may keep one of another claim locked for long.
     let sql = "SELECT id FROM claim_batches WHERE runner = ? AND token = ? ORDER BY runner, id LIMIT ?";
     let query = sqlx::query_scalar(sql).bind(worker.as_str()).bind(token.uuid()).bind(PAGE);
     let found: Vec<Uuid> = query.fetch_all(&mut *conn).await?;
-    // A repeated request at another node of a cluster finds no lock of this one.
-    lock_in_cluster(conn, Locked::Claims, &found).await?;
+    // A repeated request at another node of a cluster finds no lock of this one. The rows of the cluster come first, as
+    // in a repeated request, so the two do not deadlock.
+    let claims: BTreeSet<Vec<u8>> = found.iter().map(|batch| batch.as_bytes().to_vec()).collect();
+    let all = claims.len();
+    if lock_free_in_cluster(conn, Locked::Claims, claims, SKIP_LOCKED).await?.len() < all {
+        return Ok(None);
+    }
     for batch in found {
-        let sql = "SELECT reached FROM claim_batches WHERE runner = ? AND id = ? LOCK IN SHARE MODE";
-        let query = sqlx::query_scalar(sql).bind(worker.as_str()).bind(batch);
-        let reached: Option<u8> = query.fetch_optional(&mut *conn).await?;
-        if reached.is_some_and(|reached| reached > 0) {
-            return Ok(true);
+        let sql = format!("SELECT reached FROM claim_batches WHERE runner = ? AND id = ? FOR UPDATE{SKIP_LOCKED}");
+        let query = statement(sql).bind(worker.as_str()).bind(batch);
+        match query.fetch_optional(&mut *conn).await? {
+            Some(row) if row.try_get::<u8, _>("reached")? > 0 => return Ok(Some(true)),
+            Some(_) => {}
+            // A row that was deleted meanwhile is not read the next time.
+            None => return Ok(None),
         }
     }
-    Ok(false)
+    Ok(Some(false))
 }
 
 /// Delete these rows, but for those that another session locks, perhaps in a process that froze. Returns the rows that

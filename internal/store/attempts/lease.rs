@@ -1,6 +1,6 @@
 //! Leases: the heartbeat of a runner renews them, and the reaper ends attempts whose lease has lapsed.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::attempts::renewal::{Caution, HeartbeatAnswer, PAUSE, TRIES, look, pro
 use crate::attempts::settle::{decide, read_earlier_lives, write_moves};
 use crate::attempts::settlement::{Again, CheckpointUse, Settled, Settlement};
 use crate::rows::order::{OrderedJobs, lock_free_keys_of, lock_keys_of};
-use crate::rows::owed::{Owed, SKIP_LOCKED, lock_free, lock_held};
+use crate::rows::owed::{Owed, SKIP_LOCKED, left_of, lock_free, lock_held};
 use crate::runners::{LiveAttempt, job_ids};
 use crate::sql::batches::{MAX_ROWS, bind_padded, padded_len, placeholders, statement};
 use crate::sql::clock::{Reading, read_clock};
@@ -60,8 +60,19 @@ enum GivenBack {
     Free,
     /// All of them, after a wait for their rows.
     All,
-    /// All of them, unless they may have reached this remote worker by another answer.
+    /// Those that are free, unless they may have reached this remote worker by another answer.
     UnreachedOf(RunnerId),
+    /// The same, and the claims are undone: the ledger gets no row of the attempts.
+    UndoneOf(RunnerId),
+}
+
+/// The outcome for attempts that are given back without a wait for their rows.
+#[derive(Debug, Default)]
+pub struct GiveBack {
+    /// The attempts that were given back.
+    pub given: Vec<Reaped>,
+    /// Jobs whose rows another session locks at this moment. Their attempts may be open.
+    pub locked: Vec<JobId>,
 }
 
 /// The connection of the heartbeat to MySQL. Nothing else uses it.
@@ -399,7 +410,7 @@ impl Store {
         ids: Vec<JobId>,
         why: &'static str,
     ) -> Result<Vec<Reaped>, StoreError> {
-        self.give_back_with(token, ids, why, GivenBack::All).await
+        Ok(self.give_back_with(token, ids, why, GivenBack::All).await?.given)
     }
 
     /// Do what [`give_back`](Self::give_back) does, without the rows that another session locks at this moment.
@@ -412,12 +423,12 @@ impl Store {
         token: AttemptToken,
         ids: Vec<JobId>,
         why: &'static str,
-    ) -> Result<Vec<Reaped>, StoreError> {
+    ) -> Result<GiveBack, StoreError> {
         self.give_back_with(token, ids, why, GivenBack::Free).await
     }
 
-    /// Do what [`give_back`](Self::give_back) does with claims for an answer to a remote worker, unless they may have
-    /// reached it by another answer.
+    /// Do what [`give_back_free`](Self::give_back_free) does with claims for an answer to a remote worker, unless they
+    /// may have reached it by another answer.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -428,8 +439,24 @@ impl Store {
         token: AttemptToken,
         ids: Vec<JobId>,
         why: &'static str,
-    ) -> Result<Vec<Reaped>, StoreError> {
+    ) -> Result<GiveBack, StoreError> {
         self.give_back_with(token, ids, why, GivenBack::UnreachedOf(worker.clone())).await
+    }
+
+    /// Do what [`give_back_unreached`](Self::give_back_unreached) does, and undo the claims: their jobs wait as if they
+    /// had not been claimed, and the ledger gets no row of the attempts.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    #[boxed]
+    pub async fn undo_unreached(
+        &self,
+        worker: &RunnerId,
+        token: AttemptToken,
+        ids: Vec<JobId>,
+        why: &'static str,
+    ) -> Result<GiveBack, StoreError> {
+        self.give_back_with(token, ids, why, GivenBack::UndoneOf(worker.clone())).await
     }
 
     async fn give_back_with(
@@ -438,37 +465,17 @@ impl Store {
         ids: Vec<JobId>,
         why: &'static str,
         which: GivenBack,
-    ) -> Result<Vec<Reaped>, StoreError> {
+    ) -> Result<GiveBack, StoreError> {
         let (shared, ids) = (self.shared.clone(), Arc::<[JobId]>::from(ids));
-        let given = transact(&self.shared.pools.loops, "give attempts back", move |conn, _| {
+        let done = transact(&self.shared.pools.loops, "give attempts back", move |conn, _| {
             let (shared, ids, which) = (shared.clone(), Arc::clone(&ids), which.clone());
-            Box::pin(async move {
-                let uuids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect();
-                let (ordered, mut held) = if which == GivenBack::Free {
-                    let (ordered, locked) = lock_free_keys_of(conn, &uuids).await?;
-                    let free = ids.iter().copied().filter(|id| !locked.contains(&id.uuid()));
-                    (ordered, lock_free(conn, free).await?)
-                } else {
-                    let ordered = lock_keys_of(conn, &uuids).await?;
-                    (ordered, lock_held(conn, ids.iter().copied()).await?)
-                };
-                // Behind the wait for their rows: a repeated request may have got them meanwhile.
-                if let GivenBack::UnreachedOf(worker) = &which
-                    && have_reached(conn, worker, token).await?
-                {
-                    return Ok(Vec::new());
-                }
-                let ours = held.iter().filter(|(_, owed)| owed.token == token);
-                let unstarted: Vec<Settlement> = ours.map(|(id, owed)| given_back(*id, owed, why)).collect();
-                read_earlier_lives(conn, unstarted.iter(), &mut held).await?;
-                end(conn, &shared, &unstarted, &held, &ordered).await
-            })
+            Box::pin(async move { give_claim_back(conn, &shared, (token, &ids), why, &which).await })
         })
         .await?;
-        for done in &given {
-            self.shared.open_claims.ended(done.id, token);
+        for reaped in &done.given {
+            self.shared.open_claims.ended(reaped.id, token);
         }
-        Ok(given)
+        Ok(done)
     }
 
     /// Give back the attempts of claims that were never answered, and those for which a limit left no room after a
@@ -507,6 +514,45 @@ impl Store {
 /// times.
 pub(crate) fn after_loss(owed: &Owed, policy: RetryPolicy) -> Again {
     if owed.losses == 0 { Again::Now } else { Again::Backoff(policy, rand::random()) }
+}
+
+/// Give back those attempts of a claim that are meant.
+async fn give_claim_back(
+    conn: &mut Session<'_>,
+    shared: &StoreInner,
+    (token, ids): (AttemptToken, &[JobId]),
+    why: &str,
+    which: &GivenBack,
+) -> Result<GiveBack, sqlx::Error> {
+    let uuids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect();
+    let waits = *which == GivenBack::All;
+    let (ordered, mut held, locked) = if waits {
+        let ordered = lock_keys_of(conn, &uuids).await?;
+        (ordered, lock_held(conn, ids.iter().copied()).await?, BTreeSet::new())
+    } else {
+        let (ordered, busy) = lock_free_keys_of(conn, &uuids).await?;
+        let held = lock_free(conn, ids.iter().copied().filter(|id| !busy.contains(&id.uuid()))).await?;
+        let locked = left_of(conn, ids.iter().copied().collect(), &held).await?;
+        (ordered, held, locked)
+    };
+    // Behind the locks of their rows: a repeated request may have got them meanwhile.
+    if let GivenBack::UnreachedOf(worker) | GivenBack::UndoneOf(worker) = which {
+        match have_reached(conn, worker, token).await? {
+            Some(false) => {}
+            Some(true) => return Ok(GiveBack::default()),
+            None => return Ok(GiveBack { given: Vec::new(), locked: ids.to_vec() }),
+        }
+    }
+    let mut ends: Vec<Settlement> = Vec::new();
+    for (id, owed) in held.iter().filter(|(_, owed)| owed.token == token) {
+        ends.push(match which {
+            GivenBack::UndoneOf(_) => ending(*id, owed, Verdict::Interrupted, why, Again::Unstarted),
+            _ => given_back(*id, owed, why),
+        });
+    }
+    read_earlier_lives(conn, ends.iter(), &mut held).await?;
+    let given = end(conn, shared, &ends, &held, &ordered).await?;
+    Ok(GiveBack { given, locked: locked.into_iter().collect() })
 }
 
 /// Build the end of an attempt that is given back without a word of its worker.

@@ -28,7 +28,7 @@ use crate::rows::limits::{
 };
 use crate::rows::owed::{DueJob, SKIP_LOCKED};
 use crate::sql::batch::Batch;
-use crate::sql::batches::{MAX_ROWS, statement};
+use crate::sql::batches::{MAX_ROWS, Sql, statement};
 use crate::sql::connection::{DbFuture, PriorRun, is_in_cluster, on_pool, transact, transact_unless_locked};
 use crate::sql::error::{Fault, again, corrupt, fault};
 use crate::sql::script::{Script, Value};
@@ -920,8 +920,6 @@ struct Freed {
     let_go: Vec<DueJob>,
     /// True if there may be more with room.
     more: bool,
-    /// The last of the keys that were left out because another session locks them.
-    locked: Option<LimitKey>,
 }
 
 /// Free the slots of jobs that do not execute any more, and let parked jobs of their keys go.
@@ -937,7 +935,6 @@ async fn free(
     let sorted: BTreeSet<&LimitKey> = page.iter().map(|(key, _)| key).collect();
     let sorted: Vec<&LimitKey> = sorted.into_iter().collect();
     let keys = lock_free_keys(conn, &sorted).await?;
-    let left_out = sorted.into_iter().rev().find(|key| !keys.contains(*key)).cloned();
     let locked = page.iter().filter(|(key, ids)| keys.contains(key) && !ids.is_empty());
     let slots: Vec<(&LimitKey, Vec<Uuid>)> = locked.map(|(key, ids)| (key, ids.clone())).collect();
     free_slots_of(conn, &slots).await?;
@@ -946,13 +943,15 @@ async fn free(
         take_back(conn, &keys).await?;
     }
     let (gone, more) = let_go(conn, &keys, limits).await?;
-    Ok(Freed { let_go: gone, more, locked: left_out })
+    Ok(Freed { let_go: gone, more })
 }
 
 /// Keys that one transaction of a sweep looks at.
 const PAGE: usize = 64;
 /// Slots that one statement of a sweep reads.
 const SLOTS_READ: usize = 1_000;
+/// Slots among which one statement of a sweep looks for stale ones.
+const SLOTS_LOOKED_AT: usize = 5_000;
 /// Keys with parked jobs that one statement of a sweep reads.
 const KEYS_READ: usize = 256;
 /// Time after a change of a limit until every runner follows it and the claims that did not are over. It runs from the moment
@@ -970,8 +969,9 @@ const PAGE_OF_PARKED: usize = 256;
 /// Time for which a sweep lets jobs of the same keys go, and jobs of paused queues leave all their lines.
 const LETTING_GO: Duration = Duration::from_secs(2);
 
-/// Time for which a sweep looks for keys with room. The next one goes on, in a second: a turn of a slow rate that is
-/// further ahead than a minute is found by a sweep only, so the keys of all tenants must have done in time.
+/// Time for which a sweep looks for stale slots, and for keys with room. The next one goes on, in a second: a turn of a
+/// slow rate that is further ahead than a minute is found by a sweep only, so the keys of all tenants must have done in
+/// time.
 const LOOKING: Duration = Duration::from_millis(100);
 
 /// Where a sweep of the limits goes on.
@@ -979,6 +979,8 @@ const LOOKING: Duration = Duration::from_millis(100);
 pub struct LimitSweep {
     /// The last key that was looked at.
     after: Option<LimitKey>,
+    /// The last slot that was looked at.
+    slots: Option<SlotPlace>,
     /// Limits of which another session kept a key locked while a sweep waited for it, and when. For a while no sweep
     /// waits for their keys.
     locked: BTreeMap<Name, Instant>,
@@ -1000,11 +1002,12 @@ impl Store {
         changed: bool,
         tell: impl Fn(Vec<DueJob>) + Send + Sync,
     ) -> Result<LimitSweep, StoreError> {
-        let LimitSweep { after, mut locked, left } = sweep;
+        let LimitSweep { after, slots, mut locked, left } = sweep;
         tell(self.count_attempts_of_new_limits(&mut locked).await);
         self.share_fairly().await?;
         let limits = self.shared.limits.now();
-        tell(self.free_stale_slots(&limits).await?);
+        let (let_go, slots) = self.free_stale_slots(&limits, slots).await?;
+        tell(let_go);
         for page in self.keys_to_probe(&limits).await?.chunks(PAGE) {
             let page = page.iter().map(|key| (key.clone(), Vec::new())).collect();
             tell(self.free_page(page, &limits, false).await?.let_go);
@@ -1032,7 +1035,7 @@ impl Store {
             }
         }
         let left = self.let_paused_leave(in_turn(behind_paused, left.as_ref()), &mut locked, tell).await?;
-        Ok(LimitSweep { after, locked, left })
+        Ok(LimitSweep { after, slots, locked, left })
     }
 
     /// Let jobs of paused queues leave the front of the lines of these keys, for a while of each in turn. Otherwise
@@ -1097,54 +1100,62 @@ impl Store {
     }
 
     /// Free the slots whose attempts have ended or that were kept in vain, and let parked jobs of their keys go.
-    /// Returns these.
-    async fn free_stale_slots(&self, limits: &Arc<Vec<LimitSetting>>) -> Result<Vec<DueJob>, StoreError> {
-        let (mut gone, mut after) = (Vec::new(), None);
+    /// Returns these, and the slot behind which the next sweep goes on: there may be any number of slots, because
+    /// attempts that other systems finish have some as well. The slots of locked keys stay.
+    async fn free_stale_slots(
+        &self,
+        limits: &Arc<Vec<LimitSetting>>,
+        mut after: Option<SlotPlace>,
+    ) -> Result<(Vec<DueJob>, Option<SlotPlace>), StoreError> {
+        let (mut gone, looking) = (Vec::new(), Instant::now());
         loop {
             let stale = self.stale_slots(after).await?;
-            let is_last = stale.values().map(Vec::len).sum::<usize>() < SLOTS_READ;
-            let stale: Vec<(LimitKey, Vec<Uuid>)> = stale.into_iter().collect();
-            let mut locked = None;
-            for page in stale.chunks(PAGE) {
-                let freed = self.free_page(page.to_vec(), limits, false).await?;
-                gone.extend(freed.let_go);
-                locked = freed.locked.or(locked);
+            let slots: Vec<(LimitKey, Vec<Uuid>)> = stale.slots.into_iter().collect();
+            for page in slots.chunks(PAGE) {
+                gone.extend(self.free_page(page.to_vec(), limits, false).await?.let_go);
             }
-            // The slots of locked keys stay. They must not hide those behind them, in each sweep again. Without locked
-            // keys the next sweep goes on.
-            match locked {
-                Some(key) if !is_last => after = Some(key),
-                _ => return Ok(gone),
+            after = stale.last;
+            if after.is_none() || looking.elapsed() >= LOOKING {
+                return Ok((gone, after));
             }
         }
     }
 
-    /// Read the first stale slots, of keys behind this one.
-    async fn stale_slots(&self, after: Option<LimitKey>) -> Result<BTreeMap<LimitKey, Vec<Uuid>>, StoreError> {
+    /// Read the first stale slots among those behind this one.
+    async fn stale_slots(&self, after: Option<SlotPlace>) -> Result<StaleSlots, StoreError> {
         on_pool(&self.shared.pools.loops, "read slots of limits", move |conn, _| {
             let after = after.clone();
             Box::pin(async move {
-                let behind = match after {
-                    Some(_) => " AND (s.limit_name > ? OR (s.limit_name = ? AND s.limit_key > ?))",
-                    None => "",
-                };
+                // The slots end at this one, if there are many.
+                let sql = format!(
+                    "SELECT s.limit_name, s.limit_key, s.job_id FROM limit_slots s FORCE INDEX (PRIMARY) WHERE {} \
+                     ORDER BY s.limit_name, s.limit_key, s.job_id LIMIT 1 OFFSET {}",
+                    slots_from(after.as_ref(), '>'),
+                    SLOTS_LOOKED_AT - 1
+                );
+                let query = bind_place(statement(sql), after.as_ref());
+                let end = query.fetch_optional(&mut *conn).await?.as_ref().map(slot_place).transpose()?;
                 let sql = format!(
                     "SELECT s.limit_name, s.limit_key, s.job_id FROM limit_slots s FORCE INDEX (PRIMARY) \
                      LEFT JOIN owed o ON o.id = s.job_id WHERE ((s.kept_until IS NULL AND \
                      (o.id IS NULL OR o.state <> 'executing')) OR s.kept_until <= UTC_TIMESTAMP(6) \
-                     OR s.kept_until > UTC_TIMESTAMP(6) + INTERVAL {KEPT_AT_MOST_S} SECOND OR {}){behind} \
-                     ORDER BY s.limit_name, s.limit_key LIMIT {SLOTS_READ}",
-                    kept_in_vain()
+                     OR s.kept_until > UTC_TIMESTAMP(6) + INTERVAL {KEPT_AT_MOST_S} SECOND OR {}) AND {} AND {} \
+                     ORDER BY s.limit_name, s.limit_key, s.job_id LIMIT {SLOTS_READ}",
+                    kept_in_vain(),
+                    slots_from(after.as_ref(), '>'),
+                    slots_from(end.as_ref(), '<')
                 );
-                let mut query = statement(sql);
-                if let Some(LimitKey { limit, key }) = after {
-                    query = query.bind(limit.to_string()).bind(limit.to_string()).bind(key.into_bytes());
+                let query = bind_place(bind_place(statement(sql), after.as_ref()), end.as_ref());
+                let rows = query.fetch_all(conn).await?;
+                let last = match rows.last().filter(|_| rows.len() == SLOTS_READ) {
+                    Some(row) => Some(slot_place(row)?),
+                    None => end,
+                };
+                let mut slots: BTreeMap<LimitKey, Vec<Uuid>> = BTreeMap::new();
+                for row in &rows {
+                    slots.entry(key_in(row)?).or_default().push(row.try_get("job_id")?);
                 }
-                let mut stale: BTreeMap<LimitKey, Vec<Uuid>> = BTreeMap::new();
-                for row in query.fetch_all(conn).await? {
-                    stale.entry(key_in(&row)?).or_default().push(row.try_get("job_id")?);
-                }
-                Ok(stale)
+                Ok(StaleSlots { slots, last })
             })
         })
         .await
@@ -1238,25 +1249,13 @@ impl Store {
         on_pool(&self.shared.pools.loops, "read keys with parked jobs", move |conn, _| {
             let (limits, after) = (Arc::clone(&limits), after.clone());
             Box::pin(async move {
-                let (limit, key) = after.map_or_else(Default::default, |key| (key.limit.to_string(), key.key));
+                let mut read = KeysBehind::read(conn, WAITS, after.clone()).await?;
                 // After a change of a limit, jobs that were let go with a due time ahead count as well.
-                let (waits, slots) =
-                    ("limit_waits FORCE INDEX (limit_waits_line)", "limit_slots FORCE INDEX (PRIMARY)");
-                let of = |table: &str| {
-                    format!(
-                        "(SELECT DISTINCT limit_name, limit_key FROM {table} WHERE limit_name > ? OR (limit_name = ? \
-                         AND limit_key > ?) ORDER BY limit_name, limit_key LIMIT {KEYS_READ})"
-                    )
-                };
-                let both = if changed { format!(" UNION {}", of(slots)) } else { String::new() };
-                let sql = format!("{}{both} ORDER BY limit_name, limit_key LIMIT {KEYS_READ}", of(waits));
-                let mut query = statement(sql);
-                for _ in 0..if changed { 2 } else { 1 } {
-                    query = query.bind(limit.clone()).bind(limit.clone()).bind(key.clone().into_bytes());
+                if changed {
+                    read = read.and(KeysBehind::read(conn, SLOTS, after).await?);
                 }
-                let rows = query.fetch_all(&mut *conn).await?;
-                let keys: Vec<LimitKey> = rows.iter().map(key_in).collect::<Result<_, _>>()?;
-                let last = if keys.len() == KEYS_READ { keys.last().cloned() } else { None };
+                let KeysBehind { keys, last } = read;
+                let keys: Vec<LimitKey> = keys.into_iter().collect();
                 let paused = is_any_queue_paused(conn).await?;
                 let (mut with_room, mut behind_paused) = (Vec::new(), Vec::new());
                 for keys in keys.chunks(PAGE) {
@@ -1511,7 +1510,7 @@ async fn read_uncovered(
 }
 
 /// Keys with waiting jobs whose weights are read. With more, each key has as many slots as its weight in any case.
-const MAX_WEIGHED: u32 = 2_000;
+const MAX_WEIGHED: usize = 2_000;
 
 async fn read_share(conn: &mut Session<'_>, set: &LimitSetting) -> Result<FairShare, sqlx::Error> {
     let (name, queue) = (set.limit.name.as_str(), set.limit.queue.as_ref().map(Name::as_str));
@@ -1524,13 +1523,7 @@ async fn read_share(conn: &mut Session<'_>, set: &LimitSetting) -> Result<FairSh
     .bind(queue.unwrap_or_default())
     .fetch_one(&mut *conn)
     .await?;
-    let keys: Vec<Vec<u8>> = sqlx::query_scalar(
-        "SELECT DISTINCT limit_key FROM limit_waits FORCE INDEX (limit_waits_line) WHERE limit_name = ? LIMIT ?",
-    )
-    .bind(name)
-    .bind(MAX_WEIGHED)
-    .fetch_all(&mut *conn)
-    .await?;
+    let keys = keys_that_wait(conn, name).await?;
     let keys = those_that_may_go(conn, set, keys).await?;
     let keys: BTreeSet<String> = keys.into_iter().map(|key| String::from_utf8_lossy(&key).into_owned()).collect();
     let used =
@@ -1548,6 +1541,29 @@ async fn read_share(conn: &mut Session<'_>, set: &LimitSetting) -> Result<FairSh
     };
     let keys: Vec<(u32, Option<u32>)> = keys.iter().map(of).collect();
     Ok(FairShare::among(u64::try_from(workers - elsewhere).unwrap_or(0), &keys))
+}
+
+/// Read the first keys of a limit that have parked jobs. As in [`KeysBehind::read`], each statement reads a few rows only.
+async fn keys_that_wait(conn: &mut Session<'_>, limit: &str) -> Result<Vec<Vec<u8>>, sqlx::Error> {
+    let mut keys: Vec<Vec<u8>> = Vec::new();
+    loop {
+        // Before every key stands nothing, and the empty key is one.
+        let rest = if keys.is_empty() { ">=" } else { ">" };
+        let query = statement(format!(
+            "SELECT limit_key, COUNT(*) AS n FROM (SELECT limit_key FROM {WAITS} WHERE limit_name = ? \
+             AND limit_key {rest} ? ORDER BY limit_key LIMIT {MAX_WEIGHED}) k GROUP BY limit_key ORDER BY limit_key"
+        ));
+        let query = query.bind(limit.to_owned()).bind(keys.last().cloned().unwrap_or_default());
+        let mut found = 0;
+        for row in query.fetch_all(&mut *conn).await? {
+            keys.push(row.try_get("limit_key")?);
+            found += row.try_get::<i64, _>("n")?;
+        }
+        if keys.len() >= MAX_WEIGHED || usize::try_from(found).unwrap_or(0) < MAX_WEIGHED {
+            keys.truncate(MAX_WEIGHED);
+            return Ok(keys);
+        }
+    }
 }
 
 /// Return those of these keys that have parked jobs in queues that are not paused: the others take nothing from anyone.
@@ -1579,6 +1595,82 @@ fn in_turn(mut keys: Vec<LimitKey>, last: Option<&LimitKey>) -> VecDeque<LimitKe
     let had_their_turns = keys.partition_point(|key| Some(key) <= last);
     keys.rotate_left(had_their_turns);
     keys.into()
+}
+
+/// Position among all slots: key and job.
+type SlotPlace = (LimitKey, Uuid);
+
+struct StaleSlots {
+    slots: BTreeMap<LimitKey, Vec<Uuid>>,
+    /// The last slot that was looked at, unless there are no more.
+    last: Option<SlotPlace>,
+}
+
+fn slot_place(row: &MySqlRow) -> Result<SlotPlace, sqlx::Error> {
+    Ok((key_in(row)?, row.try_get("job_id")?))
+}
+
+/// Build the condition that a slot of `limit_slots s` stands behind (`>`) a place, or not behind it (`<`).
+fn slots_from(place: Option<&SlotPlace>, side: char) -> String {
+    if place.is_none() {
+        return "TRUE".to_owned();
+    }
+    // The place itself is among those that are not behind it.
+    let last = if side == '<' { "<=" } else { ">" };
+    format!(
+        "(s.limit_name {side} ? OR (s.limit_name = ? AND (s.limit_key {side} ? OR (s.limit_key = ? AND s.job_id {last} ?))))"
+    )
+}
+
+/// Bind the values of [`slots_from`].
+fn bind_place(query: Sql, place: Option<&SlotPlace>) -> Sql {
+    let Some((LimitKey { limit, key }, id)) = place else { return query };
+    let (name, key) = (limit.to_string(), key.clone().into_bytes());
+    query.bind(name.clone()).bind(name).bind(key.clone()).bind(key).bind(*id)
+}
+
+const WAITS: &str = "limit_waits FORCE INDEX (limit_waits_line)";
+const SLOTS: &str = "limit_slots FORCE INDEX (PRIMARY)";
+
+/// Keys that have rows in a table.
+struct KeysBehind {
+    keys: BTreeSet<LimitKey>,
+    /// The last key that was read, unless there are no more.
+    last: Option<LimitKey>,
+}
+
+impl KeysBehind {
+    /// Read keys behind this one for a while. A key may have a million rows. So each statement reads a few, and the next
+    /// one begins behind the key of the last of them.
+    async fn read(conn: &mut Session<'_>, table: &str, mut after: Option<LimitKey>) -> Result<Self, sqlx::Error> {
+        let (mut keys, looking) = (BTreeSet::new(), Instant::now());
+        loop {
+            let (limit, key) = after.map_or_else(Default::default, |key| (key.limit.to_string(), key.key));
+            let query = statement(format!(
+                "SELECT limit_name, limit_key, COUNT(*) AS n FROM (SELECT limit_name, limit_key FROM {table} \
+                 WHERE limit_name > ? OR (limit_name = ? AND limit_key > ?) ORDER BY limit_name, limit_key \
+                 LIMIT {KEYS_READ}) k GROUP BY limit_name, limit_key ORDER BY limit_name, limit_key"
+            ));
+            let query = query.bind(limit.clone()).bind(limit).bind(key.into_bytes());
+            let mut found = 0;
+            for row in query.fetch_all(&mut *conn).await? {
+                keys.insert(key_in(&row)?);
+                found += row.try_get::<i64, _>("n")?;
+            }
+            after = keys.last().filter(|_| usize::try_from(found).unwrap_or(0) == KEYS_READ).cloned();
+            if after.is_none() || keys.len() >= KEYS_READ || looking.elapsed() >= LOOKING {
+                return Ok(Self { keys, last: after });
+            }
+        }
+    }
+
+    /// Add the keys of another table, up to the key to which both have been read.
+    fn and(mut self, other: Self) -> Self {
+        let last = [self.last, other.last].into_iter().flatten().min();
+        self.keys.extend(other.keys);
+        self.keys.retain(|key| last.as_ref().is_none_or(|last| key <= last));
+        Self { keys: self.keys, last }
+    }
 }
 
 struct KeysRead {
@@ -1690,6 +1782,25 @@ mod tests {
         assert_eq!(told(&["a"], &["c"]), [(0, false), (0, true), (1, false), (0, true), (0, false)]);
         assert_eq!(told(&["a", "b", "c"], &[]).iter().map(|(jobs, _)| *jobs).collect::<Vec<_>>(), [0, 0, 0, 0, 1]);
         assert_eq!(told(&[], &["a", "b"]), [(0, false); 5]);
+    }
+
+    #[test]
+    fn keys_of_two_tables_are_read_up_to_where_both_were_read() {
+        let key = |key: &str| LimitKey { limit: "l".parse().unwrap(), key: key.to_owned() };
+        let read = |keys: &[&str], last: Option<&str>| KeysBehind {
+            keys: keys.iter().copied().map(key).collect(),
+            last: last.map(key),
+        };
+        let both = |one: KeysBehind, other: KeysBehind| -> (Vec<String>, Option<String>) {
+            let KeysBehind { keys, last } = one.and(other);
+            (keys.into_iter().map(|key| key.key).collect(), last.map(|key| key.key))
+        };
+        let words = |words: &[&str]| words.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let to_c = both(read(&["a", "c"], Some("c")), read(&["b", "d", "f"], Some("f")));
+        assert_eq!(to_c, (words(&["a", "b", "c"]), Some("c".to_owned())));
+        let to_d = both(read(&["e", "f"], None), read(&["c", "d"], Some("d")));
+        assert_eq!(to_d, (words(&["c", "d"]), Some("d".to_owned())));
+        assert_eq!(both(read(&["b"], None), read(&["a", "b"], None)), (words(&["a", "b"]), None));
     }
 
     #[test]

@@ -209,6 +209,15 @@ pub struct RemoteAttempt {
     pub slots: Arc<[LimitKey]>,
 }
 
+/// What the settlements of attempts need.
+#[derive(Debug, Default)]
+pub struct RemoteAttempts {
+    /// The attempts of jobs that exist.
+    pub found: HashMap<JobId, RemoteAttempt>,
+    /// Open attempts whose rows cannot be read, until an operator repairs them.
+    pub unreadable: HashSet<(JobId, AttemptToken)>,
+}
+
 /// An open attempt of a worker.
 struct OpenAttempt {
     id: JobId,
@@ -305,6 +314,24 @@ impl Store {
         transact(&self.shared.pools.workers, "begin a request for jobs", move |conn, _| {
             let (worker, held, limits) = (worker.clone(), Arc::clone(&held), Arc::clone(&limits));
             Box::pin(async move { begin(conn, worker, fetch, (&*held, wait), &limits).await })
+        })
+        .await
+    }
+
+    /// Note that a request for jobs does not wait, because it is refused. Otherwise the checker would look for the jobs
+    /// that its worker could have got.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    #[boxed]
+    pub async fn refuse_fetch(&self, fetch: &RemoteFetch) -> Result<(), StoreError> {
+        let (worker, fetch) = (Arc::clone(&fetch.worker.id), fetch.id);
+        on_pool(&self.shared.pools.workers, "note a request for jobs that is refused", move |conn, _| {
+            let worker = Arc::clone(&worker);
+            Box::pin(async move {
+                let sql = "UPDATE runners SET polls_until = NULL WHERE id = ? AND fetch_id = ?";
+                sqlx::query(sql).bind(worker.as_str()).bind(fetch).execute(conn).await.map(drop)
+            })
         })
         .await
     }
@@ -559,12 +586,13 @@ impl Store {
         .await
     }
 
-    /// Read what the settlement of these jobs' attempts needs. Jobs that do not exist are left out.
+    /// Read what the settlement of these jobs' attempts needs. Jobs that do not exist are left out. A row that cannot
+    /// be read keeps no other attempt from its verdict.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     #[boxed]
-    pub async fn remote_attempts(&self, ids: Vec<JobId>) -> Result<HashMap<JobId, RemoteAttempt>, StoreError> {
+    pub async fn remote_attempts(&self, ids: Vec<JobId>) -> Result<RemoteAttempts, StoreError> {
         let limits = Arc::clone(&self.shared.limits);
         on_pool(&self.shared.pools.workers, "read the attempts of a worker", move |conn, _| {
             let (ids, limits) = (ids.clone(), Arc::clone(&limits));
@@ -572,24 +600,26 @@ impl Store {
                 let mut ids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect();
                 ids.sort_unstable();
                 ids.dedup();
-                let mut found = HashMap::new();
+                let mut all = RemoteAttempts::default();
                 for page in ids.chunks(MAX_ROWS) {
                     let sql = "SELECT j.id, j.kind, j.queue, j.options, o.token, o.attempt, o.runner, \
                                COALESCE(o.state = 'executing', FALSE) AS open \
                                FROM jobs j FORCE INDEX (PRIMARY) LEFT JOIN owed o ON o.id = j.id WHERE j.id IN";
                     for row in &in_list(sql, page, "").fetch_all(&mut *conn).await? {
-                        let attempt = remote_attempt(row)?;
-                        found.insert(attempt.id, attempt);
+                        match remote_attempt(row) {
+                            Ok(attempt) => drop(all.found.insert(attempt.id, attempt)),
+                            Err(error) => all.unreadable.extend(open_attempt_in(row, &error)),
+                        }
                     }
                     if !limits.now().is_empty() {
                         for (id, slots) in slots_of(conn, page).await? {
-                            if let Some(attempt) = found.get_mut(&id) {
+                            if let Some(attempt) = all.found.get_mut(&id) {
                                 attempt.slots = slots;
                             }
                         }
                     }
                 }
-                Ok(found)
+                Ok(all)
             })
         })
         .await
@@ -1018,7 +1048,14 @@ async fn overdue(
         let sql = "SELECT j.id, j.kind, j.queue, j.options, o.token, o.attempt, o.runner, TRUE AS open, o.started_at \
                    FROM owed o FORCE INDEX (PRIMARY) STRAIGHT_JOIN jobs j ON j.id = o.id WHERE o.id IN";
         for row in &in_list(sql, page, " AND o.state = 'executing'").fetch_all(&mut *conn).await? {
-            let attempt = remote_attempt(row)?;
+            let attempt = match remote_attempt(row) {
+                Ok(attempt) => attempt,
+                Err(error) => {
+                    // Its lease is renewed all the same, as are those of the others.
+                    open_attempt_in(row, &error);
+                    continue;
+                }
+            };
             if !attempt.open.as_ref().is_some_and(|(token, ..)| listed.contains(&(attempt.id, *token))) {
                 continue;
             }
@@ -1035,6 +1072,15 @@ async fn overdue(
         }
     }
     Ok(found)
+}
+
+/// Return the open attempt of a row that cannot be read as a whole, and log the job, so that an operator can repair it.
+fn open_attempt_in(row: &MySqlRow, error: &sqlx::Error) -> Option<(JobId, AttemptToken)> {
+    let id = JobId::from_uuid(row.try_get("id").ok()?);
+    tracing::error!(job = %id, %error, "cannot read the row of an attempt of a remote worker, leaving it out");
+    let is_open = row.try_get::<i64, _>("open").is_ok_and(|open| open != 0);
+    let token = row.try_get("token").ok().filter(|_| is_open)?;
+    Some((id, AttemptToken::from_uuid(token)))
 }
 
 fn remote_attempt(row: &MySqlRow) -> Result<RemoteAttempt, sqlx::Error> {

@@ -208,7 +208,7 @@ pub struct UpdatedJob {
     pub outcome: ActionOutcome,
     /// The job after the action.
     pub job: Job,
-    /// All attempts of the job.
+    /// The attempts of the job, as a read of the job gives them.
     pub attempts: Vec<Attempt>,
 }
 

@@ -54,7 +54,7 @@ impl fmt::Debug for NewPayload {
     }
 }
 
-/// The condition of a request: given the job and all its attempts, it returns true if the job may be changed. It is
+/// The condition of a request: given the job and its attempts, it returns true if the job may be changed. It is
 /// checked within the transaction.
 pub type ChangeCondition = Arc<dyn Fn(&Job, &[Attempt]) -> bool + Send + Sync>;
 

@@ -23,6 +23,9 @@ use tickr_job::{Among, Attempt, Filter, Job, JobId, JobOptions, Progress, Runner
 
 /// Most rows that one page of a listing may look at before it returns with a position to continue from.
 const MAX_LOOKED_AT: i64 = 20_000;
+/// Most lines of the ledger that are read with one job, the last ones. A job that shutdowns interrupt or that operators
+/// retry may have 65,000.
+const MAX_LINES: u32 = 1_000;
 /// Longest time of one page. A screen waits for it, and continues from where it stopped.
 const PATIENCE: Duration = Duration::from_millis(200);
 
@@ -47,7 +50,7 @@ const COLUMNS: &str = "j.id, j.kind, j.queue, COALESCE(o.priority, j.priority) A
      d.fingerprint, d.failed_at, d.standing, d.since, d.replayed_as, d.actor, d.reason";
 
 impl Store {
-    /// Read a job with all its attempts, the open one included.
+    /// Read a job with its attempts, the last 1,000 that have ended and the open one.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -144,7 +147,7 @@ pub(crate) async fn read_job(conn: &mut Session<'_>, id: JobId) -> Result<Option
          WHERE j.id = ? LIMIT 1"
     );
     let Some(row) = statement(sql).bind(id.uuid()).fetch_optional(&mut *conn).await? else { return Ok(None) };
-    let ledger = ledgers_of(conn, &[id], "result").await?.remove(&id).unwrap_or_default();
+    let ledger = ledgers_of(conn, &[id], LedgerDetail::Whole).await?.remove(&id).unwrap_or_default();
     let mut job = job(&row, &ledger)?;
     job.payload = Some(raw(row.try_get("payload")?, "payload")?);
     job.checkpoint = checkpoint_of(&row)?;
@@ -198,7 +201,7 @@ async fn read_into(
 ) -> Result<(), sqlx::Error> {
     let ids: Vec<JobId> =
         found.iter().map(|row| Ok(JobId::from_uuid(row.try_get("id")?))).collect::<Result<_, sqlx::Error>>()?;
-    let ledgers = ledgers_of(conn, &ids, "NULL").await?;
+    let ledgers = ledgers_of(conn, &ids, LedgerDetail::Listed).await?;
     let nothing = Ledger::default();
     for (row, id) in found.iter().zip(&ids) {
         let ledger = ledgers.get(id).unwrap_or(&nothing);
@@ -329,33 +332,54 @@ struct End {
     result: Option<Box<RawValue>>,
 }
 
-/// Read the ledgers of these jobs. `result` is the name of the column, or NULL for a listing that does not show
-/// results.
+/// The columns and lines of a ledger that are read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LedgerDetail {
+    /// All columns of the last [`MAX_LINES`] lines of one job.
+    Whole,
+    /// All lines without the columns that no listing shows: the result, the exchange and the size of the log.
+    Listed,
+}
+
+impl LedgerDetail {
+    /// Build the SQL for the ledgers of so many jobs. That of a whole ledger begins with its last line.
+    fn sql(self, jobs: usize) -> String {
+        let (columns, logs, order) = match self {
+            Self::Whole => (
+                "result, a.exchange AS exchange, g.size_bytes AS log_bytes",
+                "LEFT JOIN attempt_logs g FORCE INDEX (PRIMARY) ON g.job_id = a.job_id AND g.number = a.number",
+                format!("a.job_id DESC, a.number DESC LIMIT {MAX_LINES}"),
+            ),
+            Self::Listed => {
+                ("NULL AS result, NULL AS exchange, NULL AS log_bytes", "", "a.job_id, a.number".to_owned())
+            }
+        };
+        format!(
+            "SELECT a.job_id, a.number, runner, execute_at, started_at, finished_at, {VERDICT} AS verdict, error, burned, \
+             end_state, late_note, {columns} \
+             FROM attempts a FORCE INDEX (PRIMARY) {logs} WHERE a.job_id IN {} ORDER BY {order}",
+            placeholders(padded_len(jobs))
+        )
+    }
+}
+
+/// Read the ledgers of these jobs, each in the order of its attempts.
 async fn ledgers_of(
     conn: &mut Session<'_>,
     ids: &[JobId],
-    result: &'static str,
+    detail: LedgerDetail,
 ) -> Result<BTreeMap<JobId, Ledger>, sqlx::Error> {
     let ids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect::<BTreeSet<_>>().into_iter().collect();
     if ids.is_empty() {
         return Ok(BTreeMap::new());
     }
-    // Like the result, the exchange and the size of the log are not shown in a listing.
-    let (exchange, log_bytes, logs) = if result == "result" {
-        let logs = "LEFT JOIN attempt_logs g FORCE INDEX (PRIMARY) ON g.job_id = a.job_id AND g.number = a.number";
-        ("a.exchange", "g.size_bytes", logs)
-    } else {
-        ("NULL", "NULL", "")
-    };
-    let sql = format!(
-        "SELECT a.job_id, a.number, runner, execute_at, started_at, finished_at, {VERDICT} AS verdict, error, burned, \
-         end_state, {result} AS result, late_note, {exchange} AS exchange, {log_bytes} AS log_bytes \
-         FROM attempts a FORCE INDEX (PRIMARY) {logs} WHERE a.job_id IN {} ORDER BY a.job_id, a.number",
-        placeholders(padded_len(ids.len()))
-    );
-    let query = bind_padded(statement(sql), &ids);
+    let query = bind_padded(statement(detail.sql(ids.len())), &ids);
+    let mut rows = query.fetch_all(conn).await?;
+    if detail == LedgerDetail::Whole {
+        rows.reverse();
+    }
     let mut ledgers: BTreeMap<JobId, Ledger> = BTreeMap::new();
-    for row in query.fetch_all(conn).await? {
+    for row in rows {
         let ledger = ledgers.entry(JobId::from_uuid(row.try_get("job_id")?)).or_default();
         let finished_at = row.try_get("finished_at")?;
         let (end, result): (Option<&str>, Option<String>) = (row.try_get("end_state")?, row.try_get("result")?);

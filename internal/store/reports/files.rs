@@ -27,6 +27,8 @@ const MAX_PART_BYTES: usize = 512 << 10;
 const PARTS_AT_ONCE: u64 = 8;
 /// Number of rows in one page.
 const PAGE: u32 = 200;
+/// Number of parts in one page of a search for remains.
+const PARTS_READ: i64 = 500;
 /// Age at which parts left by an attempt are removed, unless reports are kept for a shorter time.
 const REMAINS: TimeDelta = TimeDelta::days(1);
 /// Extra time for which the row of a deleted job's report stays, after files of its age are gone from every folder.
@@ -56,6 +58,15 @@ pub struct RemovedReport {
 pub struct RemovedPlace {
     at: Timestamp,
     job: Uuid,
+}
+
+/// The attempt that wrote some parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartsOf {
+    /// The id of the job.
+    pub job: JobId,
+    /// The token of the attempt.
+    pub token: AttemptToken,
 }
 
 impl Store {
@@ -277,8 +288,8 @@ impl Store {
         .await
     }
 
-    /// Delete a page of reports that are older than `keep`, and parts that old attempts left. Return true if there may
-    /// be more. The parts of the attempt that holds its job stay, because it may name them at any moment.
+    /// Delete a page of the rows of reports that are older than `keep`. Return true if there may be more. Rows are deleted
+    /// before their parts, so that no row names content that does not exist.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -288,28 +299,105 @@ impl Store {
         on_pool(&self.shared.pools.loops, "delete old reports", move |conn, _| {
             let shared = shared.clone();
             Box::pin(async move {
-                let now = read_clock(conn, &shared.clock).await?;
                 // A report is younger than the id of its job. So the walk begins at the oldest id and stops where
-                // nothing can be old enough. Rows are deleted before their parts, so that no row names content that
-                // does not exist.
-                let before = now - keep;
-                let rows = "DELETE FROM report_files WHERE id < ? AND ((removed_at IS NULL AND made_at < ?) OR \
-                            made_at < ?) ORDER BY id LIMIT ?";
-                let rows = sqlx::query(rows).bind(first_id_of(before)).bind(before).bind(before - REMOVED).bind(PAGE);
-                let rows = rows.execute(&mut *conn).await?.rows_affected();
-                let before = now - keep.min(REMAINS);
-                let parts = "DELETE FROM report_parts WHERE job_id < ? AND made_at < ? AND NOT EXISTS \
-                             (SELECT 1 FROM report_files f WHERE f.id = report_parts.job_id \
-                             AND f.token = report_parts.token) AND NOT EXISTS \
-                             (SELECT 1 FROM owed o FORCE INDEX (PRIMARY) WHERE o.id = report_parts.job_id \
-                             AND o.token = report_parts.token) ORDER BY job_id, token, number LIMIT ?";
-                let parts = sqlx::query(parts).bind(first_id_of(before)).bind(before).bind(PARTS_AT_ONCE);
-                let parts = parts.execute(&mut *conn).await?.rows_affected();
-                Ok(rows == u64::from(PAGE) || parts == PARTS_AT_ONCE)
+                // nothing can be old enough.
+                let before = read_clock(conn, &shared.clock).await? - keep;
+                let rows = "id < ? AND ((removed_at IS NULL AND made_at < ?) OR made_at < ?) ORDER BY id LIMIT ?";
+                // Nearly always there is nothing to delete. A plain read finds that out without a lock.
+                let read = statement(format!("SELECT 1 FROM report_files WHERE {rows}"));
+                let read = read.bind(first_id_of(before)).bind(before).bind(before - REMOVED).bind(1);
+                if read.fetch_optional(&mut *conn).await?.is_none() {
+                    return Ok(false);
+                }
+                let delete = statement(format!("DELETE FROM report_files WHERE {rows}"));
+                let delete = delete.bind(first_id_of(before)).bind(before).bind(before - REMOVED).bind(PAGE);
+                Ok(delete.execute(conn).await?.rows_affected() == u64::from(PAGE))
             })
         })
         .await
     }
+
+    /// Read a page of the attempts that have parts, behind `after`. Return those whose parts are remains that
+    /// [`Self::delete_left_parts`] deletes, and the position to continue after; absent at the end. This takes no locks:
+    /// the parts of all reports that are kept are among those that it reads.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    #[boxed]
+    pub async fn left_parts(
+        &self,
+        keep: Duration,
+        after: Option<PartsOf>,
+    ) -> Result<(Vec<PartsOf>, Option<PartsOf>), StoreError> {
+        let shared = self.shared.clone();
+        on_pool(&self.shared.pools.loops, "look for parts of old reports", move |conn, _| {
+            let shared = shared.clone();
+            Box::pin(async move {
+                let before = remains_before(read_clock(conn, &shared.clock).await?, keep);
+                // An attempt may have any number of parts. The next page begins behind all of them.
+                let (job, token) = after.map_or_else(Default::default, |of| (of.job.uuid(), of.token.uuid()));
+                let sql = format!(
+                    "SELECT g.job_id, g.token, g.parts, g.first < ? AND {} AS is_left FROM \
+                     (SELECT p.job_id, p.token, COUNT(*) AS parts, MIN(p.made_at) AS first FROM \
+                     (SELECT job_id, token, made_at FROM report_parts FORCE INDEX (PRIMARY) \
+                     WHERE job_id < ? AND (job_id > ? OR (job_id = ? AND token > ?)) \
+                     ORDER BY job_id, token, number LIMIT ?) p GROUP BY p.job_id, p.token) g ORDER BY g.job_id, g.token",
+                    no_attempt_has("g")
+                );
+                let query = statement(sql).bind(before).bind(first_id_of(before));
+                let query = query.bind(job).bind(job).bind(token).bind(PARTS_READ);
+                let (mut left, mut last, mut parts) = (Vec::new(), None, 0);
+                for row in query.fetch_all(conn).await? {
+                    let (job, token) = (row.try_get("job_id")?, row.try_get("token")?);
+                    let of = PartsOf { job: JobId::from_uuid(job), token: AttemptToken::from_uuid(token) };
+                    if row.try_get::<i64, _>("is_left")? != 0 {
+                        left.push(of);
+                    }
+                    parts += row.try_get::<i64, _>("parts")?;
+                    last = Some(of);
+                }
+                Ok((left, last.filter(|_| parts == PARTS_READ)))
+            })
+        })
+        .await
+    }
+
+    /// Delete up to `most` old parts of an attempt. Return how many were deleted. The parts of the attempt that holds its job
+    /// stay, because it may name them at any moment. So do those of a finished report.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    #[boxed]
+    pub async fn delete_left_parts(&self, keep: Duration, of: PartsOf, most: u64) -> Result<u64, StoreError> {
+        let shared = self.shared.clone();
+        on_pool(&self.shared.pools.loops, "delete parts of old reports", move |conn, _| {
+            let shared = shared.clone();
+            Box::pin(async move {
+                let before = remains_before(read_clock(conn, &shared.clock).await?, keep);
+                let sql = format!(
+                    "DELETE FROM report_parts WHERE job_id = ? AND token = ? AND made_at < ? AND {} \
+                     ORDER BY job_id, token, number LIMIT ?",
+                    no_attempt_has("report_parts")
+                );
+                let query = statement(sql).bind(of.job.uuid()).bind(of.token.uuid()).bind(before).bind(most);
+                Ok(query.execute(conn).await?.rows_affected())
+            })
+        })
+        .await
+    }
+}
+
+/// Return the moment before which parts are made that count as remains.
+fn remains_before(now: Timestamp, keep: Duration) -> Timestamp {
+    now - TimeDelta::from_std(keep).unwrap_or(TimeDelta::MAX / 4).min(REMAINS)
+}
+
+/// Build the condition that no finished report names the parts of an attempt, and that the attempt does not hold its job.
+fn no_attempt_has(parts: &str) -> String {
+    format!(
+        "NOT EXISTS (SELECT 1 FROM report_files f WHERE f.id = {parts}.job_id AND f.token = {parts}.token) AND \
+         NOT EXISTS (SELECT 1 FROM owed o FORCE INDEX (PRIMARY) WHERE o.id = {parts}.job_id AND o.token = {parts}.token)"
+    )
 }
 
 /// Return whether all parts of the record are stored.

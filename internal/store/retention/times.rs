@@ -1,6 +1,6 @@
 //! Retention times of ended jobs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,6 +53,12 @@ impl Retention {
 
     fn of_kinds(&self) -> impl Iterator<Item = Duration> {
         self.kinds.values().flat_map(|kind| [kind.completed, kind.cancelled, kind.failed]).flatten()
+    }
+
+    /// Return all retention times of ended jobs, whatever their kinds and states. The shortest one comes first.
+    #[must_use]
+    pub fn ages_of_ended(&self) -> BTreeSet<Duration> {
+        self.of_kinds().chain([self.completed, self.cancelled, self.failed]).collect()
     }
 
     /// Return the shortest retention time. Retention removes nothing younger, except discarded dead letters.

@@ -125,6 +125,13 @@ impl BreakerState {
         if open && self.probe_job != Some(job) {
             return None;
         }
+        if outcome == CallOutcome::NotMade {
+            // The next call would probably be refused as well, and cost its job an attempt. So it waits for a pause too.
+            if open {
+                self.begin_pause(self.pause_ms.unwrap_or(rule.breaker.pause_ms).min(rule.breaker.max_pause_ms), now);
+            }
+            return None;
+        }
         if outcome == CallOutcome::Answered {
             *self = Self::default();
             return open.then_some(Turn::Closed);
@@ -143,11 +150,15 @@ impl BreakerState {
         }
         let longest = rule.breaker.max_pause_ms;
         let pause_ms = self.pause_ms.map_or(rule.breaker.pause_ms, |pause| pause.saturating_mul(2)).min(longest);
+        self.begin_pause(pause_ms, now);
+        self.opened_at = self.opened_at.or(Some(now));
+        Some(if open { Turn::StaysOpen } else { Turn::Opened })
+    }
+
+    fn begin_pause(&mut self, pause_ms: u32, now: Timestamp) {
         self.pause_ms = Some(pause_ms);
         self.probe_at = Some(now + TimeDelta::milliseconds(pause_ms.into()));
         self.probe_job = None;
-        self.opened_at = self.opened_at.or(Some(now));
-        Some(if open { Turn::StaysOpen } else { Turn::Opened })
     }
 }
 
@@ -216,6 +227,22 @@ mod tests {
         state.probe_job = Some(OTHER);
         assert_eq!(answer(&mut state, OTHER, 12_000), Some(Turn::Closed));
         assert_eq!(state, BreakerState::default());
+    }
+
+    #[test]
+    fn a_call_that_was_refused_here_counts_as_no_failure_and_makes_the_next_one_wait() {
+        let refuse = |state: &mut BreakerState, job, ms| state.count(rule(), (job, CallOutcome::NotMade), None, at(ms));
+        let mut state = BreakerState::default();
+        assert_eq!(refuse(&mut state, JOB, 0), None);
+        assert_eq!(state, BreakerState::default());
+        for _ in 0..3 {
+            fail(&mut state, JOB, 0);
+        }
+        let opened = state.clone();
+        state.probe_job = Some(OTHER);
+        assert_eq!((refuse(&mut state, JOB, 1_000), state.probe_job), (None, Some(OTHER)), "it does not decide");
+        assert_eq!(refuse(&mut state, OTHER, 1_000), None);
+        assert_eq!(state, BreakerState { probe_at: Some(at(2_000)), ..opened });
     }
 
     #[test]

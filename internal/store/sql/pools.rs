@@ -36,8 +36,9 @@ pub(crate) struct Pools {
     /// make: finish keys, deferrals, the checkpoint with which one begins. There may be thousands, and they delay nothing
     /// else.
     pub(crate) workers: Pool,
-    /// For the heartbeats of remote workers, and for the loop that serves their requests. Claims that wait for a lock
-    /// delay neither, and statements on these connections wait for one for a second only.
+    /// For the heartbeats of remote workers and their checkpoints, and for the loop that serves their requests. Claims
+    /// that wait for a lock delay neither, and statements on these connections wait for one for a second only.
+    /// Checkpoints are saved by one heartbeat at a time, so those that wait for a lock leave a connection to the others.
     pub(crate) beats: Pool,
     /// The turns of changes by clients that may wait for the same row.
     pub(crate) turns: Arc<Turns>,

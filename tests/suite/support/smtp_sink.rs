@@ -3,7 +3,8 @@
 //! Faults by recipient: `tempfail@` is answered 451, `nouser@` 550, `hangup@` 421 and a closed connection, `stall@` not
 //! at all, and for `dropafterdata@` the connection ends after the message without an answer. `latinnouser@` and
 //! `othercode@` are answered 550 in Latin-1 and 571. A message is taken with a bare 250 for `bare@`, in Latin-1 for
-//! `latin@`, and with a word that is no answer for `garbled@`.
+//! `latin@`, and with a word that is no answer for `garbled@`. For `cutline@` it is taken with an answer whose line does
+//! not end before the connection does, and for `toolarge@` the answer 552 and the end of the connection come amid it.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -41,8 +42,9 @@ pub(crate) struct SinkOptions {
     /// The only account, and the method of the login: `PLAIN` or `LOGIN`. Without a login no mail is accepted.
     pub(crate) account: Option<(&'static str, &'static str)>,
     pub(crate) mechanism: &'static str,
-    /// Close the connection silently after this many mails on it.
+    /// Close the connection silently after this many mails on it, or give each further sender this answer.
     pub(crate) mails_per_connection: Option<usize>,
+    pub(crate) said_beyond: Option<&'static str>,
     /// Take no message before this has a permit.
     pub(crate) gate: Option<Arc<Semaphore>>,
 }
@@ -191,6 +193,9 @@ impl Conversation {
             if self.shared.options.account.is_some() && !self.logged_in {
                 return answer("530 5.7.0 log in first");
             }
+            if let Some(said) = self.shared.options.said_beyond.filter(|_| self.has_enough()) {
+                return answer(said);
+            }
             (self.sender, self.recipients) = (address(line), Vec::new());
             answer("250 2.1.0 ok")
         } else if upper.starts_with("RCPT TO:") {
@@ -264,7 +269,17 @@ impl Conversation {
         Ok(Next::Answer(answer.to_owned()))
     }
 
+    /// Return whether this connection had as many mails as it may have.
+    fn has_enough(&self) -> bool {
+        self.shared.options.mails_per_connection.is_some_and(|most| self.mails >= most)
+    }
+
     async fn message(&mut self) -> std::io::Result<Next> {
+        if self.recipients.iter().any(|address| address.starts_with("toolarge@")) {
+            self.stream.read_exact(&mut [0; 1_024]).await?;
+            self.say("552 5.3.4 too large").await?;
+            return Ok(Next::HangUp);
+        }
         let mut bytes = Vec::new();
         loop {
             let start = bytes.len();
@@ -282,8 +297,10 @@ impl Conversation {
         if self.recipients.iter().any(|address| address.starts_with("dropafterdata@")) {
             return Ok(Next::HangUp);
         }
+        let is_cut = self.recipients[0].starts_with("cutline@");
         let answer = match self.recipients[0].split('@').next().unwrap() {
             "bare" => b"250\r\n".to_vec(),
+            "cutline" => b"250 2.0.0 taken".to_vec(),
             "latin" => b"250 2.0.0 angenommen f\xfcr Zustellung\r\n".to_vec(),
             "garbled" => b"thanks\r\n".to_vec(),
             _ => format!("250 2.0.0 taken as {}\r\n", self.mails + 1).into_bytes(),
@@ -300,8 +317,8 @@ impl Conversation {
         });
         self.mails += 1;
         self.say_bytes(&answer).await?;
-        let enough = self.shared.options.mails_per_connection.is_some_and(|most| self.mails >= most);
-        if enough { Ok(Next::HangUp) } else { Ok(Next::Answer(String::new())) }
+        let closes = is_cut || self.has_enough() && self.shared.options.said_beyond.is_none();
+        if closes { Ok(Next::HangUp) } else { Ok(Next::Answer(String::new())) }
     }
 
     async fn upgrade(mut self) -> std::io::Result<Self> {

@@ -62,8 +62,9 @@ export default function LimitPage({ params: [name] }) {
     <${Trouble} error=${limit.error} retry=${limit.reload} />
     ${
       !it.counted &&
+      boundsAttempts(it) &&
       html`<div class="note warn">
-        The attempts that run are being counted. Jobs of this limit start in a few seconds.
+        The attempts that run are being counted. Jobs whose key bounds how many run at once start in a few seconds.
       </div>`
     }
     <div class="grid wide">
@@ -76,6 +77,10 @@ export default function LimitPage({ params: [name] }) {
     </div>
   `;
 }
+
+/** Whether jobs wait until the attempts that run are counted: those of a key with a concurrency do. */
+const boundsAttempts = ({ concurrency, overrides }) =>
+  concurrency !== null || Object.values(overrides).some((own) => own.concurrency !== null);
 
 function Facts({ it }) {
   return html`<dl class="facts">
