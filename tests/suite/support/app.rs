@@ -403,13 +403,17 @@ impl TestApp {
 
     /// Wait until so many sessions of the database wait for a lock.
     pub(crate) async fn until_lock_waits(&self, wanted: impl RangeBounds<usize> + Debug) {
-        let url = self.config.mysql_url().unwrap();
         eventually_seen(&format!("{wanted:?} sessions wait for a lock"), || async {
-            let open = open_transactions(url.expose()).await;
-            let waiting = open.iter().filter(|transaction| transaction.state == "LOCK WAIT").count();
+            let waiting = self.lock_waits().await;
             if wanted.contains(&waiting) { Ok(()) } else { Err(format!("{waiting} wait")) }
         })
         .await;
+    }
+
+    /// Count the sessions of the database that wait for the lock of a row.
+    pub(crate) async fn lock_waits(&self) -> usize {
+        let open = open_transactions(self.config.mysql_url().unwrap().expose()).await;
+        open.iter().filter(|transaction| transaction.state == "LOCK WAIT").count()
     }
 
     /// Check that an enqueue with a unique key and a change of a job are answered soon while these requests wait for a
