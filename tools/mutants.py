@@ -298,6 +298,9 @@ def main():
         subprocess.run(["git", "worktree", "prune"], cwd=ROOT, check=True)
         subprocess.run(["git", "worktree", "add", "--detach", str(TREE), "HEAD"], cwd=ROOT, check=True)
     restore()
+    # A tree that an interrupted run left may be of an older commit.
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, check=True)
+    git("checkout", "--quiet", "--detach", head.stdout.decode().strip())
     with ThreadPoolExecutor(asked.at_once) as pool:
         suite, ready = build_with_switches(chosen)
         tests = sorted({test for one in ready for test in one.tests})

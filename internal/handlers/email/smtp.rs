@@ -540,6 +540,19 @@ mod tests {
         ports.map(|port| SocketAddr::from(([127, 0, 0, 1], port))).collect()
     }
 
+    fn pool_of(sink: &SmtpSink, timeout: Duration) -> SmtpPool {
+        let settings = SmtpSettings {
+            host: "localhost".to_owned(),
+            port: sink.address.port(),
+            tls: SmtpTls::None,
+            login: None,
+            connections: 1,
+            timeout,
+            ca_pem: None,
+        };
+        SmtpPool::new(settings).unwrap()
+    }
+
     /// The ports 1 and 2 never answer, 3 refuses, and all others answer.
     async fn connect(address: SocketAddr) -> io::Result<u16> {
         match address.port() {
@@ -567,16 +580,7 @@ mod tests {
         let (silent, busy) =
             (TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap());
         let addresses = [silent.local_addr().unwrap(), busy.local_addr().unwrap(), sink.address];
-        let settings = SmtpSettings {
-            host: "localhost".to_owned(),
-            port: sink.address.port(),
-            tls: SmtpTls::None,
-            login: None,
-            connections: 1,
-            timeout: Duration::from_secs(6),
-            ca_pem: None,
-        };
-        let pool = SmtpPool::new(settings).unwrap();
+        let pool = pool_of(&sink, Duration::from_secs(6));
         let answering = async {
             let (mut socket, _) = busy.accept().await.unwrap();
             socket.write_all(b"421 4.3.2 too busy\r\n").await.unwrap();
@@ -594,16 +598,7 @@ mod tests {
     #[tokio::test]
     async fn a_refusal_amid_a_message_is_final_although_the_rest_could_not_be_sent() {
         let sink = SmtpSink::start(SinkOptions::default()).await;
-        let settings = SmtpSettings {
-            host: "localhost".to_owned(),
-            port: sink.address.port(),
-            tls: SmtpTls::None,
-            login: None,
-            connections: 1,
-            timeout: Duration::from_secs(20),
-            ca_pem: None,
-        };
-        let pool = SmtpPool::new(settings).unwrap();
+        let pool = pool_of(&sink, Duration::from_secs(20));
         let mut mail = Mail {
             message_id: String::new(),
             sender: "jobs@example.org".parse().unwrap(),
