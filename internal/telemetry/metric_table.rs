@@ -397,7 +397,7 @@ pub static METRICS: &[Metric] = &[
         Gauge,
         Runner,
         &[],
-        "Age of this runner's copy of API keys, queue settings and drain requests; it is read every second",
+        "Age of this runner's copy of queues, limits, kinds and drain requests; it is read every second",
     ),
     row("tickr_unauthorized_total", Counter, Runner, &[], "Requests without a valid API token or API key"),
     row(
