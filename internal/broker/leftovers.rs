@@ -21,14 +21,14 @@ const TRIED_FOR: Duration = Duration::from_secs(60);
 const MOST: usize = 10_000;
 
 /// Why attempts of a remote worker are given back, and which of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Return {
     pub(super) why: &'static str,
     pub(super) which: Returned,
 }
 
 /// Which attempts of a remote worker are given back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Returned {
     /// All of them.
     All,
@@ -95,16 +95,12 @@ impl Leftovers {
         let now = Instant::now();
         kept.attempts.retain(|_, left| now < left.until);
         kept.is_tried = !kept.attempts.is_empty();
-        let mut found: Vec<Try> = Vec::new();
-        let mut places: HashMap<(AttemptToken, &'static str), usize> = HashMap::new();
+        let mut found: HashMap<(AttemptToken, Return), Try> = HashMap::new();
         for ((token, id), Leftover { worker, how, .. }) in &kept.attempts {
-            let place = *places.entry((*token, how.why)).or_insert(found.len());
-            match found.get_mut(place) {
-                Some(known) => known.ids.push(*id),
-                None => found.push(Try { token: *token, worker: worker.clone(), how: *how, ids: vec![*id] }),
-            }
+            let new = || Try { token: *token, worker: worker.clone(), how: *how, ids: Vec::new() };
+            found.entry((*token, *how)).or_insert_with(new).ids.push(*id);
         }
-        found
+        found.into_values().collect()
     }
 
     /// Forget those of these attempts that are not left any more. One whose worker has left during the try is tried

@@ -427,9 +427,14 @@ impl Broker {
                     queues.extend(if undone { self.hint_undone(&given) } else { self.tell_given_back(&given) });
                     locked
                 }
+                // They are tried again in a moment, or by the next request of their worker.
+                Err(error) if error.is_transient() => {
+                    tracing::debug!(%error, "cannot give attempts of a remote worker back yet");
+                    ids
+                }
                 Err(error) => {
-                    tracing::warn!(%error, "cannot give attempts of a remote worker back yet");
-                    if error.is_transient() { ids } else { Vec::new() }
+                    tracing::warn!(%error, "cannot give attempts of a remote worker back");
+                    Vec::new()
                 }
             };
             if !locked.is_empty() {
@@ -461,10 +466,14 @@ impl Broker {
         given.iter().map(|reaped| reaped.queue.clone()).collect()
     }
 
-    /// Hint jobs whose claims were undone, because they expired. No attempt has ended, so there is nothing to announce.
-    /// Returns the queues of the jobs.
+    /// Hint jobs whose claims were undone, because they expired. No attempt has ended, so there is nothing to announce,
+    /// unless a cancel came before: then the job has ended. Returns the queues of the jobs.
     fn hint_undone(&self, undone: &[Reaped]) -> BTreeSet<Name> {
         for reaped in undone {
+            if reaped.state.is_end() {
+                self.announce_given_back(reaped);
+                continue;
+            }
             let Settled::Done { execute_at, line, released, .. } = &reaped.settled else { continue };
             released.iter().for_each(|job| self.hint_released(job));
             if let (Some(execute_at), Some((queue, priority))) = (execute_at, line) {

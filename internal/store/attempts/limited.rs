@@ -1004,7 +1004,10 @@ impl Store {
     ) -> Result<LimitSweep, StoreError> {
         let LimitSweep { after, slots, mut locked, left } = sweep;
         tell(self.count_attempts_of_new_limits(&mut locked).await);
-        self.share_fairly().await?;
+        if let Err(error) = self.share_fairly().await {
+            // The jobs of all other limits need the rest of the sweep.
+            tracing::debug!(%error, "cannot read what the keys of fair limits share, the last shares stay");
+        }
         let limits = self.shared.limits.now();
         let (let_go, slots) = self.free_stale_slots(&limits, slots).await?;
         tell(let_go);
@@ -1551,7 +1554,7 @@ async fn keys_that_wait(conn: &mut Session<'_>, limit: &str) -> Result<Vec<Vec<u
         let rest = if keys.is_empty() { ">=" } else { ">" };
         let query = statement(format!(
             "SELECT limit_key, COUNT(*) AS n FROM (SELECT limit_key FROM {WAITS} WHERE limit_name = ? \
-             AND limit_key {rest} ? ORDER BY limit_key LIMIT {MAX_WEIGHED}) k GROUP BY limit_key ORDER BY limit_key"
+             AND limit_key {rest} ? ORDER BY limit_key LIMIT {KEYS_READ}) k GROUP BY limit_key ORDER BY limit_key"
         ));
         let query = query.bind(limit.to_owned()).bind(keys.last().cloned().unwrap_or_default());
         let mut found = 0;
@@ -1559,7 +1562,7 @@ async fn keys_that_wait(conn: &mut Session<'_>, limit: &str) -> Result<Vec<Vec<u
             keys.push(row.try_get("limit_key")?);
             found += row.try_get::<i64, _>("n")?;
         }
-        if keys.len() >= MAX_WEIGHED || usize::try_from(found).unwrap_or(0) < MAX_WEIGHED {
+        if keys.len() >= MAX_WEIGHED || usize::try_from(found).unwrap_or(0) < KEYS_READ {
             keys.truncate(MAX_WEIGHED);
             return Ok(keys);
         }

@@ -48,12 +48,8 @@ const TAKEN: &str = "SELECT job_id, held_until <= UTC_TIMESTAMP(3) AS is_over FR
 
 /// Give up the unique keys that these jobs hold, with few statements. The rows are locked in the order of the jobs.
 pub(crate) async fn release_keys_of(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<(), sqlx::Error> {
-    let sql = "DELETE k FROM jobs j FORCE INDEX (PRIMARY) STRAIGHT_JOIN unique_keys k FORCE INDEX (PRIMARY) \
-               ON k.kind = j.kind AND k.unique_key = j.unique_key WHERE k.job_id = j.id AND j.id IN";
-    for ids in ids.chunks(MAX_ROWS) {
-        in_list(sql, ids, "").execute(&mut *conn).await?;
-    }
-    Ok(())
+    let ended: Vec<(Uuid, bool)> = ids.iter().map(|id| (*id, false)).collect();
+    release_keys_of_ended(conn, &ended).await
 }
 
 /// Give up the unique keys of jobs that ended, each with whether it completed. Those that completed leave their keys
