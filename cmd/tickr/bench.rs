@@ -39,7 +39,10 @@ pub(crate) fn command() -> Command {
                 .value_parser(PossibleValuesParser::new(all))
                 .num_args(0..)
                 .default_value("all")
-                .help("Scenarios to measure; all is each of them but delayed, limits and workers, which take minutes"),
+                .help(
+                    "Scenarios to measure; all is each of them but delayed, limits, workers and runners, which take \
+                     minutes",
+                ),
         )
         .arg(number("repeat", "N", 1..=100).help("Measured runs of each scenario [default: 3, or 1 with --short]"))
         .arg(number("jobs", "N", 1..=100_000_000).help("Jobs of one run [default: each scenario's own]"))
@@ -67,6 +70,19 @@ pub(crate) fn command() -> Command {
         )
         .arg(number("connections", "N", 1..=4_096).default_value("64").help("Concurrent HTTP connections"))
         .arg(number("workers", "N", 1..=4_096).default_value("1024").help("Workers of the measured runner"))
+        .arg(
+            number("commit-delay", "MS", 0..=100)
+                .default_value("0")
+                .conflicts_with("mysql-url")
+                .help("Let the private MySQL hold each group of commits for so many milliseconds")
+                .long_help(
+                    "Let the private MySQL hold each group of commits for so many milliseconds, as a slow disk or a \
+                     replica that acknowledges does. The server writes a binary log, and waits before each sync of it. \
+                     Transactions that commit meanwhile share the sync: the first one waits for the whole time, and the \
+                     others for the rest of it. MariaDB ends the wait early when a transaction waits for a row lock that \
+                     a held one has. The binary log takes space in the folder for temporary files",
+                ),
+        )
         .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON"))
         .arg(
             Arg::new("mysql-url")
@@ -112,7 +128,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let (services, ground) = match (text("mysql-url"), text("redis-url")) {
         (Some(mysql), Some(redis)) => (None, BenchServers::new(mysql, redis).map_err(wrong_usage)?),
         _ => {
-            let services = private_servers(settings.short)?;
+            let services = private_servers(&settings)?;
             let ground = BenchServers::new(&services.mysql_url("tickr"), &services.redis_url())?.private();
             (Some(services), ground)
         }
@@ -163,16 +179,21 @@ fn settings(matches: &ArgMatches) -> Result<BenchSettings, Failure> {
         callers: size("callers"),
         connections: size("connections"),
         workers: size("workers"),
+        commit_delay_ms: number("commit-delay").unwrap_or(0),
         program: std::env::current_exe().context("find this program")?,
     })
 }
 
 /// Start private servers that are as durable as a real installation: they sync every commit. Their memory is that of a
 /// database on a small machine.
-fn private_servers(short: bool) -> Result<Services, Failure> {
+fn private_servers(settings: &BenchSettings) -> Result<Services, Failure> {
     let dir = std::env::temp_dir().join(format!("tickr-bench-{}", std::process::id()));
-    let options = Options::ephemeral(dir).durable(true);
-    let options = if short { options } else { options.large() };
+    let options = Options::ephemeral(dir)
+        .durable(true)
+        .commit_delay(Duration::from_millis(settings.commit_delay_ms))
+        // Each of 32 runners opens 54 connections at most.
+        .mysql_flag("--max-connections=2000");
+    let options = if settings.short { options } else { options.large() };
     Ok(Services::start(&options)?)
 }
 

@@ -9,6 +9,8 @@ use super::{Bench, BenchError, Scenario};
 pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError> {
     let shape = Shape {
         name: "messages due, 10,000/s".to_owned(),
+        runners: 1,
+        workers: bench.settings.workers,
         jobs: bench.jobs(600_000, 2_000),
         per_second: 10_000,
         waiting: 0,

@@ -233,11 +233,9 @@ pub(super) async fn stop(app: App) {
     app.stop(CancellationToken::new()).await;
 }
 
-/// Stop several runners, one after the other.
+/// Stop several runners at the same time. A stop may take a second, the longest wait of a runner for an id.
 pub(super) async fn stop_all(apps: Vec<App>) {
-    for app in apps {
-        stop(app).await;
-    }
+    futures_util::future::join_all(apps.into_iter().map(|app| Box::pin(stop(app)))).await;
 }
 
 /// Wait until the index holds everything that it should.

@@ -20,7 +20,7 @@ const BESIDE: (Duration, u64) = (Duration::from_secs(1), 60);
 /// The same for the flood in which an operator sets a rule.
 const BESIDE_RULED: (Duration, u64) = (Duration::from_millis(100), 100);
 /// Most jobs of that flood. Without a rule, all of it goes before the other jobs.
-const MOST_RULED: u64 = 20_000;
+const MAX_RULED: u64 = 20_000;
 /// Fewest jobs beside a flood.
 const FEWEST: u64 = 5;
 
@@ -35,7 +35,7 @@ struct Ruled {
 
 pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError> {
     let flood = bench.jobs(100_000, 3_000);
-    let ruled = bench.jobs(MOST_RULED, 500).min(MOST_RULED);
+    let ruled = bench.jobs(MAX_RULED, 500).min(MAX_RULED);
     let half = WORKERS as u32 / 2;
     let rules = [
         ("no rule".to_owned(), None),
@@ -206,7 +206,7 @@ mod tests {
     fn jobs_beside_a_flood_come_while_it_lasts() {
         // 64 workers need 78 s for a flood of 100,000 jobs.
         assert_eq!(number_beside(100_000, BESIDE.0, BESIDE.1), 52);
-        assert_eq!(number_beside(MOST_RULED, BESIDE_RULED.0, BESIDE_RULED.1), 100);
+        assert_eq!(number_beside(MAX_RULED, BESIDE_RULED.0, BESIDE_RULED.1), 100);
         assert_eq!(number_beside(1, BESIDE.0, BESIDE.1), FEWEST);
         assert_eq!(number_beside(100_000_000, BESIDE.0, BESIDE.1), BESIDE.1);
     }

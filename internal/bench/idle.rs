@@ -13,12 +13,10 @@ use super::result_row::{ResultRow, Samples};
 use super::runner::Runner;
 use super::wire::EncodedRequest;
 use super::{Bench, BenchError, Scenario};
+use crate::index::BareIndex;
 
 /// Number of jobs that the runner completes before it idles. A runner that has done nothing holds less memory.
 const BEFORE: u64 = 1_000;
-/// Statements of the bench itself within the measured time. Those of the second number start and end the general log.
-const OWN_QUESTIONS: u64 = 1;
-const LISTENING_QUESTIONS: u64 = 5;
 
 pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError> {
     let mut sampled = IdleSamples::default();
@@ -76,16 +74,16 @@ async fn once(bench: &Bench<'_>, sampled: &mut IdleSamples) -> Result<(), BenchE
 
     let process = runner.process();
     let cpu = || process.as_ref().and_then(Process::cpu);
-    let (began, cpu_before) = (Instant::now(), cpu());
-    let (commands, counters) = (index.commands().await?, stage.counter_connection.counters().await?);
+    let cpu_before = cpu();
+    let watch = RequestWatch::begin(&mut stage, &mut index).await?;
     if bench.ground.is_private() {
         stage.counter_connection.overhear().await?;
     }
     tokio::time::sleep(window).await;
     let overheard =
         if bench.ground.is_private() { Some(stage.counter_connection.statement_counts().await?) } else { None };
-    let (counters_after, commands_after) = (stage.counter_connection.counters().await?, index.commands().await?);
-    let (cpu_after, elapsed) = (cpu(), began.elapsed().as_secs_f64());
+    let requests = watch.end(&mut stage, &mut index).await?;
+    let (cpu_after, elapsed) = (cpu(), requests.seconds);
     let resident = process.as_ref().and_then(Process::resident_bytes);
     runner.stop().await?;
     let checked = stage.check(before_it, 0).await?;
@@ -96,15 +94,50 @@ async fn once(bench: &Bench<'_>, sampled: &mut IdleSamples) -> Result<(), BenchE
         sampled.cpu.product(100.0 * after.saturating_sub(before).as_secs_f64() / elapsed, before_it, again);
         sampled.memory.product(bytes as f64 / 1e6, before_it, again);
     }
-    let mut own = OWN_QUESTIONS;
     if let Some(overheard) = overheard {
-        own += LISTENING_QUESTIONS;
         sampled.statements_known = true;
         sampled.dequeues.product(overheard.taking_work as f64, before_it, again);
         sampled.looks.product(overheard.looking as f64 / elapsed, before_it, again);
     }
-    let questions = (counters_after.questions - counters.questions).saturating_sub(own);
-    sampled.mysql.product(questions as f64 / elapsed, before_it, checked);
-    sampled.redis.product((commands_after - commands) as f64 / elapsed, before_it, again);
+    sampled.mysql.product(requests.statements_per_second, before_it, checked);
+    sampled.redis.product(requests.commands_per_second, before_it, again);
     stage.close().await
+}
+
+/// The counters of both servers at the begin of a time without work.
+pub(super) struct RequestWatch {
+    began: Instant,
+    commands: u64,
+    statements: u64,
+}
+
+/// The requests to both servers within a time, without those of the bench.
+pub(super) struct Requests {
+    /// Length of the time.
+    pub(super) seconds: f64,
+    pub(super) statements_per_second: f64,
+    pub(super) commands_per_second: f64,
+}
+
+impl RequestWatch {
+    pub(super) async fn begin(stage: &mut RunEnvironment<'_>, index: &mut BareIndex) -> Result<Self, BenchError> {
+        let began = Instant::now();
+        let (commands, counters) = (index.commands().await?, stage.counter_connection.counters().await?);
+        Ok(Self { began, commands, statements: counters.questions })
+    }
+
+    pub(super) async fn end(
+        self,
+        stage: &mut RunEnvironment<'_>,
+        index: &mut BareIndex,
+    ) -> Result<Requests, BenchError> {
+        let (counters, commands) = (stage.counter_connection.counters().await?, index.commands().await?);
+        let seconds = self.began.elapsed().as_secs_f64();
+        let per_second = |before: u64, after: u64| after.saturating_sub(before) as f64 / seconds;
+        Ok(Requests {
+            seconds,
+            statements_per_second: per_second(self.statements, counters.questions),
+            commands_per_second: per_second(self.commands, commands),
+        })
+    }
 }

@@ -14,7 +14,7 @@ use crate::job::{Due, OnFailure, Order, limits};
 /// Jobs without keys that become due in a second.
 const PER_SECOND: u64 = 100;
 /// Most such jobs. They come at their rate, so a larger number only takes longer.
-const MOST_DUE: u64 = 2_000;
+const MAX_DUE: u64 = 2_000;
 
 pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError> {
     let (many, keys) = (bench.jobs(100_000, 2_000), bench.pick(10_000, 200));
@@ -42,12 +42,21 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError>
         of_many.line(Scenario::Keys, name, "jobs/s", &[Target::relative_to_bare(0.6)]),
         of_one.line(Scenario::Keys, "drain, noop, one order key", "jobs/s", &[Target::at_least(1_000.0)]),
     ];
-    let (due, waiting) = (bench.jobs(MOST_DUE, 50).min(bench.pick(MOST_DUE, 50)), bench.jobs(1_000_000, 2_000));
+    let (due, waiting) = (bench.jobs(MAX_DUE, 50).min(bench.pick(MAX_DUE, 50)), bench.jobs(1_000_000, 2_000));
     for (keyed, aim) in [(0, None), (waiting, Some(Target::at_most(5.0)))] {
         let beside = if keyed > 0 { format!(", {keyed} wait for keys") } else { String::new() };
         let name = format!("lateness without keys, {PER_SECOND}/s{beside}");
-        let shape =
-            Shape { name, jobs: due, per_second: PER_SECOND, waiting: 0, keyed, aims: [None, aim], redis: None };
+        let shape = Shape {
+            name,
+            runners: 1,
+            workers: bench.settings.workers,
+            jobs: due,
+            per_second: PER_SECOND,
+            waiting: 0,
+            keyed,
+            aims: [None, aim],
+            redis: None,
+        };
         lines.extend(Box::pin(measure(bench, Scenario::Keys, &shape)).await?);
     }
     let counted = deadlocks(Scenario::Keys, &lines);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
 
-use super::environment::{LEAD, RunChecks, RunEnvironment, stop, until_whole};
+use super::environment::{LEAD, RunChecks, RunEnvironment, stop_all, until_whole};
 use super::figure::{Target, percentile};
 use super::held;
 use super::load::{LANES, call, call_in_batches, insert_bare, jobs, payload};
@@ -17,9 +17,12 @@ use crate::job::{Due, JobId, Timestamp, ceil_ms};
 /// Number of jobs that run before the measurement, so that everything was used once.
 const WARM_UP: u64 = 200;
 
-/// The jobs that become due, and the jobs that wait.
+/// The runners, the jobs that become due, and the jobs that wait.
 pub(super) struct Shape {
     pub(super) name: String,
+    /// Number of runners, and of the workers of each.
+    pub(super) runners: usize,
+    pub(super) workers: usize,
     pub(super) jobs: u64,
     pub(super) per_second: u64,
     pub(super) waiting: u64,
@@ -37,6 +40,8 @@ struct Measured {
     late_ms: Vec<f64>,
     /// Processor time of Redis while the jobs fell due, in percent of a core.
     redis_percent: f64,
+    /// Bytes of Redis for each job that waits for a key.
+    held_bytes: Option<f64>,
     checked: RunChecks,
 }
 
@@ -47,7 +52,8 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError>
     let shape = |jobs, per_second, waiting, aims| {
         let beside = if waiting > 0 { format!(", {waiting} waiting") } else { String::new() };
         let name = format!("lateness, {per_second}/s{beside}");
-        Shape { name, jobs, per_second, waiting, keyed: 0, aims, redis: None }
+        let (runners, workers) = (1, bench.settings.workers);
+        Shape { name, runners, workers, jobs, per_second, waiting, keyed: 0, aims, redis: None }
     };
     let mut lines = Vec::new();
     for shape in [
@@ -65,12 +71,17 @@ pub(super) async fn measure(
     scenario: Scenario,
     shape: &Shape,
 ) -> Result<Vec<ResultRow>, BenchError> {
-    let (mut middle, mut tail, mut redis) = (Samples::default(), Samples::default(), Samples::default());
+    let [mut middle, mut tail, mut redis, mut of_held] = std::array::from_fn(|_| Samples::default());
+    let mut knows_held_bytes = false;
     for round in bench.measured_rounds() {
-        let Measured { late_ms, redis_percent, checked } = Box::pin(once(bench, shape, round)).await?;
+        let Measured { late_ms, redis_percent, held_bytes, checked } = Box::pin(once(bench, shape, round)).await?;
         middle.product(percentile(&late_ms, 50.0), shape.jobs, checked);
         tail.product(percentile(&late_ms, 99.0), shape.jobs, checked.counted_before());
         redis.product(redis_percent, shape.jobs, checked.counted_before());
+        if let Some(bytes) = held_bytes {
+            of_held.product(bytes, shape.keyed, checked.counted_before());
+            knows_held_bytes = true;
+        }
     }
     let line = |samples: Samples, which: &str, unit: &'static str, aim: Option<Target>| {
         samples.line(scenario, format!("{}, {which}", shape.name), unit, aim.as_slice())
@@ -79,6 +90,10 @@ pub(super) async fn measure(
     let mut lines = vec![line(middle, "p50", "ms", of_middle), line(tail, "p99", "ms", of_tail)];
     if shape.redis.is_some() {
         lines.push(line(redis, "Redis, time of one core", "%", shape.redis));
+    }
+    if knows_held_bytes {
+        let aim = Target::at_most(held::MAX_BYTES);
+        lines.push(line(of_held, "Redis for each of these", "bytes", Some(aim)));
     }
     Ok(lines)
 }
@@ -91,9 +106,13 @@ async fn once(bench: &Bench<'_>, shape: &Shape, round: Repetition) -> Result<Mea
     let now = stage.store.clock().now();
     let waiting = jobs(shape.waiting, &payload, |number| Due::At(now + far(number)))?;
     insert_bare(stage.lanes(LANES).await?, waiting).await?;
-    let app = stage.app().await?;
-    until_whole(&app).await?;
-    let ran = Box::pin(held::fill(bench, &mut stage, &app, shape.keyed)).await?;
+    let apps = stage.apps(shape.runners, shape.workers).await?;
+    for app in &apps {
+        until_whole(app).await?;
+    }
+    // The others take the jobs that this one accepts.
+    let app = &apps[0];
+    let held::Held { ran, redis_bytes: held_bytes } = Box::pin(held::fill(bench, &mut stage, app, shape.keyed)).await?;
     let warm_up = bench.pick(WARM_UP, 20);
     call(app.broker(), 2, warm_up, &payload).await?;
     stage.until_ended(ran + warm_up).await?;
@@ -116,7 +135,7 @@ async fn once(bench: &Bench<'_>, shape: &Shape, round: Repetition) -> Result<Mea
     stage.until_ended(done).await?;
     let used = redis.processor_time().await?.saturating_sub(used);
     let redis_percent = 100.0 * used.as_secs_f64() / watched.elapsed().as_secs_f64();
-    stop(app).await;
+    stop_all(apps).await;
     let late_us = stage.counter_connection.lateness_us(measured).await?;
     let mut late_ms: Vec<f64> = late_us.into_iter().map(|us| us as f64 / 1e3).collect();
     late_ms.sort_by(f64::total_cmp);
@@ -124,7 +143,7 @@ async fn once(bench: &Bench<'_>, shape: &Shape, round: Repetition) -> Result<Mea
     // No job may be early (G7), and none of the measured jobs may be missing.
     checked.exactly_once &= late_ms.len() as u64 == shape.jobs && late_ms.first().is_none_or(|first| *first >= 0.0);
     stage.close().await?;
-    Ok(Measured { late_ms, redis_percent, checked })
+    Ok(Measured { late_ms, redis_percent, held_bytes, checked })
 }
 
 /// Due times at an even rate, in whole milliseconds.

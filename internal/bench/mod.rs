@@ -32,6 +32,7 @@
 //! - `graphs.rs`: scenario `graphs`
 //! - `outbox.rs`: scenario `outbox`
 //! - `workers.rs`: scenario `workers`
+//! - `runners.rs`: scenario `runners`
 //! - `runner.rs`: a runner in its own process
 //! - `process.rs`: processor time and memory of a process
 //! - `progress.rs`: the progress bar
@@ -61,6 +62,7 @@ mod rebuild;
 mod report;
 mod result_row;
 mod runner;
+mod runners;
 mod servers;
 mod shares;
 mod table;
@@ -118,6 +120,8 @@ pub enum Scenario {
     Outbox,
     /// Remote workers: the way of a job to their hands, work off a backlog, and requests that wait.
     Workers,
+    /// Several runners on one store: work off a backlog, lateness, and the requests of all without work.
+    Runners,
     /// Work off a backlog beside a long history.
     Growth,
 }
@@ -141,7 +145,7 @@ impl Scenario {
     ];
 
     /// Scenarios that are measured only when they are named.
-    pub const NAMED: [Self; 3] = [Self::Delayed, Self::Limits, Self::Workers];
+    pub const NAMED: [Self; 4] = [Self::Delayed, Self::Limits, Self::Workers, Self::Runners];
 
     /// Name on the command line.
     #[must_use]
@@ -162,6 +166,7 @@ impl Scenario {
             Self::Graphs => "graphs",
             Self::Outbox => "outbox",
             Self::Workers => "workers",
+            Self::Runners => "runners",
             Self::Growth => "growth",
         }
     }
@@ -186,6 +191,8 @@ pub struct BenchSettings {
     pub connections: usize,
     /// Number of workers of the measured runner.
     pub workers: usize,
+    /// Time for which the private MySQL holds each group of commits, in milliseconds. Zero on other servers.
+    pub commit_delay_ms: u64,
     /// The `tickr` command, for the idle runner in its own process.
     #[serde(skip)]
     pub program: PathBuf,
@@ -281,6 +288,7 @@ pub async fn run(settings: &BenchSettings, ground: &BenchServers) -> Result<Repo
             Scenario::Graphs => Box::pin(graphs::run(&bench)).await?,
             Scenario::Outbox => Box::pin(outbox::run(&bench)).await?,
             Scenario::Workers => Box::pin(workers::run(&bench)).await?,
+            Scenario::Runners => Box::pin(runners::run(&bench)).await?,
             Scenario::Growth => Box::pin(growth::run(&bench)).await?,
         });
     }

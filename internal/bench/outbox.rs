@@ -93,7 +93,7 @@ async fn singles(bench: &Bench<'_>, count: u64) -> Result<[(Vec<f64>, RunChecks)
     let app = stage.app().await?;
     until_whole(&app).await?;
     let mut writer = stage.store.outbox_writer().await?;
-    // Once a runner has found a row, it leads for minutes and looks ten times a second.
+    // Once a runner has found a row, it leads and looks ten times a second while rows come.
     writer.write(&[row(&payload)]).await?;
     stage.until_ended(1).await?;
     let mut measured = Vec::new();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::{BenchSettings, Repetition, Scenario};
+use super::{BenchSettings, Repetition, Scenario, runners};
 
 pub(super) struct Progress {
     bar: ProgressBar,
@@ -25,6 +25,7 @@ impl Progress {
             Scenario::Delayed => 2 * repeat,
             Scenario::Callback => 2 * rounds,
             Scenario::Workers => 4 * repeat,
+            Scenario::Runners => runners::sizes(settings.short).len() * (rounds + 2 * repeat),
             Scenario::Idle => repeat,
             Scenario::Growth => 1 + 3 * repeat,
         });

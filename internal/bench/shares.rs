@@ -14,8 +14,8 @@ use super::{Bench, BenchError, Scenario, tenants};
 use crate::job::{Bounds, JobId, Limit, Timestamp};
 
 /// Most jobs of the equal keys, and of the keys with weights. They last by the workers of the runner.
-const MOST_EQUAL: u64 = 50_000;
-const MOST_WEIGHED: u64 = 40_000;
+const MAX_EQUAL: u64 = 50_000;
+const MAX_WEIGHED: u64 = 40_000;
 /// Jobs of each equal key that come before the rest of any key.
 const IN_TURN: u64 = 5;
 /// The heavier of the two weights. The other one is 1.
@@ -24,8 +24,8 @@ const WEIGHT: u32 = 3;
 const SETTLING: TimeDelta = TimeDelta::seconds(3);
 
 pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError> {
-    let equal = Equal::of(bench.jobs(MOST_EQUAL, 500).min(MOST_EQUAL), bench.pick(1_000, 20));
-    let weighed = bench.jobs(MOST_WEIGHED, 500).clamp(10, MOST_WEIGHED);
+    let equal = Equal::of(bench.jobs(MAX_EQUAL, 500).min(MAX_EQUAL), bench.pick(1_000, 20));
+    let weighed = bench.jobs(MAX_WEIGHED, 500).clamp(10, MAX_WEIGHED);
     let weight = Bounds { weight: Some(WEIGHT), ..Bounds::default() };
     let heavy = BTreeMap::from([(name_of(0), weight)]);
     let (mut of_equal, mut of_weights) = (Samples::default(), Samples::default());

@@ -53,6 +53,9 @@ fn header(report: &Report) -> String {
     } else {
         let _ = writeln!(text, "commits are NOT synced to disk ({}): do not compare", servers.weaknesses.join("; "));
     }
+    if settings.commit_delay_ms > 0 {
+        let _ = writeln!(text, "MySQL holds each group of commits for {} ms", settings.commit_delay_ms);
+    }
     if machine.build != "release" {
         text.push_str("this is not a release build: the figures say nothing about speed\n");
     }
@@ -115,7 +118,7 @@ fn number(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::Target;
+    use crate::bench::{BenchSettings, Scenario, ServerFacts, Target};
 
     #[test]
     fn numbers_are_for_reading() {
@@ -140,6 +143,34 @@ mod tests {
         assert_eq!(met(Target::relative_to_bare(0.6), Some(false)), "≥ 0.6 of bare ✗");
         assert_eq!(met(Target::at_most(1.5), None), "≤ 1.5");
         assert_eq!(met(Target::at_most_of_bare(2.0), Some(true)), "≤ 2 of bare ✓");
+    }
+
+    #[test]
+    fn the_head_names_a_delay_of_commits_if_there_is_one() {
+        let head = |commit_delay_ms| {
+            let settings = BenchSettings {
+                scenarios: vec![Scenario::Drain],
+                repeat: 1,
+                jobs: None,
+                short: true,
+                payload_bytes: 200,
+                callers: 1,
+                connections: 1,
+                workers: 1,
+                commit_delay_ms,
+                program: "tickr".into(),
+            };
+            let servers = ServerFacts {
+                name: "tickr_bench_0".to_owned(),
+                mysql: "10.11".to_owned(),
+                redis: "7.0".to_owned(),
+                durable: true,
+                weaknesses: Vec::new(),
+            };
+            header(&Report::new(settings, servers, Vec::new()))
+        };
+        assert!(head(20).contains("\nMySQL holds each group of commits for 20 ms\n"), "{}", head(20));
+        assert!(!head(0).contains("holds"), "{}", head(0));
     }
 
     #[test]

@@ -81,6 +81,16 @@ impl BareIndex {
         Ok(used_time(&text.map_err(IndexError::driver("read the server's processor time"))?))
     }
 
+    /// Return the memory that the contents of the server take up, in bytes, without its connections and buffers.
+    ///
+    /// # Errors
+    /// [`IndexError::Unavailable`] when Redis does not answer.
+    #[boxed]
+    pub async fn dataset_bytes(&mut self) -> Result<u64, IndexError> {
+        let text: RedisResult<String> = redis::cmd("INFO").arg("memory").query_async(&mut self.conn).await;
+        Ok(dataset_size(&text.map_err(IndexError::driver("read the server's memory"))?))
+    }
+
     /// Return the version of the server.
     ///
     /// # Errors
@@ -107,6 +117,12 @@ fn count_commands(text: &str) -> u64 {
     calls.sum()
 }
 
+/// Return the size in `INFO memory`, such as `used_memory_dataset:7`.
+fn dataset_size(text: &str) -> u64 {
+    let size = text.lines().find_map(|line| line.strip_prefix("used_memory_dataset:"));
+    size.and_then(|size| size.trim().parse().ok()).unwrap_or_default()
+}
+
 /// Add up the seconds in `INFO cpu`, such as `used_cpu_sys:1.25`, without those of child processes.
 fn used_time(text: &str) -> Duration {
     let seconds = |name: &str| {
@@ -126,6 +142,13 @@ mod tests {
                     used_cpu_user:2.500000\r\nused_cpu_sys_main_thread:1.0\r\nused_cpu_user_main_thread:2.0\r\n";
         assert_eq!(used_time(text), Duration::from_millis(3_750));
         assert_eq!(used_time("used_cpu_sys:-1"), Duration::ZERO);
+    }
+
+    #[test]
+    fn the_size_of_the_contents_is_not_that_of_the_server() {
+        let text = "# Memory\r\nused_memory:9\r\nused_memory_dataset:7\r\nused_memory_dataset_perc:70.00%\r\n";
+        assert_eq!(dataset_size(text), 7);
+        assert_eq!(dataset_size(""), 0);
     }
 
     #[test]

@@ -132,6 +132,7 @@ pub(super) fn plan(
     let mut args = vec![OsString::from("--no-defaults"), flag("--datadir=", &data), flag("--tmpdir=", &tmp)];
     args.extend(as_root());
     args.extend(flags(programs.flavour, options).into_iter().map(OsString::from));
+    args.extend(commit_delay_flags(programs.flavour, options.commit_delay).into_iter().map(OsString::from));
     match address {
         Address::Socket(path) => args.extend([flag("--socket=", path), "--skip-networking".into()]),
         Address::Tcp(port) => {
@@ -167,12 +168,14 @@ fn flags(flavour: Flavour, options: &Options) -> Vec<&'static str> {
     let mut flags = vec![
         "--pid-file=server.pid",
         "--skip-name-resolve",
-        "--skip-log-bin",
         "--max-connections=500",
         "--character-set-server=utf8mb4",
         "--collation-server=utf8mb4_bin",
         "--default-time-zone=+00:00",
     ];
+    if options.commit_delay.is_zero() {
+        flags.push("--skip-log-bin");
+    }
     if options.durable {
         flags.push("--innodb-flush-log-at-trx-commit=1");
         flags.push(if options.large { "--innodb-buffer-pool-size=1G" } else { "--innodb-buffer-pool-size=256M" });
@@ -200,6 +203,28 @@ fn flags(flavour: Flavour, options: &Options) -> Vec<&'static str> {
         flags.extend(["--secure-file-priv=NULL", "--mysqlx=OFF", "--performance-schema=OFF"]);
     }
     flags
+}
+
+/// Return the flags that hold each group of commits for this long: those of a binary log, and of the wait before its
+/// sync. A server without a delay has no binary log.
+fn commit_delay_flags(flavour: Flavour, delay: Duration) -> Vec<String> {
+    if delay.is_zero() {
+        return Vec::new();
+    }
+    let microseconds = delay.as_micros();
+    let waits = match flavour {
+        // The wait also ends when so many transactions are in the group, which never happens.
+        Flavour::Mariadb => {
+            ["--binlog-commit-wait-count=1000000".to_owned(), format!("--binlog-commit-wait-usec={microseconds}")]
+        }
+        Flavour::Mysql => [
+            "--binlog-group-commit-sync-no-delay-count=0".to_owned(),
+            format!("--binlog-group-commit-sync-delay={microseconds}"),
+        ],
+    };
+    // tickr's transactions read what is committed, and a binary log of statements cannot record those.
+    let log = ["--log-bin=binlog", "--server-id=1", "--sync-binlog=1", "--binlog-format=ROW"].map(str::to_owned);
+    log.into_iter().chain(waits).collect()
 }
 
 /// Return the SQL that sets a password, at every start, for the one account that can log in through the port. With name
@@ -251,5 +276,31 @@ fn remove_all(path: &Path) -> Result<(), ServicesError> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(ServicesError::io("removing", path)(error)),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_delay_of_commits_comes_with_a_binary_log_and_there_is_none_without() {
+        let all = |flavour, ms| {
+            let delay = Duration::from_millis(ms);
+            let built_in = flags(flavour, &Options::ephemeral("/nowhere").commit_delay(delay));
+            let built_in = built_in.into_iter().map(str::to_owned);
+            built_in.chain(commit_delay_flags(flavour, delay)).collect::<Vec<_>>()
+        };
+        for (flavour, wait) in [
+            (Flavour::Mariadb, "--binlog-commit-wait-usec=20000"),
+            (Flavour::Mysql, "--binlog-group-commit-sync-delay=20000"),
+        ] {
+            let (with, without) = (all(flavour, 20), all(flavour, 0));
+            let has = |flags: &[String], wanted: &str| flags.iter().any(|flag| flag == wanted);
+            assert!(has(&with, wait) && has(&with, "--log-bin=binlog") && has(&with, "--sync-binlog=1"), "{with:?}");
+            assert!(!has(&with, "--skip-log-bin"), "{with:?}");
+            assert!(has(&without, "--skip-log-bin"), "{without:?}");
+            assert!(!without.iter().any(|flag| flag.contains("binlog")), "{without:?}");
+        }
     }
 }

@@ -4,6 +4,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use super::Transport;
 
@@ -14,6 +15,7 @@ pub struct Options {
     pub(super) ephemeral: bool,
     pub(super) durable: bool,
     pub(super) large: bool,
+    pub(super) commit_delay: Duration,
     pub(super) transport: Transport,
     pub(super) template_dir: Option<PathBuf>,
     pub(super) mysqld: Option<PathBuf>,
@@ -30,6 +32,7 @@ impl Options {
             ephemeral: false,
             durable: true,
             large: false,
+            commit_delay: Duration::ZERO,
             transport: Transport::Socket,
             template_dir: None,
             mysqld: env::var_os("TICKR_MYSQLD").filter(|path| !path.is_empty()).map(PathBuf::from),
@@ -63,6 +66,16 @@ impl Options {
     /// measures neither a cold buffer pool nor checkpoints that a production server would not have.
     pub fn large(mut self) -> Self {
         self.large = true;
+        self
+    }
+
+    /// Hold commits for this long, as a slow disk or a replica that acknowledges does. The server writes a binary log,
+    /// syncs it, and waits before each sync, by its own setting. Transactions that commit meanwhile share the sync, so the
+    /// first of them waits for the whole time and the others for the rest of it.
+    ///
+    /// MariaDB ends the wait early when a transaction waits for a row lock that a held one has.
+    pub fn commit_delay(mut self, delay: Duration) -> Self {
+        self.commit_delay = delay;
         self
     }
 

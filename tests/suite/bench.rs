@@ -49,7 +49,7 @@ async fn a_bench_with_a_table_prefix_measures_tables_with_that_prefix() {
 async fn every_scenario_completes_each_job_once_and_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     // Fewer jobs than those of a short run: the sizes of the scenarios are not what is looked at.
-    let args = ["all", "delayed", "limits", "workers", "--short", "--jobs", "200", "--json"];
+    let args = ["all", "delayed", "limits", "workers", "runners", "--short", "--jobs", "200", "--json"];
     let (code, out, err) = outcome(on_shared_servers(&dir, &args)).await;
     assert_eq!((code, err.as_str()), (0, ""), "{out}");
     let report: Value = serde_json::from_str(&out).unwrap();
@@ -58,7 +58,7 @@ async fn every_scenario_completes_each_job_once_and_leaves_nothing_behind() {
     let lines = report["lines"].as_array().unwrap();
     for scenario in [
         "enqueue", "batch", "drain", "keys", "limits", "batches", "graphs", "outbox", "flow", "lateness", "delayed",
-        "callback", "rebuild", "idle", "workers",
+        "callback", "rebuild", "idle", "workers", "runners",
     ] {
         assert!(lines.iter().any(|line| line["scenario"] == scenario), "{scenario} is missing:\n{out}");
     }
@@ -80,6 +80,37 @@ async fn every_scenario_completes_each_job_once_and_leaves_nothing_behind() {
     assert!(name.starts_with("tickr_bench_"), "{name}");
     assert_eq!(databases_like(&format!("{name}%")).await, Vec::<String>::new());
     assert_eq!(databases_like("somebody_elses").await, Vec::<String>::new(), "the given database is not created");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delay_of_commits_slows_a_lone_caller_and_private_servers_count_what_runners_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let sizes = ["--short", "--jobs", "100", "--callers", "1", "--connections", "1"];
+    let args = [&["enqueue", "runners", "--commit-delay", "20", "--json"], &sizes[..]].concat();
+    let mut command = bench(&dir, &args);
+    command.env("TMPDIR", dir.path());
+    let (code, out, err) = outcome(command).await;
+    assert_eq!((code, err.as_str()), (0, ""), "{out}");
+    let report: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(report["settings"]["commit_delay_ms"], 20);
+    assert_eq!(report["servers"]["durable"], true, "{:#}", report["servers"]);
+    let lines = report["lines"].as_array().unwrap();
+    let median = |name: &str| {
+        let line =
+            lines.iter().find(|line| line["name"] == name).unwrap_or_else(|| panic!("{name} is missing:\n{out}"));
+        line["figure"]["median"].as_f64().unwrap()
+    };
+    for name in ["enqueue, library, 1 callers", "enqueue, POST, 1 connections"] {
+        // 50 in a second. A commit that shares the sync of another one waits for the rest of its time only, so the bound
+        // leaves room for those of the runner.
+        assert!(median(name) <= 100.0, "{name}: {}", median(name));
+    }
+    for runners in ["1 runner", "2 runners"] {
+        let of = |what: &str| median(&format!("drain, noop, {runners} of 64, {what} for 1,000 jobs"));
+        assert!(of("commits") > 0.0 && of("statements to MySQL") > of("commits"), "{out}");
+        assert!(of("waits for row locks") >= 0.0);
+    }
+    assert_eq!(median("deadlocks that InnoDB counted in runners"), 0.0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -106,6 +137,10 @@ async fn what_cannot_be_measured_is_refused_in_words() {
     assert!(code == 2 && err.contains("--payload"), "{err}");
     let (code, _, err) = outcome(bench(&dir, &["drain", "--mysql-url", "mysql://db/x"])).await;
     assert!(code == 2 && err.contains("--redis-url"), "{err}");
+    let (code, _, err) = outcome(on_shared_servers(&dir, &["drain", "--commit-delay", "5"])).await;
+    assert!(code == 2 && err.contains("--commit-delay") && err.contains("--mysql-url"), "{err}");
+    let (code, _, err) = outcome(bench(&dir, &["drain", "--commit-delay", "101"])).await;
+    assert!(code == 2 && err.contains("--commit-delay"), "{err}");
     for (mysql, redis, part) in
         [("canary", "redis://h", "mysql url"), ("mysql://u:canary@h", "canary://h", "redis url")]
     {

@@ -169,6 +169,23 @@ fn a_killed_server_starts_again_where_it_was_with_what_was_committed() {
 }
 
 #[test]
+fn a_delay_of_commits_holds_each_commit_of_a_lone_session() {
+    let (delay, commits) = (Duration::from_millis(20), 10);
+    let services = Services::start(&Options::ephemeral_under(root()).commit_delay(delay)).unwrap();
+    execute(&services.mysql_url(""), "CREATE DATABASE slow");
+    execute(&services.mysql_url("slow"), "CREATE TABLE t (id INT PRIMARY KEY)");
+    let elapsed = block_on(async {
+        let mut connection = MySqlConnection::connect(&services.mysql_url("slow")).await.unwrap();
+        let began = Instant::now();
+        for id in 0..commits {
+            sqlx::query("INSERT INTO t VALUES (?)").bind(id).execute(&mut connection).await.unwrap();
+        }
+        began.elapsed()
+    });
+    assert!(elapsed >= delay * commits, "{elapsed:?}");
+}
+
+#[test]
 fn a_paused_server_is_silent_until_it_is_resumed() {
     let services = start();
     services.redis().pause().unwrap();
