@@ -48,6 +48,8 @@ pub enum Check {
     Counted,
     /// Every lease that expired long ago led to the end of its attempt.
     Abandoned,
+    /// No remote worker that has left, and no runner without a row, holds an attempt whose lease expired long ago.
+    Departed,
     /// Every overdue job will be started by a runner.
     Overdue,
     /// The index has every job that is due within its horizon.
@@ -60,7 +62,7 @@ pub enum Check {
 
 impl Check {
     /// All checks, in the order of a report.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 26] = [
         Self::Lost,
         Self::Strange,
         Self::OpenAttempt,
@@ -82,6 +84,7 @@ impl Check {
         Self::Tick,
         Self::Counted,
         Self::Abandoned,
+        Self::Departed,
         Self::Overdue,
         Self::IndexMissing,
         Self::IndexExtra,
@@ -113,6 +116,7 @@ impl Check {
             Self::Tick => "tick",
             Self::Counted => "counted",
             Self::Abandoned => "abandoned",
+            Self::Departed => "departed",
             Self::Overdue => "overdue",
             Self::IndexMissing => "index_missing",
             Self::IndexExtra => "index_extra",
@@ -125,7 +129,8 @@ impl Check {
     pub const fn guarantee(self) -> &'static str {
         match self {
             Self::Lost | Self::Strange | Self::Tick | Self::Counted | Self::BatchEnd => "G2",
-            Self::Abandoned | Self::Overdue | Self::IndexMissing | Self::IndexExtra | Self::IndexScore => "G3",
+            Self::Abandoned | Self::Departed | Self::Overdue => "G3",
+            Self::IndexMissing | Self::IndexExtra | Self::IndexScore => "G3",
             Self::OpenAttempt | Self::Overlap | Self::Order | Self::Limit | Self::Parents => "G4",
             Self::Contiguous | Self::Bounded | Self::Failed | Self::DeadLetter => "G5",
             Self::Completed | Self::Final => "G6",
@@ -160,6 +165,7 @@ impl Check {
             Self::Tick => "a tick that fired has its job",
             Self::Counted => "ended jobs were counted",
             Self::Abandoned => "every lease that expired led to the end of its attempt",
+            Self::Departed => "no worker that has left still holds an attempt after its lease",
             Self::Overdue => "every overdue job will be started",
             Self::IndexMissing => "the index has every job that is due within its horizon",
             Self::IndexExtra => "the index schedules only waiting jobs",

@@ -89,6 +89,12 @@ async fn compare_index(
     began: Instant,
 ) -> Result<HashSet<JobId>, CompareError> {
     if !index.is_whole().await? {
+        // Without a runner nothing has fed this Redis: a database was restored beside an empty one. A runner that starts
+        // feeds it with all that is due before it waits for anything in it.
+        if !settings.repair && store.runner_counts().await?.alive == 0 {
+            report.notes.push("Redis has no index, and no runner is alive: the next one builds it from MySQL".into());
+            return Ok(HashSet::new());
+        }
         report.notes.push("the index has no epoch: runners rebuild it from the store".into());
     }
     let limit = settings.pace.limit_of_index(left, settings.patience);

@@ -151,9 +151,11 @@ impl VerifySettings {
 
 /// Time after the expiry of its lease within which an attempt is ended (G3).
 const REAPED_WITHIN: TimeDelta = TimeDelta::seconds(5);
+/// The same if its runner is gone. Reapers look for such attempts every four seconds, in rounds up to three seconds apart.
+const DEPARTED_WITHIN: TimeDelta = TimeDelta::seconds(10);
 
 /// Maximum number of long expired leases that are examined again, and the maximum time for that.
-const MAX_ABANDONED: usize = 1_000;
+const MAX_EXPIRED: usize = 1_000;
 const MAX_WAIT: Duration = Duration::from_secs(90);
 /// Time within which runners let go at least some of the parked jobs of a removed limit. They sweep once a second, but
 /// a sweep looks at the keys of the limits before it first.
@@ -181,8 +183,8 @@ pub async fn verify(
     let (began, pace, patience) = (Instant::now(), settings.pace, settings.patience);
     let mut evidence = store.evidence(settings.since).await?;
     let mut report = Report::new(evidence.at(), settings.since);
-    let mut abandoned = Abandoned::new(MAX_ABANDONED);
-    let reading = tables(store, &mut evidence, (settings, began), &mut abandoned, &mut report, progress);
+    let mut expired = [Check::Abandoned, Check::Departed].map(|check| ExpiredLeases::new(check, MAX_EXPIRED));
+    let reading = tables(store, &mut evidence, (settings, began), &mut expired, &mut report, progress);
     if let Err(why) = pace.finish(began, Box::pin(reading)).await {
         if let Unfinished::Error(error) = &why
             && report.is_untouched()
@@ -199,13 +201,16 @@ pub async fn verify(
         report.record_unchecked(format!("{unreadable} rows could not be read, such as {}", examples.join(" · ")));
     }
     drop(evidence);
-    let suspects = abandoned.suspects.len();
-    if let Err(why) = pace.finish(began, abandoned.look_again(store, patience, &mut report)).await
-        && suspects > 0
-    {
-        report.cut_short(&[Check::Abandoned], &why);
-        report.record_unchecked(format!("{why} before {suspects} leases that ended long ago had been looked at again"));
-        report.keep_error(why);
+    for expired in expired {
+        let (check, suspects) = (expired.check, expired.suspects.len());
+        if let Err(why) = pace.finish(began, expired.look_again(store, patience, &mut report)).await
+            && suspects > 0
+        {
+            report.cut_short(&[check], &why);
+            let what = format!("{why} before {suspects} leases that ended long ago had been looked at again");
+            report.record_unchecked(what);
+            report.keep_error(why);
+        }
     }
     if let Err(why) = pace.finish(began, stranded(store, patience, &mut report)).await {
         report.cut_short(&[Check::Limit], &why);
@@ -223,12 +228,12 @@ pub async fn verify(
     Ok(report)
 }
 
-/// Read the tables, and report the faults that they prove. Leases that expired long ago go to `abandoned`.
+/// Read the tables, and report the faults that they prove. Leases that expired long ago go to `expired`.
 async fn tables(
     store: &Store,
     evidence: &mut Evidence,
     (settings, began): (&VerifySettings, Instant),
-    abandoned: &mut Abandoned,
+    expired: &mut [ExpiredLeases],
     report: &mut Report,
     mut progress: impl FnMut(u64),
 ) -> Result<(), StoreError> {
@@ -250,12 +255,13 @@ async fn tables(
             // A reaper that has just reconnected to the store gives every runner one more lease.
             steps: &steps,
             patience: found.longest_lease_ms.map(|ms| TimeDelta::milliseconds(i64::from(ms)) + REAPED_WITHIN),
+            patience_with_departed: found.longest_pause_ms.map(|ms| TimeDelta::milliseconds(ms) + DEPARTED_WITHIN),
         };
         for job in &found.jobs {
             report.looked_at.count(job);
             for (check, what) in life::faults(job, &moment) {
-                match (check, &job.owed) {
-                    (Check::Abandoned, Some(owed)) => abandoned.see(job.id, owed.lease_until, what, &moment),
+                match (expired.iter_mut().find(|leases| leases.check == check), &job.owed) {
+                    (Some(leases), Some(owed)) => leases.see(job.id, owed.lease_until, what, &moment),
                     _ => report.add_finding(check, job.id, what),
                 }
             }
@@ -276,7 +282,7 @@ async fn tables(
         // Jobs younger than this cannot have been purged.
         let kept_since = batches.kept_since;
         torn(evidence, batches, (settings.pace, began), report).await?;
-        let moment = SnapshotFacts { at: evidence.at(), patience: None, steps: &steps };
+        let moment = SnapshotFacts { at: evidence.at(), patience: None, patience_with_departed: None, steps: &steps };
         whole = beyond_pages(evidence, kept_since, &moment, (settings.pace, began), report).await?;
     } else {
         report.cut_short(&[Check::Batch], &Unfinished::TimeOver);
@@ -292,7 +298,9 @@ async fn tables(
 /// Attempts whose lease expired long ago. While MySQL is down no runner can end them, and afterwards reapers give every
 /// runner one more lease. The tables do not show when MySQL was down, so the attempts are examined again for as long as
 /// that takes.
-struct Abandoned {
+struct ExpiredLeases {
+    /// The check that these attempts fail: [`Check::Abandoned`], or [`Check::Departed`] if their runners are gone.
+    check: Check,
     suspects: Vec<(JobId, Timestamp, String)>,
     /// Maximum number of suspects.
     most: usize,
@@ -302,9 +310,9 @@ struct Abandoned {
     needed: Duration,
 }
 
-impl Abandoned {
-    fn new(most: usize) -> Self {
-        Self { suspects: Vec::new(), most, more: 0, needed: Duration::ZERO }
+impl ExpiredLeases {
+    const fn new(check: Check, most: usize) -> Self {
+        Self { check, suspects: Vec::new(), most, more: 0, needed: Duration::ZERO }
     }
 
     fn see(&mut self, id: JobId, lease_until: Timestamp, what: String, moment: &SnapshotFacts<'_>) {
@@ -312,7 +320,8 @@ impl Abandoned {
             self.more += 1;
             return;
         }
-        let needed = moment.patience.and_then(|patience| patience.to_std().ok()).unwrap_or_default();
+        let patience = if self.check == Check::Departed { moment.patience_with_departed } else { moment.patience };
+        let needed = patience.and_then(|patience| patience.to_std().ok()).unwrap_or_default();
         self.needed = self.needed.max(needed);
         self.suspects.push((id, lease_until, what));
     }
@@ -348,7 +357,7 @@ impl Abandoned {
             return;
         }
         for (id, _, what) in self.suspects {
-            report.add_finding(Check::Abandoned, id, what);
+            report.add_finding(self.check, id, what);
         }
     }
 }
@@ -631,9 +640,11 @@ mod tests {
 
     #[test]
     fn leases_that_were_not_looked_at_again_leave_the_check_incomplete() {
-        let moment = SnapshotFacts { at: Timestamp::UNIX_EPOCH, patience: Some(TimeDelta::zero()), steps: &[] };
+        let patience = Some(TimeDelta::zero());
+        let moment =
+            SnapshotFacts { at: Timestamp::UNIX_EPOCH, patience, patience_with_departed: patience, steps: &[] };
         let told = |seen: u128, reaped: bool| {
-            let mut abandoned = Abandoned::new(1);
+            let mut abandoned = ExpiredLeases::new(Check::Abandoned, 1);
             for n in 0..seen {
                 let id = JobId::from_uuid(uuid::Uuid::from_u128(n));
                 abandoned.see(id, Timestamp::UNIX_EPOCH, "it expired".to_owned(), &moment);
@@ -654,8 +665,9 @@ mod tests {
     fn a_lease_that_outlasts_the_wait_of_the_check_is_not_called_abandoned() {
         let told = |needed: Duration| {
             let patience = TimeDelta::from_std(needed).ok();
-            let moment = SnapshotFacts { at: Timestamp::UNIX_EPOCH, patience, steps: &[] };
-            let mut abandoned = Abandoned::new(1);
+            let moment =
+                SnapshotFacts { at: Timestamp::UNIX_EPOCH, patience, patience_with_departed: None, steps: &[] };
+            let mut abandoned = ExpiredLeases::new(Check::Abandoned, 1);
             abandoned.see(JobId::new(), Timestamp::UNIX_EPOCH, "it expired".to_owned(), &moment);
             let mut report = Report::new(Timestamp::UNIX_EPOCH, None);
             abandoned.tell(VerifySettings::PATIENCE, &mut report);

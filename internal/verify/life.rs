@@ -16,6 +16,8 @@ pub(super) struct SnapshotFacts<'a> {
     pub(super) at: Timestamp,
     /// Time after its expiry for which a lease may remain; absent while no living runner could end its attempt.
     pub(super) patience: Option<TimeDelta>,
+    /// The same for an attempt whose runner is gone. A remote worker with a long lease that lives has no part in that.
+    pub(super) patience_with_departed: Option<TimeDelta>,
     /// Recorded steps of the clock.
     pub(super) steps: &'a [ClockStep],
 }
@@ -67,7 +69,7 @@ pub(super) fn faults(job: &JobEvidence, moment: &SnapshotFacts<'_>) -> Vec<Fault
             } else if !owed.placed && owed.blocked {
                 wrong(Check::Parents, "it waits for parents, and blocked_jobs has no row of it".into());
             } else if !owed.placed {
-                wrong(Check::Order, "it is held, and has no place with an order key".into());
+                wrong(Check::Order, "it is held or has an order key, and no place with a key is open for it".into());
             }
         }
         (Some(_), None) => {}
@@ -103,7 +105,11 @@ pub(super) fn faults(job: &JobEvidence, moment: &SnapshotFacts<'_>) -> Vec<Fault
                 let early = too_early(last.finished_at, owed.started_at);
                 wrong(Check::Overlap, format!("attempt {} began before the last one ended, {early}", owed.attempt));
             }
-            if moment.patience.is_some_and(|patience| owed.lease_until + patience < moment.at) {
+            let is_over =
+                |patience: Option<TimeDelta>| patience.is_some_and(|time| owed.lease_until + time < moment.at);
+            if owed.departed && is_over(moment.patience_with_departed) {
+                wrong(Check::Departed, format!("its runner is gone, and its lease ended {}", owed.lease_until));
+            } else if is_over(moment.patience) {
                 wrong(Check::Abandoned, format!("its lease ended {}", owed.lease_until));
             }
         }

@@ -1,8 +1,8 @@
 //! The conclusions from the places of jobs with order keys. Pure functions.
 
 use super::life::SnapshotFacts;
-use tickr_job::JobId;
-use tickr_store::PlaceRow;
+use tickr_job::{JobId, Timestamp};
+use tickr_store::{LifeSpan, PlaceRow};
 
 /// Return the jobs of these places that contradict their order.
 pub(super) fn faults(rows: &[PlaceRow], moment: &SnapshotFacts<'_>) -> Vec<(JobId, String)> {
@@ -27,17 +27,45 @@ pub(super) fn faults(rows: &[PlaceRow], moment: &SnapshotFacts<'_>) -> Vec<(JobI
             faults.push((row.job, format!("it is unfinished, but its place {place} is closed")));
         }
     }
-    // Attempts of a job with several lives belong to several places.
-    let lived_once = |row: &&PlaceRow| row.lives <= u32::from(!row.owed) && row.first_start.is_some();
-    let mut ran: Vec<&PlaceRow> = rows.iter().filter(lived_once).collect();
+    let mut last: Vec<(&PlaceRow, Timestamp, Option<Timestamp>)> = rows.iter().filter_map(last_life).collect();
     // A replay has the place of its original, and the clock of another host may have made it an older id.
-    ran.sort_by_key(|row| (&row.key, row.place, row.first_start));
-    for pair in ran.windows(2).filter(|pair| pair[0].key == pair[1].key) {
-        let Some(start) = pair[1].first_start else { continue };
-        match pair[0].end {
+    last.sort_by_key(|(row, start, _)| (&row.key, row.place, *start));
+    for pair in last.windows(2).filter(|pair| pair[0].0.key == pair[1].0.key) {
+        let ((before, _, end), (row, start, _)) = (pair[0], pair[1]);
+        match end {
             Some(end) if moment.in_order(end, start) => {}
-            Some(_) => faults.push((pair[1].job, format!("it started before job {} had ended", pair[0].job))),
-            None => faults.push((pair[1].job, format!("it started, and job {} in front has not ended", pair[0].job))),
+            Some(_) => faults.push((row.job, format!("it started before job {} had ended", before.job))),
+            None => faults.push((row.job, format!("it started, and job {} in front has not ended", before.job))),
+        }
+    }
+    faults.extend(overlaps(rows, moment));
+    faults
+}
+
+/// Return the start and the end of the last life of a job, if an attempt began in it. The place is that of this life.
+fn last_life(row: &PlaceRow) -> Option<(&PlaceRow, Timestamp, Option<Timestamp>)> {
+    let LifeSpan { start, end } = row.lives.last()?;
+    Some((row, (*start)?, *end))
+}
+
+/// Return the jobs of which a life overlaps one of another job with the same key. No row has the place of a life before
+/// an operator's retry, so the order of these lives is not known. But whatever their places were, no other job of the
+/// key ran between the first start and the end of a life.
+fn overlaps(rows: &[PlaceRow], moment: &SnapshotFacts<'_>) -> Vec<(JobId, String)> {
+    let mut lives: Vec<(&PlaceRow, Timestamp, Option<Timestamp>, bool)> = Vec::new();
+    for row in rows {
+        for (number, life) in (1..).zip(&row.lives) {
+            lives.extend(life.start.map(|start| (row, start, life.end, number == row.lives.len())));
+        }
+    }
+    lives.sort_by_key(|(row, start, ..)| (&row.key, *start));
+    let mut faults = Vec::new();
+    for pair in lives.windows(2).filter(|pair| pair[0].0.key == pair[1].0.key) {
+        let ((before, _, end, last), (row, start, _, other_last)) = (pair[0], pair[1]);
+        // Two last lives are compared by their places, and the lives of one job by another check.
+        let compared = (last && other_last) || before.job == row.job;
+        if !compared && !end.is_some_and(|end| moment.in_order(end, start)) {
+            faults.push((row.job, format!("it started before an earlier life of job {} had ended", before.job)));
         }
     }
     faults
@@ -51,7 +79,7 @@ mod tests {
 
     fn row(place: u64) -> PlaceRow {
         let at = |s: u64| DateTime::from_timestamp(i64::try_from(s).unwrap(), 0).unwrap();
-        let (first_start, end) = (Some(at(place * 10)), Some(at(place * 10 + 5)));
+        let lives = vec![LifeSpan { start: Some(at(place * 10)), end: Some(at(place * 10 + 5)) }];
         let (open, blocks, owed, held, blocked) = (false, true, false, false, false);
         PlaceRow {
             key: b"k".to_vec(),
@@ -63,24 +91,21 @@ mod tests {
             owed,
             held,
             blocked,
-            first_start,
-            end,
-            lives: 1,
+            lives,
         }
+    }
+
+    /// The life of the job at this place.
+    fn life(place: u64) -> LifeSpan {
+        row(place).lives[0]
     }
 
     #[test]
     fn each_contradiction_is_found_and_a_sound_line_has_none() {
-        let moment = SnapshotFacts { at: DateTime::UNIX_EPOCH, patience: None, steps: &[] };
-        let waits = |place, held| PlaceRow {
-            open: true,
-            owed: true,
-            held,
-            first_start: None,
-            end: None,
-            lives: 0,
-            ..row(place)
-        };
+        let moment =
+            SnapshotFacts { at: DateTime::UNIX_EPOCH, patience: None, patience_with_departed: None, steps: &[] };
+        let waits =
+            |place, held| PlaceRow { open: true, owed: true, held, lives: vec![LifeSpan::default()], ..row(place) };
         let sound = [row(1), row(2), waits(9, false), waits(10, true), waits(11, true)];
         assert_eq!(faults(&sound, &moment), []);
         // A follow-up job of a cancelled batch, behind the head and at it.
@@ -99,20 +124,47 @@ mod tests {
         ] {
             assert_eq!(faults(&[broken], &moment).len(), 1, "{what}");
         }
-        let early = PlaceRow { first_start: row(1).first_start, ..row(2) };
+        let early = PlaceRow { lives: vec![LifeSpan { start: life(1).start, ..life(2) }], ..row(2) };
         assert_eq!(faults(&[row(1), early.clone()], &moment).len(), 1);
-        assert_eq!(faults(&[row(1), PlaceRow { key: b"l".to_vec(), ..early.clone() }], &moment), []);
-        assert_eq!(faults(&[row(1), PlaceRow { lives: 2, ..early }], &moment), []);
+        assert_eq!(faults(&[row(1), PlaceRow { key: b"l".to_vec(), ..early }], &moment), []);
+    }
+
+    #[test]
+    fn each_life_of_a_retried_job_is_compared() {
+        let moment =
+            SnapshotFacts { at: DateTime::UNIX_EPOCH, patience: None, patience_with_departed: None, steps: &[] };
+        let lived = |place: u64, lives: &[u64]| PlaceRow {
+            lives: lives.iter().map(|number| life(*number)).collect(),
+            ..row(place)
+        };
+        // It was cancelled at place 1, and an operator's retry gave it place 3.
+        assert_eq!(faults(&[row(2), lived(3, &[1, 3]), row(4)], &moment), []);
+        // It blocked its key, so the retry let it run again in front of the next one.
+        assert_eq!(faults(&[lived(1, &[1, 2]), lived(2, &[3])], &moment), []);
+        // It waits at its new place, behind one that runs.
+        let unfinished = |place, lives| PlaceRow { lives, open: true, owed: true, ..row(place) };
+        let runs = unfinished(9, vec![LifeSpan { end: None, ..life(9) }]);
+        let waits = PlaceRow { held: true, ..unfinished(10, vec![life(1), LifeSpan::default()]) };
+        assert_eq!(faults(&[runs, waits], &moment), []);
+        // Its last life began before the job in front of its new place.
+        assert_eq!(faults(&[lived(4, &[4]), lived(5, &[1, 3])], &moment).len(), 1);
+        // Another job ran during its first life, whatever its place was then.
+        let long = LifeSpan { end: life(2).end, ..life(1) };
+        assert_eq!(faults(&[row(2), PlaceRow { lives: vec![long, life(3)], ..row(3) }], &moment).len(), 1);
+        // Another one ran between its lives, though it kept its place.
+        assert_eq!(faults(&[lived(1, &[1, 3]), row(2)], &moment).len(), 1);
     }
 
     #[test]
     fn a_replay_with_an_older_id_than_its_original_is_no_fault() {
-        let moment = SnapshotFacts { at: DateTime::UNIX_EPOCH, patience: None, steps: &[] };
+        let moment =
+            SnapshotFacts { at: DateTime::UNIX_EPOCH, patience: None, patience_with_departed: None, steps: &[] };
         // The replay runs from second 20 to 25, its original from 10 to 15, and the next job from 30 to 35.
         let (replay, original, next) = (PlaceRow { place: 1, ..row(2) }, row(1), PlaceRow { place: 2, ..row(3) });
         assert_eq!(faults(&[replay.clone(), original.clone(), next], &moment), []);
         // A replay that began before its original had ended is a fault, whatever the ids.
-        let early = PlaceRow { first_start: original.end.map(|end| end - chrono::TimeDelta::seconds(1)), ..replay };
+        let start = life(1).end.map(|end| end - chrono::TimeDelta::seconds(1));
+        let early = PlaceRow { lives: vec![LifeSpan { start, ..life(2) }], ..replay };
         assert_eq!(faults(&[early.clone(), original.clone()], &moment).len(), 1);
         assert_eq!(faults(&[original, early], &moment).len(), 1);
     }

@@ -2,16 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use chrono::{DateTime, Utc};
 use serde_json::Value;
 use sqlx::{MySqlConnection, Row as _};
 use uuid::Uuid;
 
 use crate::driver;
 use crate::journal::{Execution, History};
+use crate::keys::{self, Attempt, Run, Start};
 use crate::kinds;
 use crate::ledger::{Batch, Book};
 use crate::outbox;
-use crate::rates;
+use crate::rates::{self, Rule};
 use crate::remote;
 use crate::sink::Call;
 use crate::world::World;
@@ -39,6 +41,12 @@ pub(crate) struct Findings {
     pub(crate) callbacks: usize,
     /// Number of batches that were cancelled under way.
     pub(crate) cancelled_batches: usize,
+    /// Number of executions of jobs with an order key. `without_places` of them belong to a life before an operator's
+    /// retry, whose place no row has.
+    pub(crate) ordered: usize,
+    pub(crate) without_places: usize,
+    /// Number of executions of jobs with a limit key.
+    pub(crate) limited: usize,
     /// Number of starts under the rate.
     pub(crate) paced: usize,
     /// Number of jobs that expired.
@@ -63,12 +71,21 @@ struct Job {
 #[derive(Debug)]
 struct Line {
     runner: String,
+    /// Number of attempts used up to this one.
+    burned: u32,
+    claimed_at: DateTime<Utc>,
+    ended_at: DateTime<Utc>,
     verdict: String,
     end: Option<String>,
     result: Option<String>,
 }
 
 impl Line {
+    /// Return whether a runner executed it. The line of a job that expired names the runner that found it.
+    fn was_executed(&self) -> bool {
+        !self.runner.is_empty() && self.verdict != EXPIRED
+    }
+
     /// Return the attempts that were in the checkpoint of the job when it succeeded.
     fn lived(&self) -> Option<Vec<Uuid>> {
         let result: Value = serde_json::from_str(self.result.as_deref()?).ok()?;
@@ -89,8 +106,7 @@ impl Job {
     }
 
     fn executed(&self) -> usize {
-        // The line of a job that expired names the runner that found it.
-        self.lines.iter().filter(|line| !line.runner.is_empty() && line.verdict != EXPIRED).count()
+        self.lines.iter().filter(|line| line.was_executed()).count()
     }
 
     /// Return whether its executions are in the journal.
@@ -130,10 +146,10 @@ pub(crate) async fn everything(world: &World) -> anyhow::Result<Findings> {
     limit(&mut found, &jobs, &history, driver::NARROW, driver::MAX_AT_ONCE);
     limit(&mut found, &jobs, &history, remote::REMOTE, remote::MAX_REMOTE);
     order(&mut found, &jobs, &history, &mut root).await?;
-    tenants(&mut found, &jobs, &history, &mut root).await?;
+    let rules = world.ledger.write(|book| book.rules.clone());
+    tenants(&mut found, (&jobs, &history), &rules, &mut root).await?;
     let (of_callers, retried) = world.ledger.write(|book| (book.batches.clone(), book.retry_asked.clone()));
     batches(&mut found, &of_callers, &retried, (&jobs, &members), &mut root).await?;
-    let rules = world.ledger.write(|book| book.rules.clone());
     let (exceeded, paced) = rates::exceeded(&rules, &mut root).await?;
     anyhow::ensure!(paced > 0, "no job started under a rate");
     found.wrong.extend(exceeded);
@@ -427,61 +443,77 @@ fn limit(found: &mut Findings, jobs: &BTreeMap<Uuid, Job>, history: &History, qu
     }
 }
 
-/// Check that no two jobs with one order key ran at the same time. Only executions that succeeded count, because tickr
-/// never took their runners for dead.
+/// Return the executions of a job, with what the ledger says about them.
+fn runs_of(id: Uuid, job: &Job, history: &History) -> Vec<Run> {
+    let (mut attempts, mut life) = (Vec::new(), 0);
+    for line in &job.lines {
+        if line.was_executed() {
+            attempts.push(Attempt {
+                burned: line.burned,
+                claimed_at: line.claimed_at,
+                ended_at: line.ended_at,
+                verdict: line.verdict.clone(),
+                token: line.token(),
+                life,
+            });
+        }
+        life += usize::from(line.end.is_some());
+    }
+    let last_life = life.saturating_sub(usize::from(!job.owed));
+    let starts = history.jobs.get(&id).into_iter().flatten().map(|execution| Start {
+        token: execution.token,
+        attempt: execution.attempt,
+        began: execution.began,
+        ended: execution.ended.as_ref().map(|(line, _)| *line),
+    });
+    keys::runs_of(id, &starts.collect::<Vec<_>>(), &attempts, last_life)
+}
+
+/// Check that no two jobs with one order key ran at the same time, and that they started in the order of their places.
+/// Every execution counts, also those that failed or were lost.
 async fn order(
     found: &mut Findings,
     jobs: &BTreeMap<Uuid, Job>,
     history: &History,
     root: &mut MySqlConnection,
 ) -> anyhow::Result<()> {
-    let mut lines: BTreeMap<Vec<u8>, Vec<(usize, usize, Uuid)>> = BTreeMap::new();
-    let places = "SELECT job_id, order_key FROM order_places";
-    for row in sqlx::query(places).fetch_all(&mut *root).await? {
-        let (id, key): (Uuid, Vec<u8>) = (row.try_get(0)?, row.try_get(1)?);
+    let mut lines: BTreeMap<Vec<u8>, Vec<(u64, Run)>> = BTreeMap::new();
+    for row in sqlx::query("SELECT job_id, order_key, place FROM order_places").fetch_all(&mut *root).await? {
+        let (id, key, place): (Uuid, Vec<u8>, u64) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
         let Some(job) = jobs.get(&id) else { continue };
-        let tokens: BTreeSet<Uuid> = job.lines.iter().filter_map(Line::token).collect();
-        for execution in history.jobs.get(&id).into_iter().flatten() {
-            if let Some((ended, _)) = execution.ended.as_ref().filter(|_| tokens.contains(&execution.token)) {
-                lines.entry(key.clone()).or_default().push((execution.began, *ended, id));
-            }
-        }
+        lines.entry(key).or_default().extend(runs_of(id, job, history).into_iter().map(|run| (place, run)));
     }
-    for (key, mut ran) in lines {
-        ran.sort_unstable();
-        for pair in ran.windows(2).filter(|pair| pair[1].0 < pair[0].1) {
+    let runs = || lines.values().flatten();
+    (found.ordered, found.without_places) = (runs().count(), runs().filter(|(_, run)| !run.in_last_life).count());
+    anyhow::ensure!(found.ordered > found.without_places, "no job with an order key was executed");
+    for (key, runs) in &lines {
+        for wrong in keys::out_of_line(runs) {
             found.doubled += 1;
-            let key = String::from_utf8_lossy(&key);
-            found.wrong.push(format!("jobs {} and {} of {key} ran at the same time", pair[0].2, pair[1].2));
+            found.wrong.push(format!("{}: {wrong}", String::from_utf8_lossy(key)));
         }
     }
     Ok(())
 }
 
-/// Check that no more jobs with one limit key ran at once than their limit allows, counted as in [`limit`].
+/// Check that no more jobs with one limit key ran at once than their limit allowed at that moment. Every execution
+/// counts, also those that failed or were lost.
 async fn tenants(
     found: &mut Findings,
-    jobs: &BTreeMap<Uuid, Job>,
-    history: &History,
+    (jobs, history): (&BTreeMap<Uuid, Job>, &History),
+    rules: &[Rule],
     root: &mut MySqlConnection,
 ) -> anyhow::Result<()> {
-    let mut tenants: BTreeMap<Vec<u8>, Vec<(usize, bool)>> = BTreeMap::new();
+    let mut tenants: BTreeMap<Vec<u8>, Vec<Run>> = BTreeMap::new();
     for row in sqlx::query("SELECT job_id, limit_key FROM job_limit_keys").fetch_all(&mut *root).await? {
         let (id, key): (Uuid, Vec<u8>) = (row.try_get(0)?, row.try_get(1)?);
         let Some(job) = jobs.get(&id) else { continue };
-        let tokens: BTreeSet<Uuid> = job.lines.iter().filter_map(Line::token).collect();
-        for execution in history.jobs.get(&id).into_iter().flatten() {
-            if let Some((ended, _)) = execution.ended.as_ref().filter(|_| tokens.contains(&execution.token)) {
-                tenants.entry(key.clone()).or_default().extend([(execution.began, true), (*ended, false)]);
-            }
-        }
+        tenants.entry(key).or_default().extend(runs_of(id, job, history));
     }
-    anyhow::ensure!(!tenants.is_empty(), "no job had a limit key");
-    for (key, events) in tenants {
-        let most = most_at_once(events);
-        if most > driver::MAX_OF_TENANT {
-            let (key, allowed) = (String::from_utf8_lossy(&key), driver::MAX_OF_TENANT);
-            found.wrong.push(format!("{most} jobs of {key} ran at once, and {allowed} may"));
+    found.limited = tenants.values().map(Vec::len).sum();
+    anyhow::ensure!(found.limited > 0, "no job with a limit key was executed");
+    for (key, runs) in tenants {
+        for wrong in keys::too_many(&runs, |from, until| rates::allowed_at_once(rules, from, until)) {
+            found.wrong.push(format!("{}: {wrong}", String::from_utf8_lossy(&key)));
         }
     }
     Ok(())
@@ -645,11 +677,18 @@ async fn read(root: &mut MySqlConnection) -> anyhow::Result<BTreeMap<Uuid, Job>>
     for id in sqlx::query_scalar::<_, Uuid>("SELECT id FROM owed").fetch_all(&mut *root).await? {
         jobs.entry(id).or_default().owed = true;
     }
-    let lines = "SELECT job_id, runner, CAST(IF(expired, 'expired', verdict) AS CHAR), CAST(end_state AS CHAR), result \
-                 FROM attempts ORDER BY job_id, number";
+    let lines = "SELECT job_id, runner, CAST(IF(expired, 'expired', verdict) AS CHAR), CAST(end_state AS CHAR), result, \
+                 CAST(burned AS UNSIGNED), started_at, finished_at FROM attempts ORDER BY job_id, number";
     for row in sqlx::query(lines).fetch_all(&mut *root).await? {
-        let line =
-            Line { runner: row.try_get(1)?, verdict: row.try_get(2)?, end: row.try_get(3)?, result: row.try_get(4)? };
+        let line = Line {
+            runner: row.try_get(1)?,
+            verdict: row.try_get(2)?,
+            end: row.try_get(3)?,
+            result: row.try_get(4)?,
+            burned: u32::try_from(row.try_get::<u64, _>(5)?)?,
+            claimed_at: row.try_get(6)?,
+            ended_at: row.try_get(7)?,
+        };
         jobs.entry(row.try_get(0)?).or_default().lines.push(line);
     }
     Ok(jobs)

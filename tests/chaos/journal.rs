@@ -19,6 +19,13 @@ impl Journal {
         Ok(Self { file: OpenOptions::new().create(true).append(true).open(path)? })
     }
 
+    /// Write that the execution of an attempt begins. The ledger of tickr has no tokens, so the number of the attempt
+    /// leads to its row.
+    pub(crate) fn write_start(&self, job: Uuid, token: Uuid, attempt: u32) -> io::Result<()> {
+        let line = format!("start {job} {token} {} {attempt}\n", std::process::id());
+        (&self.file).write_all(line.as_bytes())
+    }
+
     pub(crate) fn write(&self, word: &str, job: Uuid, token: Uuid) -> io::Result<()> {
         let line = format!("{word} {job} {token} {}\n", std::process::id());
         (&self.file).write_all(line.as_bytes())
@@ -29,6 +36,8 @@ impl Journal {
 #[derive(Debug)]
 pub(crate) struct Execution {
     pub(crate) token: Uuid,
+    /// Number of the attempt among those that count.
+    pub(crate) attempt: u32,
     /// Line number of its start.
     pub(crate) began: usize,
     /// Line number and word of its end; `None` when its process died.
@@ -68,7 +77,10 @@ impl History {
         let executions = self.jobs.entry(job).or_default();
         let known = executions.iter_mut().find(|execution| execution.token == token);
         match (word, known) {
-            ("start", None) => executions.push(Execution { token, began: at, ended: None, saved: false }),
+            ("start", None) => {
+                let attempt = words.next()?.parse().ok()?;
+                executions.push(Execution { token, attempt, began: at, ended: None, saved: false });
+            }
             ("start", Some(_)) => self.doubled.push((job, token)),
             ("saved", Some(execution)) => execution.saved = true,
             (end, Some(execution)) if execution.ended.is_none() => {

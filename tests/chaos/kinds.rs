@@ -134,7 +134,7 @@ impl Handler for Recorder {
 
     async fn run(&self, job: Record, ctx: Context) -> Outcome {
         let (id, token) = (ctx.job_id().uuid(), ctx.token().uuid());
-        self.0.write("start", id, token)?;
+        self.0.write_start(id, token, ctx.attempt())?;
         let mut end = End { journal: Arc::clone(&self.0), job: id, token, word: "dropped" };
         let lived = if saves(id) { Some(self.save(&ctx).await?) } else { None };
         let act = if ctx.attempt() <= job.times { job.first } else { Act::Succeed };

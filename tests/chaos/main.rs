@@ -14,7 +14,7 @@
 //! - `remote` are workers in this process that execute jobs over HTTP, and die and fall silent by themselves.
 //! - `rates` changes limits by key meanwhile, and knows which of them held when.
 //! - `faults` are drawn and happen, and `recovery` measures how long their effects last.
-//! - `check` is the final comparison.
+//! - `check` is the final comparison; `keys` has its conclusions about jobs with order keys and limit keys.
 //!
 //! The runners are this program as well: it starts itself, and `kinds` is its second role.
 
@@ -26,6 +26,7 @@ mod faults;
 mod first_starts;
 mod galera;
 mod journal;
+mod keys;
 mod kinds;
 mod ledger;
 mod outbox;
@@ -271,7 +272,7 @@ fn report(world: &World, story: &Story, found: &check::Findings, settings: Setti
         }
     }
     println!(
-        "chaos: seed {}, {:.0} s: {} jobs, {} attempts, {} in checkpoints, {} callbacks, {} batches cancelled, {} in remote workers ({} answers lost, {} deaths, {} freezes), {} starts at {} rates, {} expired, {} follow-up jobs, {} faults ({}), lost {}, doubled {}, slowest recovery {:.1} s ({})",
+        "chaos: seed {}, {:.0} s: {} jobs, {} attempts, {} in checkpoints, {} callbacks, {} batches cancelled, {} with an order key ({} in an earlier life), {} with a limit key, {} in remote workers ({} answers lost, {} deaths, {} freezes), {} starts at {} rates, {} expired, {} follow-up jobs, {} faults ({}), lost {}, doubled {}, slowest recovery {:.1} s ({})",
         settings.seed,
         began.elapsed().as_secs_f64(),
         found.jobs,
@@ -279,6 +280,9 @@ fn report(world: &World, story: &Story, found: &check::Findings, settings: Setti
         found.checkpoints,
         found.callbacks,
         found.cancelled_batches,
+        found.ordered,
+        found.without_places,
+        found.limited,
         world.deeds.fetched.load(Ordering::Relaxed),
         world.deeds.undelivered.load(Ordering::Relaxed),
         world.deeds.deaths.load(Ordering::Relaxed),

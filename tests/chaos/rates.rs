@@ -33,6 +33,8 @@ const HEARD: Duration = Duration::from_millis(2_500);
 pub(crate) struct Rule {
     starts: usize,
     burst: usize,
+    /// The most jobs of a limit key that may run at once.
+    of_tenant: usize,
     /// It may hold from here on.
     asked_at: DateTime<Utc>,
     /// From here on it holds everywhere, and no earlier one does.
@@ -76,7 +78,7 @@ async fn set(world: &World, rng: &mut StdRng, rule: (usize, usize), of_tenant: u
     until_done(world, rng, Request::put("/v1/limits/tenants").with(json!({"concurrency": of_tenant}))).await?;
     // This is not a wait for an event: it is the time that tickr promises.
     tokio::time::sleep(HEARD).await;
-    let rule = Rule { starts: rule.0, burst: rule.1, asked_at, heard_at: now(world).await? };
+    let rule = Rule { starts: rule.0, burst: rule.1, of_tenant, asked_at, heard_at: now(world).await? };
     world.ledger.write(|book| book.rules.push(rule));
     Ok(())
 }
@@ -127,6 +129,11 @@ pub(crate) async fn exceeded(rules: &[Rule], root: &mut MySqlConnection) -> anyh
 fn holding(rules: &[Rule], from: DateTime<Utc>, until: DateTime<Utc>) -> impl Iterator<Item = &Rule> {
     let over = move |place: usize| rules.get(place + 1).is_some_and(|next| next.heard_at < from);
     rules.iter().enumerate().filter(move |(place, rule)| rule.asked_at <= until && !over(*place)).map(|(_, rule)| rule)
+}
+
+/// Return how many jobs of a limit key may run at once by the loosest rule that held then.
+pub(crate) fn allowed_at_once(rules: &[Rule], from: DateTime<Utc>, until: DateTime<Utc>) -> usize {
+    holding(rules, from, until).map(|rule| rule.of_tenant).max().unwrap_or(MAX_OF_TENANT)
 }
 
 fn allowed(rules: &[Rule], from: DateTime<Utc>, until: DateTime<Utc>) -> usize {

@@ -348,7 +348,7 @@ impl Life {
 
     async fn execute(self: Arc<Self>, token: String, attempt: Attempt, record: Record, stop: CancellationToken) {
         let Attempt { job, uuid, number, timeout } = attempt;
-        let _ = self.journal.write("start", job, uuid);
+        let _ = self.journal.write_start(job, uuid, number);
         let interrupted = async {
             // A third of the handlers stop for nothing.
             if job.as_u128().is_multiple_of(3) {

@@ -1011,19 +1011,33 @@ async fn keys_of_a_fair_limit_share_the_workers_by_their_weights() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_of_a_fair_limit_without_weights_get_equal_parts() {
+    keys_get_equal_parts(1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_of_a_fair_limit_get_equal_parts_of_the_workers_of_two_runners() {
+    keys_get_equal_parts(2).await;
+}
+
+/// Let twenty keys share eight workers of one or two runners.
+async fn keys_get_equal_parts(runners: usize) {
     const KEYS: usize = 20;
     let ends = Arc::new(Semaphore::new(0));
     let calls = Calls { ends: Some(Arc::clone(&ends)), workers: 8, ..Calls::default() };
-    let patient = |config: &mut Config| (config.workers, config.lease) = (8, Duration::from_secs(60));
+    let patient = |config: &mut Config| (config.workers, config.lease) = (8 / runners, Duration::from_secs(60));
     let tickr = TestApp::start_with(patient, calls.registry()).await;
+    let mut others = Vec::new();
+    for _ in 1..runners {
+        others.push(tickr.another_with(patient, calls.registry()).await);
+    }
     set_and_wait(&tickr, "fair", json!({"fair": true})).await;
     // One tenant floods the queue before the others come.
     tickr.enqueue_many((0..700).map(|_| job("tenant-0", 1))).await;
     end_until_keys_wait(&tickr, &calls, &ends, 1).await;
     // The first jobs of the next tenant start before the others wait.
     let of = |key: usize| if key == 1 { 50 } else { 25 };
-    let others = (1..KEYS).flat_map(|key| (0..of(key)).map(move |_| job(&format!("tenant-{key}"), 1)));
-    tickr.enqueue_many(others).await;
+    let jobs = (1..KEYS).flat_map(|key| (0..of(key)).map(move |_| job(&format!("tenant-{key}"), 1)));
+    tickr.enqueue_many(jobs).await;
     end_until_keys_wait(&tickr, &calls, &ends, i64::try_from(KEYS).unwrap()).await;
     // The jobs of the flood that were let go before the others came end first.
     for _ in 0..KEYS / 4 {
@@ -1047,6 +1061,54 @@ async fn keys_of_a_fair_limit_without_weights_get_equal_parts() {
     ends.add_permits(1_000);
     tickr.until_idle().await;
     tickr.assert_each_ran_once(700 + 50 + 18 * 25).await;
+    if runners > 1 {
+        let ran = "SELECT COUNT(DISTINCT runner) FROM attempts WHERE runner <> ''";
+        assert_eq!(tickr.count(ran).await, i64::try_from(runners).unwrap(), "all runners worked");
+    }
+    for other in others {
+        other.stop(CancellationToken::new()).await;
+    }
+    tickr.stop().await;
+}
+
+/// No list in Redis lets the keys take their turns then. A runner with eight workers has two jobs of the flood on their
+/// way, and it reads four due jobs for each free worker, so a job of another key is soon among those that it reads.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_redis_few_jobs_of_a_flood_start_before_the_jobs_of_another_key() {
+    /// Jobs of the flood, and the most that may end before a job of the other key starts. By chance it is about three.
+    const FLOOD: i64 = 400;
+    const MOST: usize = 50;
+    let ends = Arc::new(Semaphore::new(0));
+    let calls = Calls { ends: Some(Arc::clone(&ends)), workers: 8, ..Calls::default() };
+    let patient = |config: &mut Config| (config.workers, config.lease) = (8, Duration::from_secs(60));
+    let tickr = TestApp::start_alone_with(patient, calls.registry()).await;
+    set_and_wait(&tickr, "fair", json!({"fair": true})).await;
+    tickr.enqueue_many((0..FLOOD).map(|_| job("flood", 1))).await;
+    end_until_keys_wait(&tickr, &calls, &ends, 1).await;
+    tickr.services().redis().kill9().unwrap();
+    let mut all_passed = Vec::new();
+    for number in 1..=4 {
+        tickr.enqueue(job("other", 1)).await;
+        let mut passed = 0;
+        loop {
+            let [other] = calls.now(["other"]);
+            if other.running + other.ended >= number {
+                break;
+            }
+            assert!(passed < MOST, "{passed} jobs ended before job {number} of the other key started: {all_passed:?}");
+            end(&calls, &ends, 1).await;
+            passed += 1;
+        }
+        all_passed.push(passed);
+    }
+    println!("ends of other jobs before each job of the other key: {all_passed:?}");
+    let waiting = "SELECT COUNT(*) > 100 FROM limit_waits WHERE limit_key = 'flood'";
+    assert_eq!(tickr.count(waiting).await, 1, "the flood is over");
+    tickr.services().redis().start_again().unwrap();
+    ends.add_permits(1_000);
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(FLOOD + 4).await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
     tickr.stop().await;
 }
 

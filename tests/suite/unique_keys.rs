@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::limits::set_and_wait;
 use crate::support::{
-    Answer, Proxy, TestApp, answer, eventually, eventually_seen, gated, http, short_lease, while_unavailable,
+    Answer, Proxy, TestApp, answer, eventually, eventually_seen, gated, http, is_full, short_lease, while_unavailable,
 };
 
 const HOUR_MS: u64 = 3_600_000;
@@ -229,12 +229,24 @@ async fn fifty_callers_on_two_runners_get_one_job_for_each_window() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn work_requested_while_a_job_runs_becomes_one_job_of_its_own() {
+    request_while_jobs_run().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "has the whole size with TICKR_TEST_FULL, which `make test-long` sets"]
+async fn work_requested_ten_thousand_times_while_jobs_run_becomes_jobs_of_its_own() {
+    request_while_jobs_run().await;
+}
+
+/// Let fifty callers request the same work again and again on two runners, while its jobs run.
+async fn request_while_jobs_run() {
+    let rounds = if is_full() { 200 } else { 8 };
     let starts = Starts::default();
     let tickr = TestApp::start_with(|_| {}, touch(&starts)).await;
     let other = tickr.another_with(|_| {}, touch(&starts)).await;
     let caller = async |n: usize| {
         let mut requests = Vec::new();
-        for round in 0..8 {
+        for round in 0..rounds {
             let app = if (n + round).is_multiple_of(2) { &tickr.app } else { &other };
             let asked = Instant::now();
             let job = json!({"kind": "touch", "payload": {}, "unique_key": "k", "unique_until": "start"});

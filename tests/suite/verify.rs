@@ -215,6 +215,8 @@ async fn a_seeded_fault_lights_its_check() {
     let place =
         "INSERT INTO order_places (job_id, order_key, place, due_at, blocks) VALUES (ID, 'k', 1, '2026-01-01', 0)";
     seed(Check::Order, done(), place);
+    let without_place = r#"UPDATE jobs SET options = '{"order":{"key":"k","on_failure":"block"}}' WHERE id = ID"#;
+    seed(Check::Order, waiting(), without_place);
     let headless = "INSERT INTO order_keys (order_key, head, tail) VALUES ('k', 1, 1) ON DUPLICATE KEY UPDATE head = 1";
     seed(Check::Order, done(), headless);
     seed(Check::Limit, waiting(), "UPDATE owed SET execute_at = '9999-12-30' WHERE id = ID");
@@ -260,6 +262,8 @@ async fn a_seeded_fault_lights_its_check() {
     seed(Check::Tick, JobId::new(), tick);
     seed(Check::Counted, done(), "UPDATE tallies SET n = n - 100 WHERE kind = 'noop' AND state = 'completed' LIMIT 1");
     seed(Check::Abandoned, waiting(), &open.replace("+ INTERVAL 1 HOUR", "- INTERVAL 3601 SECOND"));
+    let of_the_gone = open.replace("idle/1-abcdef", "gone.w-abcdef");
+    seed(Check::Departed, waiting(), &of_the_gone.replace("+ INTERVAL 1 HOUR", "- INTERVAL 3601 SECOND"));
     seed(Check::Overdue, waiting(), "UPDATE owed SET execute_at = UTC_TIMESTAMP(3) - INTERVAL 10 SECOND WHERE id = ID");
     seed(Check::IndexScore, waiting(), "UPDATE owed SET execute_at = execute_at + INTERVAL 5 SECOND WHERE id = ID");
     seed(Check::IndexMissing, waiting(), "");
@@ -324,6 +328,98 @@ async fn a_seeded_fault_lights_its_check() {
     assert_eq!(lit, BTreeSet::from(Check::ALL));
     let clean = rest.verify(false).await;
     assert!(clean.ok, "{}", serde_json::to_string_pretty(&clean).unwrap());
+    rest.drop().await;
+}
+
+/// The reaper gives back what a worker that has left still holds. A living worker with a lease of an hour does not delay
+/// that for an hour, so the check does not wait for as long either.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_that_a_departed_worker_holds_is_found_beside_long_leases_and_not_while_it_may_be_given_back() {
+    let tickr = TestApp::start().await;
+    let id = tickr.enqueue(json!({"kind": "noop", "delay_ms": 600_000})).await;
+    let rest = tickr.halt().await;
+    rest.sql(IDLE_RUNNER).await;
+    let worker = "INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, via, heartbeat_at, \
+                  stopped_at) SELECT '{id}', '0', kinds, queues, 4, {lease}, started_at, 'http', {beat}, {stop} \
+                  FROM runners WHERE id = 'idle/1-abcdef'";
+    for (name, lease, beat, stop) in [
+        ("long.w-abcdef", "3600000", "heartbeat_at", "NULL"),
+        ("left.w-abcdef", "30000", "heartbeat_at", "UTC_TIMESTAMP(6)"),
+        ("silent.w-abcdef", "30000", "UTC_TIMESTAMP(6) - INTERVAL 1 HOUR", "NULL"),
+    ] {
+        let row = worker.replace("{id}", name).replace("{lease}", lease);
+        rest.sql(row.replace("{beat}", beat).replace("{stop}", stop)).await;
+    }
+    let faults = async |runner: &str, seconds: i32| {
+        rest.sql(format!(
+            "UPDATE owed SET state = 'executing', attempt = 1, token = id, runner = '{runner}', \
+             execute_at = UTC_TIMESTAMP(3), started_at = UTC_TIMESTAMP(6), \
+             lease_until = UTC_TIMESTAMP(6) - INTERVAL {seconds} SECOND WHERE id = UNHEX('{}')",
+            id.uuid().simple()
+        ))
+        .await;
+        let report = rest.verify(false).await;
+        assert_eq!(report.finding(Check::Abandoned).faults, 0, "{}", pretty(&report));
+        report.finding(Check::Departed).clone()
+    };
+    for runner in ["left.w-abcdef", "gone.w-abcdef"] {
+        let found = faults(runner, 100).await;
+        assert_eq!((found.faults, found.samples[0].job), (1, Some(id)), "{runner}");
+        assert_eq!(faults(runner, 10).await.faults, 0, "{runner}: a reaper may still give it back");
+        assert_eq!(faults(runner, -60).await.faults, 0, "{runner}: its lease holds");
+    }
+    // The reaper ends these as lost, once it may judge their holders.
+    for runner in ["silent.w-abcdef", "long.w-abcdef"] {
+        assert_eq!(faults(runner, 100).await.faults, 0, "{runner} has not left");
+    }
+    rest.sql("UPDATE runners SET stopped_at = UTC_TIMESTAMP(6) WHERE via = 'process'").await;
+    assert_eq!(faults("left.w-abcdef", 100).await.faults, 0, "no process is alive that could give it back");
+    rest.drop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_life_of_a_retried_job_is_compared_with_the_other_jobs_of_its_order_key() {
+    let tickr = TestApp::start().await;
+    let skips = json!({"kind": "fail", "payload": {"permanent": true}, "order_key": "k", "on_failure": "skip"});
+    let blocks = json!({"kind": "fail", "payload": {"permanent": true}, "order_key": "k"});
+    let next = json!({"kind": "noop", "order_key": "k"});
+    let [skipped, between, blocker] = tickr.enqueue_many([skips, next, blocks]).await[..] else { panic!() };
+    // The first one takes the last place with its second life, and the last one keeps its own.
+    tickr.until(blocker, State::Failed).await;
+    for id in [skipped, blocker] {
+        assert_eq!(tickr.post(&format!("/v1/jobs/{id}/retry"), json!({})).await.status, 200);
+    }
+    tickr.until_attempts(blocker, 2).await;
+    tickr.until(blocker, State::Failed).await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{blocker}/discard"), json!({"reason": "no"})).await.status, 200);
+    tickr.until_attempts(skipped, 2).await;
+    tickr.until(skipped, State::Failed).await;
+    let rest = tickr.halt().await;
+    rest.sql(IDLE_RUNNER).await;
+    let clean = rest.verify(false).await;
+    assert!(clean.ok, "{}", serde_json::to_string_pretty(&clean).unwrap());
+    let [skipped, between] = [skipped, between].map(|id| format!("UNHEX('{}')", id.uuid().simple()));
+    for (number, columns) in [
+        (1, "a.finished_at = b.started_at + INTERVAL 1 MICROSECOND"),
+        // Behind its first life and in front of the job that was in front of its new place.
+        (2, "a.started_at = c.finished_at, a.execute_at = c.execute_at"),
+    ] {
+        rest.sql("CREATE TABLE kept AS SELECT job_id, number, execute_at, started_at, finished_at FROM attempts").await;
+        rest.sql(format!(
+            "UPDATE attempts a JOIN attempts b ON b.job_id = {between} JOIN attempts c ON c.job_id = a.job_id \
+             AND c.number = 1 SET {columns} WHERE a.job_id = {skipped} AND a.number = {number}"
+        ))
+        .await;
+        let report = rest.verify(false).await;
+        let lit: Vec<Check> = report.faults().into_keys().collect();
+        assert_eq!(lit, [Check::Order], "{number} {}", serde_json::to_string_pretty(&report).unwrap());
+        rest.sql(
+            "UPDATE attempts a JOIN kept k ON k.job_id = a.job_id AND k.number = a.number \
+             SET a.execute_at = k.execute_at, a.started_at = k.started_at, a.finished_at = k.finished_at",
+        )
+        .await;
+        rest.sql("DROP TABLE kept").await;
+    }
     rest.drop().await;
 }
 

@@ -44,6 +44,9 @@ const MAX_CHANGE: TimeDelta = TimeDelta::minutes(2);
 const ASKED: &str = "SELECT id, kind, queue, max_attempts, unique_key IS NOT NULL AS keyed, batch_id, batch_size, \
                      created_at";
 
+/// A pattern for the options of a job with an order key. In a text, such as a tag, the quotes would be escaped.
+const HAS_ORDER_KEY: &str = r#"'%"order":{"key":%'"#;
+
 /// A reader of the tables, page by page, on a connection of its own.
 pub struct Evidence {
     pub(super) conn: Session<'static>,
@@ -90,6 +93,9 @@ pub struct EvidencePage {
     pub at: Timestamp,
     /// The longest lease of the runners that were alive then, in milliseconds. Absent when none was.
     pub longest_lease_ms: Option<u32>,
+    /// The longest time for which a living process may judge no departed runner after an outage of MySQL, in
+    /// milliseconds. Absent when no process was alive that could.
+    pub longest_pause_ms: Option<i64>,
     /// The jobs, in the order of their ids.
     pub jobs: Vec<JobEvidence>,
     /// The last id that this page covers.
@@ -146,6 +152,7 @@ pub struct OwedRow {
     /// True if the job holds that row, or does not say that it does.
     pub key_held: bool,
     /// False if the job has the due time of a job that waits for its turn, and no place with an order key or no limit.
+    /// False as well if it has an order key and no open place.
     pub placed: bool,
     /// True if the job is parked: it has the due time of a job that waits for a limit.
     pub parked: bool,
@@ -164,6 +171,8 @@ pub struct OwedRow {
     pub started_at: Timestamp,
     /// End of its lease.
     pub lease_until: Timestamp,
+    /// True if the runner that holds the open attempt is a remote worker that has left, or has no row.
+    pub departed: bool,
 }
 
 /// A row of the ledger (table `attempts`).
@@ -294,17 +303,32 @@ impl Evidence {
     }
 
     async fn read_snapshot(&mut self) -> Result<EvidencePage, sqlx::Error> {
-        sqlx::raw_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ").execute(&mut self.conn).await?;
-        sqlx::raw_sql("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY").execute(&mut self.conn).await?;
+        self.begin_snapshot().await?;
         let page = self.read_page().await?;
-        sqlx::raw_sql("ROLLBACK").execute(&mut self.conn).await?;
+        self.end_snapshot().await?;
         Ok(page)
     }
 
+    /// Let all statements up to [`end_snapshot`](Self::end_snapshot) see the tables as they are now.
+    pub(super) async fn begin_snapshot(&mut self) -> Result<(), sqlx::Error> {
+        sqlx::raw_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ").execute(&mut self.conn).await?;
+        sqlx::raw_sql("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY").execute(&mut self.conn).await?;
+        Ok(())
+    }
+
+    pub(super) async fn end_snapshot(&mut self) -> Result<(), sqlx::Error> {
+        sqlx::raw_sql("ROLLBACK").execute(&mut self.conn).await?;
+        Ok(())
+    }
+
     async fn read_page(&mut self) -> Result<EvidencePage, sqlx::Error> {
-        let (at, longest_lease_ms) = sqlx::query_as(
-            "SELECT UTC_TIMESTAMP(6), (SELECT MAX(lease_ms) FROM runners WHERE stopped_at IS NULL \
-             AND heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND)",
+        // A process gives remote workers with longer leases a minute after an outage, and others their leases.
+        let (at, longest_lease_ms, longest_pause_ms) = sqlx::query_as(
+            "SELECT UTC_TIMESTAMP(6), MAX(r.lease_ms), \
+             CAST(IF(SUM(r.via = 'process') > 0, MAX(IF(r.via = 'http', LEAST(r.lease_ms, 60000), r.lease_ms)), NULL) \
+             AS SIGNED) \
+             FROM (SELECT 1 AS n) one LEFT JOIN runners r ON r.stopped_at IS NULL \
+             AND r.heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL r.lease_ms * 1000 MICROSECOND",
         )
         .fetch_one(&mut self.conn)
         .await?;
@@ -338,17 +362,20 @@ impl Evidence {
              IF(o.keyed, EXISTS (SELECT 1 FROM jobs j LEFT JOIN unique_keys k ON k.kind = j.kind \
              AND k.unique_key = j.unique_key AND k.job_id = j.id WHERE j.id = o.id \
              AND (k.job_id IS NOT NULL OR j.options LIKE '%\"unique_until\":\"start\"%')), TRUE) AS key_held, \
-             IF(o.execute_at = ?, EXISTS (SELECT 1 FROM order_places p JOIN order_keys k ON k.order_key = p.order_key \
-             WHERE p.job_id = o.id AND p.open AND p.place >= k.head), \
              IF(o.execute_at = ?, EXISTS (SELECT 1 FROM limit_waits w WHERE w.job_id = o.id), \
-             IF(o.execute_at = ?, EXISTS (SELECT 1 FROM blocked_jobs b WHERE b.job_id = o.id), TRUE))) \
-             AS placed, o.execute_at = ? AS parked, o.execute_at = ? AS blocked \
+             IF(o.execute_at = ?, EXISTS (SELECT 1 FROM blocked_jobs b WHERE b.job_id = o.id), \
+             IF(o.execute_at = ? OR EXISTS (SELECT 1 FROM jobs j WHERE j.id = o.id AND j.options LIKE {HAS_ORDER_KEY}), \
+             EXISTS (SELECT 1 FROM order_places p JOIN order_keys k ON k.order_key = p.order_key \
+             WHERE p.job_id = o.id AND p.open AND p.place >= k.head), TRUE))) \
+             AS placed, o.execute_at = ? AS parked, o.execute_at = ? AS blocked, \
+             IF(o.state = 'executing', NOT EXISTS (SELECT 1 FROM runners r WHERE r.id = o.runner \
+             AND (r.via = 'process' OR r.stopped_at IS NULL)), FALSE) AS departed \
              FROM owed o FORCE INDEX (PRIMARY) WHERE {}",
             span.of("o.id")
         ))
-        .bind(held_until().naive_utc())
         .bind(parked_until().naive_utc())
         .bind(blocked_until().naive_utc())
+        .bind(held_until().naive_utc())
         .bind(parked_until().naive_utc())
         .bind(blocked_until().naive_utc());
         let owed = span.bind(owed).fetch_all(&mut self.conn).await?;
@@ -381,7 +408,8 @@ impl Evidence {
             }
             Span::Ids(ids) => ids.into_iter().max().unwrap_or_default(),
         };
-        Ok(EvidencePage { at, longest_lease_ms, jobs: jobs.readable(), until: JobId::from_uuid(until) })
+        let until = JobId::from_uuid(until);
+        Ok(EvidencePage { at, longest_lease_ms, longest_pause_ms, jobs: jobs.readable(), until })
     }
 
     /// Read the next jobs that were accepted at `since` or later and have ids from before it. Nothing when all have
@@ -683,6 +711,7 @@ fn owed_row(row: &MySqlRow) -> Result<OwedRow, sqlx::Error> {
         leased: signs.iter().all(|sign| *sign == signs[0]).then_some(signs[0]),
         started_at: row.try_get("started_at")?,
         lease_until: row.try_get("lease_until")?,
+        departed: row.try_get("departed")?,
     })
 }
 
