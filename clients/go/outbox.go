@@ -36,9 +36,10 @@ type OutboxRow struct {
 // EnqueueTx enqueues a job in a transaction of yours: it exists exactly if the transaction is committed. It returns the
 // id that the job will have. The driver is one for MySQL.
 //
-// The job starts about a tenth of a second after the COMMIT, or at once after Client.Nudge. tickr checks kind and
-// payload when it moves the row; a row that is wrong is shown by `tickr outbox rejected`. When the COMMIT was not
-// answered, run the transaction again with NewOutboxRow and the same id.
+// The job starts about a tenth of a second after the COMMIT, the first one after a quiet time within about a second,
+// and at once after Client.Nudge. tickr checks kind and payload when it moves the row; a row that is wrong is shown by
+// `tickr outbox rejected`. When the COMMIT was not answered, run the transaction again with NewOutboxRow and the same
+// id.
 func EnqueueTx(ctx context.Context, tx Execer, job Job) (string, error) {
 	if _, isPool := tx.(*sql.DB); isPool {
 		// Each statement of a pool may use another connection, so it would be in no transaction.

@@ -286,30 +286,29 @@ func (t *turns) next(place int, asked time.Duration) time.Duration {
 	now := time.Now()
 	t.failed[place] = true
 	t.notBefore[place] = now.Add(asked)
-	// When the first address may be tried again, and the first one of those that named a time which is not over.
-	earliest, named := t.notBefore[place], time.Time{}
+	// The addresses that named a time which is not over: their number, and the first of their times.
+	waiting, first := 0, time.Time{}
 	for other, notBefore := range t.notBefore {
-		if !t.failed[other] && !notBefore.After(now) {
+		if notBefore.After(now) {
+			if waiting == 0 || notBefore.Before(first) {
+				first = notBefore
+			}
+			waiting++
+		} else if !t.failed[other] {
 			return 0
-		}
-		if notBefore.Before(earliest) {
-			earliest = notBefore
-		}
-		if notBefore.After(now) && (named.IsZero() || notBefore.Before(named)) {
-			named = notBefore
 		}
 	}
 	t.failed = make([]bool, len(t.failed))
 	pause := pauseAfter(t.pauses, longestPause)
 	t.pauses++
-	switch {
-	case earliest.After(now):
-		return longer(pause, earliest.Sub(now))
-	case named.IsZero():
+	switch waiting {
+	case 0:
 		// A proxy may ask for no pause at all.
 		return pause
+	case len(t.notBefore):
+		return longer(pause, first.Sub(now))
 	default:
-		return shorter(pause, named.Sub(now))
+		return shorter(pause, first.Sub(now))
 	}
 }
 

@@ -48,7 +48,7 @@ pub(crate) fn command() -> Command {
         .subcommand(one("show", "Show a batch"))
         .subcommand(one("close", "Close a batch: it ends with its last job"))
         .subcommand(one("cancel", "Cancel a batch with all of its jobs"))
-        .subcommand(one("retry", "Retry the failed jobs of a batch"))
+        .subcommand(one("retry", "Retry the failed jobs of a batch and of those nested in it"))
 }
 
 pub(crate) fn run(matches: &ArgMatches) -> CommandResult {

@@ -23,10 +23,12 @@ use crate::jobs::{BatchBody, NewJobBody, check_all_requested, json_answer, links
 use crate::view::Moment;
 use crate::{Api, json};
 use tickr_job::{
-    Action, BatchId, Due, Filter, JobId, NewJob, NewOperation, Operation, OperationParams, State as JobState,
+    Action, BatchId, Choice, Due, Filter, JobId, NewJob, NewOperation, Operation, OperationParams, State as JobState,
     TraceContext, limits,
 };
-use tickr_store::{Batch, BatchCounts, BatchCreated, Callback, CallbackEvent, CancelMark, NewBatch};
+use tickr_store::{
+    Batch, BatchCounts, BatchCreated, Callback, CallbackEvent, CancelMark, MAX_NESTED, MAX_WITH_FAILURES, NewBatch,
+};
 
 /// Longest time for which the response to a cancel waits for the nested batches and the jobs.
 const CANCEL_WAIT: Duration = Duration::from_secs(20);
@@ -42,6 +44,10 @@ pub(super) struct NewBatchBody {
     #[serde(default, deserialize_with = "or_default")]
     #[schema(max_items = 1000, value_type = Option<Vec<NewJobBody>>)]
     jobs: Vec<Object<NewJobBody>>,
+    /// True if the first jobs run one after the other: each also waits for the end of the job before it, as if its `after`
+    /// named that one. Default: false.
+    #[serde(default)]
+    chain: bool,
     /// Job to enqueue when all jobs of the batch have completed, also if some of them had to be retried by an operator
     /// before.
     #[schema(value_type = Option<NewJobBody>)]
@@ -261,7 +267,8 @@ fn read(api: &Api, body: NewBatchBody, trace: Option<&TraceContext>) -> Result<N
         Ok(parent) => parent,
         Err(_) => return Err(wrong("/parent", "must be the id of a batch, one of /v1/batches".to_owned())),
     };
-    let jobs = if body.jobs.is_empty() { Vec::new() } else { prepare_all(api, BatchBody::of(body.jobs), trace)? };
+    let jobs =
+        if body.jobs.is_empty() { Vec::new() } else { prepare_all(api, BatchBody::of(body.jobs, body.chain), trace)? };
     for (place, job) in jobs.iter().enumerate() {
         if job.unique_key.is_some() {
             let why = "may not be given here: add the job with POST /v1/jobs and its field `batch`".to_owned();
@@ -452,15 +459,16 @@ pub(super) async fn cancel(
 
 /// Retry the failed jobs of a batch
 ///
-/// Starts a bulk operation that gives each of them a full set of attempts. When all jobs of the batch have completed after
-/// that, `on_success` is enqueued.
+/// Starts a bulk operation that gives each of them a full set of attempts, also those of nested batches. When all jobs of
+/// the batch have completed after that, `on_success` is enqueued. 422 `too_many`: more than 1,000 nested batches have not
+/// succeeded, or more than 100 of them have failed jobs. Then retry nested batches.
 #[utoipa::path(
     post, path = "/v1/batches/{id}/retry", tag = "batches", operation_id = "retry_batch",
     params(("id" = Uuid, Path, description = "The batch's id")),
     responses(
         (status = 202, description = "The bulk operation is accepted", body = OperationView),
         (status = 404, description = "not_found", body = Problem),
-        (status = 422, description = "invalid_id", body = Problem),
+        (status = 422, description = "invalid_id, too_many", body = Problem),
         (status = 429, description = "overloaded: fifty bulk operations have not ended, paused ones included, or this runner is at its limit of heavy reads", body = Problem),
     )
 )]
@@ -475,11 +483,24 @@ pub(super) async fn retry(
     if store.batch(id).await?.is_none() {
         return replay_stored(&api, idempotent, ResponseContent::Other, Problem::not_found("batch", id)).await;
     }
+    let Some(nested) = store.nested_with_failures(id).await? else {
+        let detail = format!(
+            "more than {MAX_NESTED} nested batches have not succeeded, or more than {MAX_WITH_FAILURES} of them have \
+             failed jobs; retry nested batches"
+        );
+        return replay_stored(&api, idempotent, ResponseContent::Other, Problem::new(Code::TooMany, detail)).await;
+    };
+    let failed = Filter { state: Some(JobState::Failed), ..Filter::default() };
+    let filter = if nested.is_empty() {
+        Filter { batch: Some(id), ..failed }
+    } else {
+        Filter { choices: vec![Choice::of_batches(std::iter::once(id).chain(nested))], ..failed }
+    };
     let now = store.clock().now();
     let new = NewOperation {
         id: JobId::new().uuid(),
         action: Action::Retry,
-        filter: Filter { batch: Some(id), state: Some(JobState::Failed), ..Filter::default() },
+        filter,
         params: OperationParams::default(),
         rate: None,
         canary: None,

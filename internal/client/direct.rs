@@ -27,13 +27,23 @@ const MAX_PROBLEMS: usize = 50;
 pub(super) enum RequestShape {
     One,
     Many,
+    /// Many, each after the one before it.
+    Chain,
 }
 
 impl RequestShape {
     fn prefix(self, place: usize) -> String {
         match self {
             Self::One => String::new(),
-            Self::Many => format!("/jobs/{place}"),
+            Self::Many | Self::Chain => format!("/jobs/{place}"),
+        }
+    }
+
+    /// Return the request that an idempotency key stands for: a chain is another one than the same jobs beside one another.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::One | Self::Many => ATTEMPTED,
+            Self::Chain => "enqueue a chain",
         }
     }
 }
@@ -47,7 +57,7 @@ pub(super) async fn enqueue(
     key: Option<&str>,
     trace: Option<&TraceContext>,
 ) -> Result<Vec<Enqueued>, Error> {
-    let idempotent = idempotent_request(&bodies, key)?;
+    let idempotent = idempotent_request(&bodies, shape, key)?;
     let prepared = prepare(broker, declared, &bodies, shape, trace);
     drop(bodies);
     let jobs = match prepared {
@@ -101,12 +111,16 @@ pub(super) fn check(
     prepare(broker, declared, std::slice::from_ref(body), RequestShape::One, trace).map(drop)
 }
 
-fn idempotent_request(bodies: &[Body], key: Option<&str>) -> Result<Option<IdempotentRequest>, Error> {
+fn idempotent_request(
+    bodies: &[Body],
+    shape: RequestShape,
+    key: Option<&str>,
+) -> Result<Option<IdempotentRequest>, Error> {
     let Some(key) = key else { return Ok(None) };
     let refused = |detail: String| Error::refused(Problem::at("/idempotency_key", detail));
     let key = IdempotencyKey::new(CALLER, key.as_bytes()).map_err(|invalid| refused(invalid.to_string()))?;
     let text = to_raw_value(bodies).map_err(|error| refused(format!("the jobs cannot be written as JSON: {error}")))?;
-    Ok(Some(key.request(ATTEMPTED, Some(&text))))
+    Ok(Some(key.request(shape.name(), Some(&text))))
 }
 
 fn prepare(
@@ -124,7 +138,10 @@ fn prepare(
     let mut refused: Option<Error> = None;
     for (place, body) in bodies.iter().enumerate() {
         let prefix = shape.prefix(place);
-        let draft = body.draft(trace);
+        let mut draft = body.draft(trace);
+        if shape == RequestShape::Chain {
+            draft.after.extend(jobs.last().map(|before: &NewJob| before.id));
+        }
         let checked = body.check_size(&prefix).and_then(|()| {
             let job = match declared.get(broker, &draft.kind) {
                 Some(kind) => broker.prepare_as(draft, &kind),

@@ -1,4 +1,4 @@
-//! The builders of [`Client::enqueue`] and [`Client::enqueue_many`].
+//! The builders of [`Client::enqueue`], [`Client::enqueue_many`] and [`Client::enqueue_chain`].
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde_json::value::RawValue;
 
+use super::direct::RequestShape;
 use super::options::{Options, payload_json};
 use super::{Client, Enqueued, Error};
 use tickr_handlers::{Kind, Problem};
@@ -30,6 +31,16 @@ pub struct EnqueueMany {
     kind: &'static str,
     payloads: Result<Vec<Keyed>, Error>,
     options: Options,
+}
+
+/// Jobs that are about to be enqueued, all or none, to run one after the other. Set their options, then `await` them. The
+/// options of each job are those of its own builder.
+#[derive(Debug)]
+#[must_use = "nothing is enqueued before the await"]
+pub struct EnqueueChain {
+    client: Client,
+    jobs: Vec<Enqueue>,
+    idempotency_key: Option<String>,
 }
 
 /// A payload and the unique key of its job.
@@ -214,16 +225,30 @@ impl EnqueueMany {
     }
 }
 
+impl EnqueueChain {
+    pub(super) fn new(client: Client, jobs: impl IntoIterator<Item = Enqueue>) -> Self {
+        Self { client, jobs: jobs.into_iter().collect(), idempotency_key: None }
+    }
+
+    /// Carry out this request at most once (G8): a repetition with the same key and the same jobs enqueues nothing and gets
+    /// the first answer. A job of the chain has no key of its own.
+    pub fn idempotency_key(mut self, key: impl Into<String>) -> Self {
+        self.idempotency_key = Some(key.into());
+        self
+    }
+}
+
 impl Enqueue {
     /// Enqueue the job in a transaction of yours, on the MySQL server of tickr: it exists exactly if the transaction is
     /// committed. Returns the id that the job will have. Await this instead of the builder. A client of the API inserts
     /// into the database of the transaction, so that one may also be an outbox in the database of an application.
     ///
-    /// The job starts about a tenth of a second after the COMMIT, or at once after a nudge ([`Client::nudge`]; a client
-    /// with connections of its own has no runner to wake). A client of this process or with connections of its own
-    /// checks the job before it is written. An idempotency key is not possible here: the transaction of the caller is
-    /// carried out once. A transaction that is repeated because its COMMIT got no answer makes a job with another id,
-    /// so give that job a unique key: the first job holds it until it ends.
+    /// The job starts about a tenth of a second after the COMMIT, and the first one after a quiet time within about a
+    /// second. After a nudge it starts at once ([`Client::nudge`]; a client with connections of its own has no runner to
+    /// wake). A client of this process or with connections of its own checks the job before it is written. An idempotency
+    /// key is not possible here: the transaction of the caller is carried out once. A transaction that is repeated because
+    /// its COMMIT got no answer makes a job with another id, so give that job a unique key: the first job holds it until
+    /// it ends.
     ///
     /// # Errors
     /// See [`Error`]. The transaction can still be rolled back. After [`Error::Transaction`], roll it back and run all
@@ -263,7 +288,30 @@ impl IntoFuture for EnqueueMany {
             if bodies.is_empty() {
                 return Ok(Vec::new());
             }
-            client.send_many(bodies, options.idempotency_key.as_deref()).await
+            client.send_many(bodies, RequestShape::Many, options.idempotency_key.as_deref()).await
+        })
+    }
+}
+
+impl IntoFuture for EnqueueChain {
+    type Output = Result<Vec<Enqueued>, Error>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let Self { client, jobs, idempotency_key } = self;
+            let mut bodies = Vec::with_capacity(jobs.len());
+            for (place, Enqueue { kind, payload, options, .. }) in jobs.into_iter().enumerate() {
+                if options.idempotency_key.is_some() {
+                    let pointer = format!("/jobs/{place}/idempotency_key");
+                    return Err(Error::refused(Problem::at(pointer, "may not be given: give the chain one")));
+                }
+                bodies.push(options.body(kind, payload?));
+            }
+            if bodies.is_empty() {
+                return Ok(Vec::new());
+            }
+            client.send_many(bodies, RequestShape::Chain, idempotency_key.as_deref()).await
         })
     }
 }

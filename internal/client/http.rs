@@ -11,7 +11,7 @@ use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::authorities::trusting;
-use super::direct::Receipt;
+use super::direct::{Receipt, RequestShape};
 use super::options::Body;
 use super::shared::{Shared, SharedRequests, WaitingJob};
 use super::status::JobStatus;
@@ -250,10 +250,15 @@ impl Remote {
     pub(super) async fn enqueue_many(
         &self,
         bodies: &[Body],
+        shape: RequestShape,
         key: Option<&str>,
         trace: Option<&TraceContext>,
     ) -> Result<Vec<Enqueued>, Error> {
-        let request = self.http.post(self.batch_url.clone()).json(&json!({"jobs": bodies}));
+        let body = match shape {
+            RequestShape::Chain => json!({"jobs": bodies, "chain": true}),
+            RequestShape::One | RequestShape::Many => json!({"jobs": bodies}),
+        };
+        let request = self.http.post(self.batch_url.clone()).json(&body);
         let (_, repeated, batch) = self.send::<Batch>(request, key, trace).await?;
         Ok(batch.jobs.into_iter().map(|receipt| receipt.into_enqueued(repeated)).collect())
     }

@@ -33,7 +33,7 @@
 //! - `connect.rs`: [`Connect`], the connections of a process that is no runner
 //! - `declared.rs`: kinds that a process only enqueues
 //! - `direct.rs`: enqueue through a broker: commit to MySQL, then hint to Redis
-//! - `enqueue.rs`: [`Enqueue`] and [`EnqueueMany`], the builders
+//! - `enqueue.rs`: [`Enqueue`], [`EnqueueMany`] and [`EnqueueChain`], the builders
 //! - `error.rs`: [`Error`]
 //! - `http.rs`: enqueue through the API
 //! - `options.rs`: the options of a job
@@ -55,7 +55,7 @@ mod status;
 #[doc(hidden)]
 pub use authorities::trusting;
 pub use connect::Connect;
-pub use enqueue::{Enqueue, EnqueueMany};
+pub use enqueue::{Enqueue, EnqueueChain, EnqueueMany};
 pub use error::{Cause, Conflict, Error};
 pub use status::JobStatus;
 
@@ -209,7 +209,7 @@ impl Client {
     }
 
     /// Let the jobs of committed transactions start at once. Without this call they start about a tenth of a second after
-    /// the COMMIT.
+    /// the COMMIT, and the first one after a quiet time within about a second.
     ///
     /// A client with connections of its own ([`connect`](Self::connect), [`from_env`](Self::from_env)) has no runner to
     /// wake, so the call does nothing. Send `POST /v1/outbox/nudge` to a runner instead.
@@ -233,6 +233,38 @@ impl Client {
     pub fn enqueue_many<'a, K: Kind>(&self, payloads: impl IntoIterator<Item = &'a K>) -> EnqueueMany {
         self.declare::<K>();
         EnqueueMany::new(self.clone(), payloads)
+    }
+
+    /// Enqueue up to 1,000 jobs of any kinds that run one after the other, all or none: each waits until the one before it
+    /// has ended. When one fails for good or is cancelled, the next one is cancelled, and so on, unless
+    /// [`on_parent_failure`](Enqueue::on_parent_failure) of the next one says something else. Takes
+    /// [options](EnqueueChain), then `await`.
+    ///
+    /// ```no_run
+    /// # use schemars::JsonSchema;
+    /// # use serde::{Deserialize, Serialize};
+    /// # use tickr_client::{Client, Error};
+    /// # use tickr_handlers::Kind;
+    /// # #[derive(Serialize, Deserialize, JsonSchema)]
+    /// # struct Fetch {}
+    /// # impl Kind for Fetch {
+    /// #     const NAME: &'static str = "fetch";
+    /// # }
+    /// # #[derive(Serialize, Deserialize, JsonSchema)]
+    /// # struct Publish {}
+    /// # impl Kind for Publish {
+    /// #     const NAME: &'static str = "publish";
+    /// # }
+    /// # async fn release(client: &Client) -> Result<(), Error> {
+    /// client.enqueue_chain([client.enqueue(&Fetch {}), client.enqueue(&Publish {}).queue("slow")]).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn enqueue_chain(&self, jobs: impl IntoIterator<Item = Enqueue>) -> EnqueueChain {
+        EnqueueChain::new(self.clone(), jobs)
     }
 
     /// Read a job. `None` when there is no such job.
@@ -325,11 +357,16 @@ impl Client {
         enqueued.into_iter().next().ok_or_else(|| no_runner("read the receipt of a job"))
     }
 
-    async fn send_many(&self, bodies: Vec<Body>, key: Option<&str>) -> Result<Vec<Enqueued>, Error> {
+    async fn send_many(
+        &self,
+        bodies: Vec<Body>,
+        shape: RequestShape,
+        key: Option<&str>,
+    ) -> Result<Vec<Enqueued>, Error> {
         if let Backend::Http(remote) = &self.backend {
-            return remote.enqueue_many(&bodies, key, self.trace.as_ref()).await;
+            return remote.enqueue_many(&bodies, shape, key, self.trace.as_ref()).await;
         }
-        self.send(bodies, RequestShape::Many, key).await
+        self.send(bodies, shape, key).await
     }
 
     async fn send(&self, bodies: Vec<Body>, shape: RequestShape, key: Option<&str>) -> Result<Vec<Enqueued>, Error> {

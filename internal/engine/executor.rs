@@ -6,7 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::value::RawValue;
+use serde_json::json;
+use serde_json::value::{RawValue, to_raw_value};
 use tokio::task::JoinError;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
@@ -21,7 +22,7 @@ use super::queue_order::is_paused;
 use super::released::may_start;
 use super::trace::AttemptTrace;
 use super::unread::{self, GivenBack, UnreadDecision, UnreadJob, UnreadPart};
-use super::worker::{Held, Successor};
+use super::worker::{HeldSeat, Successor};
 use super::worker_pool::{PATIENCE, Seat, Worker};
 use tickr_broker::{Draft, Invalid};
 use tickr_event::Event;
@@ -112,7 +113,7 @@ pub(super) async fn execute(
     shared: &EngineState,
     claimed: Claimed,
     asked: std::time::Instant,
-    held: Option<Held<'_>>,
+    held: Option<HeldSeat<'_>>,
 ) -> Option<Successor> {
     let log = AttemptLog::new(shared.settings.attempt_log);
     let scope = LogScope::Attempt {
@@ -129,7 +130,7 @@ pub(super) async fn execute(
 async fn attempt(
     shared: &EngineState,
     mut claimed: Claimed,
-    (asked, held): (std::time::Instant, Option<Held<'_>>),
+    (asked, held): (std::time::Instant, Option<HeldSeat<'_>>),
     (scope, log): (LogScope, AttemptLog),
 ) -> Option<Successor> {
     let stop = StopSwitch::default();
@@ -277,7 +278,7 @@ struct Turn<'a> {
 }
 
 impl<'a> Turn<'a> {
-    fn of(held: &Held<'a>) -> Self {
+    fn of(held: &HeldSeat<'a>) -> Self {
         Self { permit: held.permit, claimant: held.claimant, since: held.since }
     }
 
@@ -622,16 +623,11 @@ fn judge(
                 _ => {}
             }
             let (result, follow_ups) = output.into_parts();
-            if result.as_ref().is_some_and(|raw| raw.get().len() > limits::MAX_RESULT_BYTES) {
-                // A smaller one has become a file.
-                let most = limits::MAX_FILED_RESULT_BYTES;
-                return failed(settlement, Verdict::Rejected, format!("the result is larger than {most} bytes"));
-            }
             match follow_ups.into_iter().map(|job| prepare(shared, claimed, job, trace)).collect() {
                 Ok(jobs) => settlement.follow_ups = jobs,
                 Err((verdict, error)) => return failed(settlement, verdict, error),
             }
-            settlement.result = result;
+            settlement.result = result.map(|result| kept_result(claimed, result));
             settlement
         }
         (HandlerEnd::Panicked(message), _) => failed(settlement, Verdict::Panicked, format!("panicked: {message}")),
@@ -659,6 +655,20 @@ fn judge(
             failed(settlement, Verdict::Failed, "the handler was dropped".into())
         }
     }
+}
+
+/// Return the result that the row of a completed job keeps: a note in place of one that is too large even for a file. The
+/// work is done, so the job does not fail because of it.
+fn kept_result(claimed: &Claimed, result: Box<RawValue>) -> Box<RawValue> {
+    let bytes = result.get().len();
+    if bytes <= limits::MAX_RESULT_BYTES {
+        return result;
+    }
+    // A smaller one has become a file.
+    let most = limits::MAX_FILED_RESULT_BYTES;
+    tracing::warn!(job = %claimed.id, kind = %claimed.kind, bytes, most, "a result is too large to be kept");
+    let note = json!({"not_kept": format!("the result has more than {most} bytes"), "bytes": bytes});
+    to_raw_value(&note).unwrap_or_default()
 }
 
 /// Return the error of an attempt that was given back. A process that runs one suspect does not know whether its runner

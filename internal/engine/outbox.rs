@@ -1,8 +1,9 @@
 //! Moves jobs from the outbox, where other programs requested them with a plain INSERT.
 //!
 //! While nothing is inserted, the summary of changes says when there is a row. The runner that sees it first becomes the
-//! leader: it looks about ten times a second, until nothing was inserted for ten minutes. If the leader dies, another runner
-//! follows when its lease is over. A process that is nudged through the API moves the rows at once, leader or not.
+//! leader: it looks about ten times a second while rows come, twice a second when none has come for ten seconds, and leads no
+//! longer when none has come for ten minutes. If the leader dies, another runner follows when its lease is over. A process
+//! that is nudged through the API moves the rows at once, leader or not.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,8 +11,13 @@ use std::time::{Duration, Instant};
 use super::EngineState;
 use tickr_store::StoreError;
 
-/// Time between two looks of the leader.
+/// Time between two looks of the leader while rows come.
 const LOOK_EVERY: Duration = Duration::from_millis(104);
+/// Time between two looks of the leader when nothing was inserted for [`BUSY_FOR`]. An idle runner with an outbox of an
+/// application must stay below ten statements a second.
+const LOOK_RARELY: Duration = Duration::from_millis(500);
+/// Time after the last row for which the leader looks often.
+const BUSY_FOR: Duration = Duration::from_secs(10);
 /// A look that takes long is not repeated before this many times its duration.
 const REST: u32 = 5;
 /// Lease of the leader.
@@ -109,9 +115,9 @@ impl Led {
         if found {
             self.last_row = now;
         }
+        let every = if self.last_row.elapsed() < BUSY_FOR { LOOK_EVERY } else { LOOK_RARELY };
         // Deleted rows that the server has not purged yet make a look slow. Then it must not become a load.
-        self.next_look =
-            now + LOOK_EVERY.max(took * REST).min(Duration::from_secs(1)).saturating_sub(took.min(LOOK_EVERY));
+        self.next_look = now + every.max(took * REST).min(Duration::from_secs(1)).saturating_sub(took.min(every));
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Each source has a loop of its own with one connection to it, so a source that is down or slow delays neither another one
 //! nor the outbox of tickr. One runner at a time copies from a source: it looks about ten times a second, and once a second
-//! when nothing was inserted for ten minutes. The others look for its lease every three seconds. A nudged runner takes the
+//! when nothing was inserted for ten seconds. The others look for its lease every three seconds. A nudged runner takes the
 //! source over and looks at once. A runner that cannot read the source leaves it to the others, and tries again after a
 //! pause that grows to half a minute.
 
@@ -24,7 +24,7 @@ const LOOK_RARELY: Duration = Duration::from_secs(1);
 /// A look that takes long is not repeated before this many times its duration.
 const REST: u32 = 5;
 /// Time after the last row for which a runner looks often.
-const BUSY_FOR: Duration = Duration::from_secs(600);
+const BUSY_FOR: Duration = Duration::from_secs(10);
 /// Lease of the runner that copies.
 const LEASE: Duration = Duration::from_secs(5);
 /// Time between two renewals of the lease. Each reports what waits at the source, unless the runner waits for an answer.

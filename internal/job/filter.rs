@@ -1,6 +1,6 @@
 //! The job filter: the one form that listings, counts and bulk operations share.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 
@@ -114,6 +114,23 @@ pub struct Choice {
     pub not: bool,
     /// The conditions. Each is a filter with one condition.
     pub of: Vec<Filter>,
+}
+
+impl Choice {
+    /// Make the choice of the jobs that one of these batches counts.
+    #[must_use]
+    pub fn of_batches(batches: impl IntoIterator<Item = BatchId>) -> Self {
+        let of = batches.into_iter().map(|batch| Filter { batch: Some(batch), ..Filter::default() });
+        Self { not: false, of: of.collect() }
+    }
+
+    /// Return the batches of a choice of jobs that one of them counts. Nothing for any other choice.
+    #[must_use]
+    pub fn batches(&self) -> Option<BTreeSet<BatchId>> {
+        let batches: BTreeSet<BatchId> = self.of.iter().map_while(|one| one.batch).collect();
+        let is_plain = !batches.is_empty() && *self == Self::of_batches(self.of.iter().filter_map(|one| one.batch));
+        is_plain.then_some(batches)
+    }
 }
 
 impl Filter {
@@ -285,6 +302,20 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn only_a_choice_of_batches_alone_has_batches() {
+        let batches = [BatchId::from_uuid(Uuid::from_u128(1)), BatchId::from_uuid(Uuid::from_u128(2))];
+        let plain = Choice::of_batches([batches[1], batches[0], batches[1]]);
+        assert_eq!(plain.batches(), Some(batches.into()));
+        let mut narrower = plain.clone();
+        narrower.of[1].state = Some(State::Failed);
+        let mut wider = plain.clone();
+        wider.of.push(Filter { state: Some(State::Failed), ..Filter::default() });
+        for other in [Choice { not: true, ..plain }, narrower, wider, Choice::default()] {
+            assert_eq!(other.batches(), None, "{other:?}");
+        }
+    }
 
     #[test]
     fn paths_are_read_and_written() {

@@ -185,7 +185,7 @@ pub enum Extent {
 }
 
 /// Most steps of a minute that a range has. A longer range has steps of fifteen minutes.
-const MOST_MINUTES: i32 = 180;
+const MAX_MINUTES: i32 = 180;
 
 /// Time after the end of a slot when every runner counts as having written it.
 const WRITTEN: TimeDelta = TimeDelta::seconds(2);
@@ -232,7 +232,7 @@ impl Extent {
         };
         let minute = SlotWidth::Minute;
         let retained = minute.floor(from) >= now - minute.keep();
-        let step = if retained && to - from <= minute.width() * MOST_MINUTES { minute } else { SlotWidth::Quarter };
+        let step = if retained && to - from <= minute.width() * MAX_MINUTES { minute } else { SlotWidth::Quarter };
         let written = SlotWidth::FiveSeconds.floor(now - WRITTEN);
         // Nothing is known of later slots.
         let newest = written - SlotWidth::FiveSeconds.width();

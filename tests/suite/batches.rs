@@ -136,6 +136,61 @@ async fn failures_are_told_once_and_a_retry_of_the_batch_leads_to_success() {
     tickr.stop().await;
 }
 
+/// The first failure starts its callback, and no later one does, also when the job of the callback was removed since:
+/// then its id is free again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_failure_and_a_second_end_start_no_second_callback() {
+    let tickr = TestApp::start_with(|_| {}, broken(&CancellationToken::new())).await;
+    let store = tickr.app.broker().store();
+    let bad = json!({"kind": "broken", "payload": {}, "max_attempts": 1});
+    let counted = |failed: u32| {
+        format!("SELECT COUNT(*) FROM batches WHERE failed = {failed} AND NOT EXISTS (SELECT 1 FROM batch_changes)")
+    };
+    let batch = create(&tickr, with(callbacks(), json!({"jobs": [bad]}))).await;
+    let until_told = async |event: &str| {
+        eventually("the job of the callback is there", || async {
+            exists(&tickr, job_of(&batch, event)).await.then_some(())
+        })
+        .await;
+        tickr.until(job_of(&batch, event), State::Completed).await;
+    };
+    until_told("on_failure").await;
+    let fails = |mut job: Value| {
+        job["batch"] = batch["id"].clone();
+        tickr.enqueue(job)
+    };
+    fails(bad.clone()).await;
+    tickr.until_count(counted(2), 1).await;
+    tickr.until_idle().await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 3);
+    // What retention does later.
+    let until_left = async |jobs: i64, failed: Duration| {
+        eventually("old jobs are removed", || async {
+            store.purge_page(None, &Retention { failed, ..Retention::all(Duration::ZERO) }).await.unwrap();
+            (tickr.count("SELECT COUNT(*) FROM jobs").await == jobs).then_some(())
+        })
+        .await;
+    };
+    until_left(0, Duration::ZERO).await;
+    let last = fails(bad.clone()).await;
+    tickr.until_count(counted(3), 1).await;
+    assert!(!exists(&tickr, job_of(&batch, "on_failure")).await);
+    // The batch ends, and once more after a retry that fails as well.
+    act(&tickr, &batch, "close").await;
+    until_told("on_complete").await;
+    until_left(1, Duration::from_secs(3_600)).await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{last}/retry"), json!({})).await.status, 200);
+    tickr.until_count("SELECT COUNT(*) FROM attempts WHERE end_state = 'failed'", 2).await;
+    tickr.until_count(counted(3), 1).await;
+    tickr.until_idle().await;
+    for event in ["on_complete", "on_failure", "on_success"] {
+        assert!(!exists(&tickr, job_of(&batch, event)).await, "{event}");
+    }
+    until_left(0, Duration::ZERO).await;
+    assert_eq!(store.purge_batches(None, Duration::ZERO).await.unwrap().0, 1);
+    tickr.stop().await;
+}
+
 /// Adds this many jobs of its own kind to its batch, each with one less.
 #[derive(Serialize, Deserialize, JsonSchema)]
 struct Grow {
@@ -202,6 +257,88 @@ async fn a_nested_batch_counts_as_one_job_of_its_parent_with_its_callbacks() {
     until(&tickr, &failing, "succeeded").await;
     until(&tickr, &outer, "succeeded").await;
     tickr.until(job_of(&outer, "on_success"), State::Completed).await;
+    tickr.stop().await;
+}
+
+/// Two levels of nested batches, with one that has no failure, and a failed job that is in none of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retry_of_a_batch_reaches_the_failed_jobs_of_its_nested_batches() {
+    let mended = CancellationToken::new();
+    let tickr = TestApp::start_with(|_| {}, broken(&mended)).await;
+    let bad = json!({"kind": "broken", "payload": {}, "max_attempts": 1});
+    let noop = json!({"kind": "noop", "payload": {}});
+    let outer = create(&tickr, json!({"jobs": [bad, noop], "on_success": noop})).await;
+    let middle = create(&tickr, json!({"parent": outer["id"], "jobs": [noop]})).await;
+    let inner = create(&tickr, json!({"parent": middle["id"], "jobs": [bad, bad], "close": true})).await;
+    let fine = create(&tickr, json!({"parent": outer["id"], "jobs": [noop], "close": true})).await;
+    let beside = create(&tickr, json!({"jobs": [bad], "close": true})).await;
+    act(&tickr, &middle, "close").await;
+    act(&tickr, &outer, "close").await;
+    for (batch, state) in
+        [(&fine, "succeeded"), (&inner, "failed"), (&middle, "failed"), (&outer, "failed"), (&beside, "failed")]
+    {
+        until(&tickr, batch, state).await;
+    }
+    let lost = tickr.enqueue(bad).await;
+    tickr.until(lost, State::Failed).await;
+    mended.cancel();
+    let path = format!("/v1/batches/{}/retry", outer["id"].as_str().unwrap());
+    let retry = || tickr.request(reqwest::Method::POST, &path).header("idempotency-key", "retry-all").json(&json!({}));
+    let operation = crate::support::answer(retry()).await;
+    assert_eq!(operation.status, 202, "{:#}", operation.body);
+    let named: Vec<&Value> =
+        operation.body["filter"]["choices"][0]["of"].as_array().unwrap().iter().map(|one| &one["batch"]).collect();
+    assert_eq!(named, [&outer["id"], &middle["id"], &inner["id"]]);
+    for batch in [&inner, &middle, &outer] {
+        until(&tickr, batch, "succeeded").await;
+    }
+    tickr.until(job_of(&outer, "on_success"), State::Completed).await;
+    let id = operation.body["id"].as_str().unwrap();
+    let ended = eventually("the operation has ended", || async {
+        let operation = tickr.get(&format!("/v1/operations/{id}")).await.body;
+        (operation["state"] == "done").then_some(operation)
+    })
+    .await;
+    assert_eq!((&ended["done"], &ended["failed"]), (&json!(3), &json!(0)), "{ended:#}");
+    // A repeated request has the same answer, although nothing has failed any more.
+    let again = crate::support::answer(retry()).await;
+    assert_eq!((again.status, &again.body["id"]), (202, &operation.body["id"]));
+    assert_eq!(tickr.job(lost).await["state"], "failed");
+    assert_eq!(show(&tickr, &beside).await["state"], "failed");
+    tickr.until_idle().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retry_of_a_batch_with_too_many_nested_ones_is_refused() {
+    let tickr = TestApp::start().await;
+    let outer = create(&tickr, json!({})).await;
+    let path = format!("/v1/batches/{}/retry", outer["id"].as_str().unwrap());
+    let nested = |first: u32, last: u32, failed: u32| {
+        format!(
+            "INSERT INTO batches (id, actor, created_at, parent, total, failed) \
+             WITH RECURSIVE n (n) AS (SELECT {first} UNION ALL SELECT n + 1 FROM n WHERE n < {last}) \
+             SELECT UNHEX(CONCAT('0190000000007000', LPAD(HEX(n), 16, '0'))), 'test', UTC_TIMESTAMP(6), \
+             UNHEX(REPLACE('{}', '-', '')), 1, {failed} FROM n",
+            outer["id"].as_str().unwrap()
+        )
+    };
+    tickr.sql(nested(1, 100, 1)).await;
+    let most = tickr.post(&path, json!({})).await;
+    assert_eq!(most.status, 202, "{:#}", most.body);
+    assert_eq!(most.body["filter"]["choices"][0]["of"].as_array().unwrap().len(), 101);
+    tickr.sql(nested(101, 101, 1)).await;
+    let refused = tickr.post(&path, json!({})).await;
+    assert_eq!((refused.status, refused.code()), (422, "too_many"), "{:#}", refused.body);
+    // Without failures they are only looked at, and there may be a thousand.
+    tickr.sql("UPDATE batches SET failed = 0 WHERE parent IS NOT NULL").await;
+    tickr.sql(nested(102, 1_000, 0)).await;
+    assert_eq!(tickr.post(&path, json!({})).await.status, 202);
+    tickr.sql(nested(1_001, 1_001, 0)).await;
+    let refused = tickr.post(&path, json!({})).await;
+    assert_eq!((refused.status, refused.code()), (422, "too_many"), "{:#}", refused.body);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM operations").await, 2);
+    tickr.sql("DELETE FROM batches").await;
     tickr.stop().await;
 }
 
@@ -494,47 +631,127 @@ async fn runners_killed_at_any_moment_neither_lose_nor_double_an_end() {
 /// or some requests later.
 const SETTLE: &str = "INSERT INTO attempts";
 
-/// Create a closed batch of eleven jobs in a chain, so that each has an end of its own.
-async fn chained_batch(tickr: &TestApp) -> Value {
+/// The requests of the transaction that counts the last end of a batch, each with its number from the begin of the
+/// transaction on: the lock of the batch, behind a read of its callbacks, the removal of the changes, and the callbacks.
+const COUNT: [(&str, usize); 3] =
+    [("SELECT id, name, parent", 2), ("DELETE FROM batch_changes", 1), ("INSERT INTO jobs", 1)];
+
+/// A place at which everything halts before a runner is killed: before a request arrives, before its answer, or before
+/// the answer to its COMMIT.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// At this end of the eleven of a batch.
+    Settle(usize, Halt),
+    /// At this request of [`COUNT`].
+    Count(usize, Halt),
+}
+
+/// All places: the second to the eleventh end, and the count of the last one.
+fn all_steps() -> Vec<Step> {
+    let moments = [Halt::Before, Halt::After, Halt::AfterCommit];
+    let ends = (2..=11).flat_map(|nth| moments.map(|moment| Step::Settle(nth, moment)));
+    ends.chain((0..COUNT.len()).flat_map(|at| moments.map(|moment| Step::Count(at, moment)))).collect()
+}
+
+/// Create a closed batch of eleven jobs in a chain, so that each has an end of its own. The last one also waits for
+/// `held`, however that one ends.
+async fn chained_batch(tickr: &TestApp, held: Option<JobId>) -> Value {
     let jobs = (0..11).map(|n| {
-        let parents = if n == 0 { json!([]) } else { json!([n - 1]) };
-        json!({"kind": "noop", "payload": {}, "after": parents})
+        let mut parents: Vec<Value> = if n == 0 { Vec::new() } else { vec![json!(n - 1)] };
+        let mut job = json!({"kind": "noop", "payload": {}});
+        if let Some(held) = held.filter(|_| n == 10) {
+            parents.push(json!(held.to_string()));
+            job["on_parent_failure"] = json!("run");
+        }
+        job["after"] = json!(parents);
+        job
     });
     let jobs: Vec<Value> = jobs.collect();
     create(tickr, with(callbacks(), json!({"jobs": jobs, "close": true}))).await
 }
 
-/// Kill runners at each step of the last ten ends of batches, this many times: before the request that writes an end
-/// arrives, before its answer, and before the answer to its COMMIT.
+fn hex_of(batch: &Value) -> String {
+    batch["id"].as_str().unwrap().replace('-', "")
+}
+
+/// Let everything halt at an end of a batch.
+async fn halt_at_an_end(tickr: &TestApp, proxy: &Proxy, nth: usize, moment: Halt) -> Value {
+    proxy.halt_at(SETTLE, nth, moment);
+    let batch = chained_batch(tickr, None).await;
+    eventually("everything halts at an end", || async { proxy.has_halted().then_some(()) }).await;
+    batch
+}
+
+/// Let everything halt at a request of the count of the last end of a batch. The process of the test counts as well,
+/// and may be faster. Then the next batch is tried.
+async fn halt_at_a_count(
+    tickr: &TestApp,
+    proxy: &Proxy,
+    (text, nth): (&'static str, usize),
+    moment: Halt,
+) -> Vec<Value> {
+    let mut batches = Vec::new();
+    for _ in 0..20 {
+        let held = tickr.enqueue(json!({"kind": "noop", "payload": {}, "delay_ms": 3_600_000})).await;
+        let batch = chained_batch(tickr, Some(held)).await;
+        let counted = format!(
+            "SELECT COUNT(*) FROM batches WHERE id = UNHEX('{}') AND completed = 10 \
+             AND NOT EXISTS (SELECT 1 FROM batch_changes)",
+            hex_of(&batch)
+        );
+        tickr.until_count(counted, 1).await;
+        proxy.halt_at(text, nth, moment);
+        assert_eq!(tickr.post(&format!("/v1/jobs/{held}/cancel"), json!({})).await.status, 200);
+        let halted = eventually("everything halts at a count, or the batch has ended", || async {
+            if proxy.has_halted() {
+                return Some(true);
+            }
+            (show(tickr, &batch).await["state"] == "succeeded").then_some(false)
+        });
+        let halted = halted.await;
+        batches.push(batch);
+        if halted {
+            return batches;
+        }
+    }
+    panic!("no count of the runner halts at {text}");
+}
+
+/// Kill runners at each step of the last ten ends of batches and of the count of the last one, this many times.
 async fn kill_runners_at_each_step(kills: usize) {
     let tickr = TestApp::start_with(bystander, Registry::new()).await;
     let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
     let url = proxy.url();
     let env = [("TICKR_MYSQL_URL", url.as_str()), ("TICKR_WORKERS", "1"), ("TICKR_LEASE", "2s")];
-    let mut batches = Vec::new();
-    let mut met = BTreeSet::new();
+    let (steps, mut batches, mut met) = (all_steps(), Vec::new(), BTreeSet::new());
     for kill in 0..kills {
         let mut runner = Runner::start(&tickr, &env);
         runner.base().await;
         // The batches before have ended. A job that is lost again and again would fail as the cause.
         tickr.until_count(LEFT, 0).await;
         tickr.until_count("SELECT COUNT(*) FROM owed", 0).await;
-        // The second to the eleventh end of eleven.
-        let nth = 2 + kill * 3 % 10;
-        let moment = [Halt::Before, Halt::After, Halt::AfterCommit][kill % 3];
-        proxy.halt_at(SETTLE, nth, moment);
-        let batch = chained_batch(&tickr).await;
-        eventually("everything halts at an end", || async { proxy.has_halted().then_some(()) }).await;
+        // The first few are far from each other, and each comes up once before the first one comes up again.
+        let at = kill * 35 % steps.len();
+        let is_met = match steps[at] {
+            Step::Settle(nth, moment) => {
+                batches.push(halt_at_an_end(&tickr, &proxy, nth, moment).await);
+                Some(nth)
+            }
+            Step::Count(request, moment) => {
+                batches.extend(halt_at_a_count(&tickr, &proxy, COUNT[request], moment).await);
+                None
+            }
+        };
         runner.kill9();
         // What the killed runner has sent and what has not arrived is lost with it.
         proxy.forget_connections();
         proxy.let_in();
-        let id = batch["id"].as_str().unwrap().replace('-', "");
+        let batch = batches.last().expect("a batch was made");
         let left = "SELECT COUNT(*) FROM batch_jobs b JOIN owed o ON o.id = b.job_id WHERE b.batch_id = UNHEX";
-        let left = usize::try_from(tickr.count(format!("{left}('{id}')")).await).unwrap();
-        // The end at which everything halted is written or not.
-        if left + nth == 11 || left + nth == 12 {
-            met.insert(nth);
+        let left = usize::try_from(tickr.count(format!("{left}('{}')", hex_of(batch))).await).unwrap();
+        // The end at which everything halted is written or not. A count comes after all ends.
+        if is_met.map_or(left == 0, |nth| left + nth == 11 || left + nth == 12) {
+            met.insert(at);
         }
         // The next runner need not wait for the end of the lease.
         tickr
@@ -544,11 +761,12 @@ async fn kill_runners_at_each_step(kills: usize) {
                 runner.pid()
             ))
             .await;
-        batches.push(batch);
     }
-    println!("{kills} runners were killed, at the ends {met:?} of eleven");
+    let missed: Vec<Step> = (0..steps.len()).filter(|at| !met.contains(at)).map(|at| steps[at]).collect();
+    println!("{kills} runners were killed, at {} of {} steps", met.len(), steps.len());
     // A runner that got an end of another batch in between met a step that was not meant.
-    assert!(met.len() * 5 >= kills.min(10) * 4, "{kills} kills, but only at the ends {met:?}");
+    assert!(met.len() * 5 >= kills.min(steps.len()) * 4, "{kills} kills, but not at {missed:?}");
+    assert!(kills < 10 * steps.len() || missed.is_empty(), "{kills} kills, but not at {missed:?}");
     let runner = Runner::start(&tickr, &env[1..]);
     assert_each_told_once(&tickr, &batches).await;
     drop(runner);

@@ -71,37 +71,58 @@ struct Answered {
     numbers: Mutex<HashMap<i64, BTreeMap<i64, String>>>,
     repeated: Mutex<Vec<(i64, i64)>>,
     failed: AtomicU64,
+    /// The chats in the order of their answers.
+    chats: Mutex<Vec<i64>>,
+    failed_chats: AtomicU64,
 }
 
 /// Callers on two servers, while Redis forgets everything again and again, and both servers and Redis are killed once,
-/// at the same moment. Each answered number is there once, and its row comes.
-async fn create(callers: usize, total: usize, chats: i64) {
+/// at the same moment. They make the chats among the messages, at even distances. Each answered number is there once, and
+/// its row comes.
+async fn create(callers: usize, total: usize, chats: u64) {
     let world = World::alone().await;
     let counts = [("CHAT_COUNTS_MS", "500")];
     let (one, two) = (world.server(&counts).await, world.server(&counts).await);
     let token = application(&one).await;
-    let mut new = JoinSet::new();
-    for number in 0..chats {
-        let (base, path) = (if number % 2 == 0 { &one } else { &two }, format!("/applications/{token}/chats"));
-        let base = base.url.clone();
-        new.spawn(async move { make(&base, &path, &json!({})).await.unwrap().1["number"].as_i64().unwrap() });
-    }
-    let numbers: BTreeSet<i64> = new.join_all().await.into_iter().collect();
-    assert_eq!(numbers, (1..=chats).collect());
-
     let answered = Arc::<Answered>::default();
+    answered.chats.lock().unwrap().push(chat(&one, &token).await);
     let urls = Arc::new(Mutex::new([one.url.clone(), two.url.clone()]));
     let left = Arc::new(AtomicU64::new(total as u64));
+    // Chats that callers make or have made.
+    let begun = Arc::new(AtomicU64::new(1));
     let mut calls = JoinSet::new();
     for caller in 0..callers {
-        let (answered, urls, left, token) =
-            (Arc::clone(&answered), Arc::clone(&urls), Arc::clone(&left), token.clone());
+        let (answered, urls, left, begun, token) =
+            (Arc::clone(&answered), Arc::clone(&urls), Arc::clone(&left), Arc::clone(&begun), token.clone());
         calls.spawn(async move {
-            let (client, mut round) = (http(), caller as i64);
-            while left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
+            let (client, mut round) = (http(), caller);
+            let base = |round: usize| urls.lock().unwrap()[round % 2].clone();
+            while let Ok(was_left) = left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)) {
+                let wanted = (1 + (total as u64 - was_left) * chats / total as u64).min(chats);
+                let mut is_due = begun
+                    .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |begun| (begun < wanted).then_some(begun + 1))
+                    .is_ok();
+                while is_due {
+                    round += 1;
+                    let path = format!("/applications/{token}/chats");
+                    match make_by(&client, &base(round), &path, &json!({})).await {
+                        Ok((201, made)) => {
+                            answered.chats.lock().unwrap().push(made["number"].as_i64().unwrap());
+                            is_due = false;
+                        }
+                        Ok((503, _)) | Err(_) => {
+                            answered.failed_chats.fetch_add(1, Ordering::SeqCst);
+                            tokio::time::sleep(Duration::from_millis(50)).await;
+                        }
+                        Ok((status, body)) => panic!("{status}: {body}"),
+                    }
+                }
                 round += 1;
-                let chat = round % chats + 1;
-                let base = urls.lock().unwrap()[(round % 2).unsigned_abs() as usize].clone();
+                let chat = {
+                    let known = answered.chats.lock().unwrap();
+                    known[round % known.len()]
+                };
+                let base = base(round);
                 let body = format!("{caller} {round}");
                 let path = format!("/applications/{token}/chats/{chat}/messages");
                 match make_by(&client, &base, &path, &json!({"body": body})).await {
@@ -177,6 +198,18 @@ async fn create(callers: usize, total: usize, chats: i64) {
     println!("{count} numbers, {failed} failed requests, {gaps} gaps, {flushed} flushes of Redis");
     assert_eq!(count, total);
     assert!(gaps as u64 <= failed, "{gaps} gaps and {failed} failed requests");
+
+    let made = std::mem::take(&mut *answered.chats.lock().unwrap());
+    let distinct: BTreeSet<i64> = made.iter().copied().collect();
+    assert_eq!((made.len() as u64, distinct.len()), (chats, made.len()), "{made:?}");
+    let sql = "SELECT number FROM counter_chats WHERE application_token = ?";
+    let rows: Vec<i64> = sqlx::query_scalar(sql).bind(&token).fetch_all(&mut world.tickr.mysql().await).await.unwrap();
+    let rows: BTreeSet<i64> = rows.into_iter().collect();
+    assert!(distinct.is_subset(&rows), "{distinct:?}, and rows of {rows:?}");
+    let gaps = rows.last().unwrap().unsigned_abs() - rows.len() as u64;
+    let failed = answered.failed_chats.load(Ordering::SeqCst);
+    println!("{} chats, {failed} failed requests for one, {gaps} gaps", made.len());
+    assert!(gaps <= failed, "{gaps} gaps and {failed} failed requests");
     world.end(servers).await;
 }
 
@@ -255,8 +288,15 @@ async fn a_counter_that_is_lost_or_old_begins_behind_the_newest_number_also_when
     assert_eq!(make(&server.url, &none, &json!({"body": "f"})).await.unwrap().0, 404);
     assert_eq!(chat(&server, &token).await, 4);
     assert_eq!(number(&server, &none, &json!({"body": "f"})).await, 1, "the answer before was not kept");
+    let now = "SELECT CAST(UNIX_TIMESTAMP(UTC_TIMESTAMP(3)) * 1000 AS SIGNED)";
+    let resumed_ms = world.tickr.count(now).await;
     operate(&server, "/v1/queues/default/resume").await;
     world.tickr.until_count("SELECT COUNT(*) FROM counter_messages", 45).await;
+    // The rows lag by the pause and no longer than usual beyond it.
+    let last_ms = "SELECT CAST(UNIX_TIMESTAMP(MAX(written_at)) * 1000 AS SIGNED) FROM counter_messages";
+    let lag_ms = world.tickr.count(last_ms).await - resumed_ms;
+    println!("the last row came {lag_ms} ms after the resume");
+    assert!((0..5_000).contains(&lag_ms), "{lag_ms} ms after the resume");
 
     // Redis comes back with an old copy. The numbers that it gives are taken, more of them than a request draws again.
     set_counter(&world, &token, one, 3).await;

@@ -149,6 +149,39 @@ async fn every_client_refuses_what_the_api_refuses_and_writes_nothing() {
     tickr.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chain_of_every_client_runs_in_its_order_and_once_for_its_key() {
+    let tickr = tickr().await;
+    for (place, client) in clients(&tickr).await.into_iter().enumerate() {
+        let key = format!("chain-{place}");
+        let words = ["a", "b", "c"].map(stamp);
+        let chain =
+            || client.enqueue_chain(words.iter().map(|word| client.enqueue(word).tag("t:1"))).idempotency_key(&key);
+        let made = chain().await.unwrap();
+        let ids: Vec<String> = made.iter().map(|job| job.id.to_string()).collect();
+        for (at, job) in made.iter().enumerate() {
+            let shown = tickr.until(job.id, State::Completed).await;
+            let parents = shown["after"].as_array().map(Vec::as_slice).unwrap_or_default();
+            assert_eq!(parents, at.checked_sub(1).map(|before| json!(ids[before])).as_slice(), "{shown:#}");
+            assert_eq!(shown["tags"], json!(["t:1"]));
+        }
+        let again = chain().await.unwrap();
+        assert!(again.iter().zip(&made).all(|(again, made)| again.repeated && again.id == made.id), "{again:?}");
+        // The same jobs beside one another are another request.
+        let beside = client.enqueue_many(&words).tag("t:1").idempotency_key(&key).await;
+        assert!(matches!(beside, Err(Error::Conflict(Conflict::IdempotencyKey))), "{beside:?}");
+        let own = [client.enqueue(&words[0]), client.enqueue(&words[1]).idempotency_key("own")];
+        assert_eq!(pointers(&client.enqueue_chain(own).await.unwrap_err()), ["/jobs/1/idempotency_key"]);
+        let wrong = [client.enqueue(&stamp("")), client.enqueue(&words[0]).order_key("k")];
+        let wrong = client.enqueue_chain(wrong).await.unwrap_err();
+        assert!(pointers(&wrong).contains(&"/jobs/0/payload/word"), "{wrong:?}");
+        assert!(client.enqueue_chain([]).await.unwrap().is_empty());
+        client.close().await;
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 9);
+    tickr.stop().await;
+}
+
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 struct Nested {
     deep: serde_json::Value,

@@ -202,6 +202,87 @@ async fn a_chain_in_one_request_runs_in_its_order() {
     tickr.stop().await;
 }
 
+/// Return the parents that a job shows.
+async fn parents_of(tickr: &TestApp, id: JobId) -> BTreeSet<String> {
+    let shown = tickr.job(id).await;
+    let parents = shown["after"].as_array().map(Vec::as_slice).unwrap_or_default();
+    parents.iter().map(|id| id.as_str().unwrap().to_owned()).collect()
+}
+
+async fn enqueue_together(tickr: &TestApp, body: Value) -> Vec<JobId> {
+    let answer = tickr.post("/v1/jobs/batch", body).await;
+    assert_eq!(answer.status, 201, "{:#}", answer.body);
+    let jobs = answer.body["jobs"].as_array().unwrap();
+    jobs.iter().map(|job| job["id"].as_str().unwrap().parse().unwrap()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_jobs_of_a_chain_run_one_after_the_other_without_a_word_about_parents() {
+    let open = CancellationToken::new();
+    let tickr = TestApp::start_with(|_| {}, gated(&open)).await;
+    let other = tickr.another().await;
+    let gate = tickr.enqueue(json!({"kind": "gate", "payload": {}})).await;
+    let mut jobs = vec![json!({"kind": "noop", "payload": {}}); 12];
+    // What a job names itself is added, and a parent that is named twice is one parent.
+    jobs[3]["after"] = json!([0, 2, gate.to_string()]);
+    let ids = enqueue_together(&tickr, json!({"jobs": jobs, "chain": true})).await;
+    for (place, id) in ids.iter().enumerate() {
+        let mut parents: BTreeSet<String> =
+            place.checked_sub(1).map(|before| ids[before].to_string()).into_iter().collect();
+        if place == 3 {
+            parents.extend([ids[0].to_string(), gate.to_string()]);
+        }
+        assert_eq!(parents_of(&tickr, *id).await, parents, "job {place}");
+    }
+    tickr.until(ids[2], State::Completed).await;
+    assert_eq!(tickr.job(ids[3]).await["held"], true);
+    open.cancel();
+    tickr.until(ids[11], State::Completed).await;
+    assert_eq!(tickr.count(INVERSIONS).await, 0);
+    // The first jobs of a batch may be a chain as well.
+    let body = json!({"jobs": vec![json!({"kind": "noop", "payload": {}}); 3], "chain": true, "close": true});
+    let batch = tickr.post("/v1/batches", body).await;
+    assert_eq!(batch.status, 201, "{:#}", batch.body);
+    let ids: Vec<JobId> =
+        batch.body["jobs"].as_array().unwrap().iter().map(|id| id.as_str().unwrap().parse().unwrap()).collect();
+    assert_eq!(parents_of(&tickr, ids[2]).await, [ids[1].to_string()].into());
+    tickr.until(ids[2], State::Completed).await;
+    // Without the word, jobs do not wait for each other.
+    let ids = enqueue_together(&tickr, json!({"jobs": vec![json!({"kind": "noop", "payload": {}}); 2]})).await;
+    assert_eq!(parents_of(&tickr, ids[1]).await, BTreeSet::new());
+    tickr.until_idle().await;
+    assert_eq!(tickr.count(INVERSIONS).await, 0);
+    other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failure_in_a_chain_ends_it_unless_a_job_says_otherwise() {
+    let mended = CancellationToken::new();
+    let tickr = TestApp::start_with(|_| {}, broken(&mended)).await;
+    let noop = json!({"kind": "noop", "payload": {}});
+    let bad = json!({"kind": "broken", "payload": {}, "max_attempts": 1});
+    let anyway = json!({"kind": "noop", "payload": {}, "on_parent_failure": "run"});
+    let ids = enqueue_together(&tickr, json!({"jobs": [noop, bad, noop, noop, anyway], "chain": true})).await;
+    let states = [State::Completed, State::Failed, State::Cancelled, State::Cancelled, State::Completed];
+    for (id, state) in ids.iter().zip(states) {
+        tickr.until(*id, state).await;
+    }
+    let error = tickr.job(ids[2]).await["last_error"].as_str().unwrap().to_owned();
+    assert!(error.contains(&ids[1].to_string()), "{error}");
+    // Each job but the first has a parent, so none may have an order key.
+    let ordered = json!({"kind": "noop", "payload": {}, "order_key": "k"});
+    let refused = tickr.post("/v1/jobs/batch", json!({"jobs": [ordered, ordered], "chain": true})).await;
+    assert_eq!((refused.status, refused.pointers()), (422, vec!["/jobs/1/after"]), "{:#}", refused.body);
+    // An invalid job is named once, and not by the job behind it.
+    let refused = tickr.post("/v1/jobs/batch", json!({"jobs": [{"kind": "nope", "payload": {}}, noop], "chain": true}));
+    let refused = refused.await;
+    assert_eq!((refused.status, refused.pointers()), (422, vec!["/jobs/0/kind"]), "{:#}", refused.body);
+    tickr.until_idle().await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 5);
+    tickr.stop().await;
+}
+
 /// Make a layer of jobs with up to three parents each. They name each other by position, and those of earlier layers,
 /// some of which have ended by then, by id.
 fn layer(round: u64, jobs: u64, earlier: &[JobId]) -> Vec<Value> {

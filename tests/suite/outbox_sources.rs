@@ -977,29 +977,80 @@ async fn questions(conn: &mut MySqlConnection) -> u64 {
     count.parse().unwrap()
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn an_idle_runner_with_an_outbox_asks_both_servers_ten_times_a_second_at_most() {
-    let shop = Shop::alone().await;
+/// Count the statements a second over this time: those that the server of tickr receives, and those of the application.
+async fn statements_a_second(own: &mut MySqlConnection, source: &mut MySqlConnection, lasts: Duration) -> [f64; 2] {
+    let (before, began) = ([questions(own).await, questions(source).await], Instant::now());
+    tokio::time::sleep(lasts).await;
+    let after = [questions(own).await, questions(source).await];
+    let elapsed = began.elapsed().as_secs_f64();
+    // One of them is the question itself.
+    [0, 1].map(|at| (after[at] - before[at] - 1) as f64 / elapsed)
+}
+
+/// Start a runner alone on its server, with the outbox of this application and the usual lease.
+async fn start_alone_with(shop: &Shop) -> TestApp {
     let url = shop.url.clone();
-    let idle = move |config: &mut Config| {
+    let usual = move |config: &mut Config| {
         outbox(config, "shop", &url);
         // Tests have a shorter lease, which is renewed more often.
         config.lease = Config::defaults().lease;
     };
-    let tickr = TestApp::start_alone(|_| {}, idle).await;
+    let tickr = TestApp::start_alone(|_| {}, usual).await;
     eventually("the source is up", || async { (seen(&tickr, "shop").await["up"] == true).then_some(()) }).await;
+    tickr
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_runner_with_an_outbox_asks_both_servers_ten_times_a_second_at_most() {
+    let shop = Shop::alone().await;
+    let tickr = start_alone_with(&shop).await;
     let (mut own, mut source) = (tickr.mysql().await, shop.mysql().await);
     // The loops have finished what they do once after a start.
     tokio::time::sleep(Duration::from_secs(3)).await;
-    let (before, began) = ([questions(&mut own).await, questions(&mut source).await], Instant::now());
-    tokio::time::sleep(Duration::from_secs(12)).await;
-    let after = [questions(&mut own).await, questions(&mut source).await];
-    let elapsed = began.elapsed().as_secs_f64();
-    // One of them is the question itself.
-    let [own, source] = [0, 1].map(|at| (after[at] - before[at] - 1) as f64 / elapsed);
+    let [own, source] = statements_a_second(&mut own, &mut source, Duration::from_secs(12)).await;
     println!("{own:.1} statements a second to the server of tickr, {source:.1} to that of the application");
     assert!(source >= 0.5, "it looks for rows");
     assert!(own + source <= 10.0, "{own} and {source} statements a second");
+    tickr.stop().await;
+}
+
+/// The runner leads both outboxes: that of tickr and that of the application.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_runner_that_has_moved_rows_asks_both_servers_ten_times_a_second_at_most() {
+    let shop = Shop::alone().await;
+    let tickr = start_alone_with(&shop).await;
+    let (mut own, mut source) = (tickr.mysql().await, shop.mysql().await);
+    let mut ids: Vec<Uuid> = (0..4).map(|_| Uuid::now_v7()).collect();
+    for app in [&mut own, &mut source] {
+        for id in ids.drain(..2) {
+            insert(app, id, "noop", "{}").await;
+            until(&tickr, id, State::Completed).await;
+        }
+    }
+    let (quiet, runner) = (Instant::now(), tickr.app.runner().to_string());
+    eventually("the runner leads", || async {
+        (tickr.get("/v1/outbox").await.body["leader"] == runner.as_str()).then_some(())
+    })
+    .await;
+    // Rows may come again, so it looks often for a while: ten looks a second into each of the two tables.
+    let often = statements_a_second(&mut own, &mut source, Duration::from_secs(3)).await;
+    tokio::time::sleep_until((quiet + Duration::from_secs(12)).into()).await;
+    let idle = statements_a_second(&mut own, &mut source, Duration::from_secs(12)).await;
+    println!("statements a second to the server of tickr and to that of the application: {often:.1?}, then {idle:.1?}");
+    assert!(idle[1] >= 0.5, "it looks for rows");
+    assert!(idle.iter().sum::<f64>() <= 10.0, "{idle:?} statements a second");
+    // It still leads, and looks often again from the first row on.
+    assert_eq!(tickr.get("/v1/outbox").await.body["leader"], runner.as_str());
+    for app in [&mut own, &mut source] {
+        let (id, inserted) = (Uuid::now_v7(), Instant::now());
+        insert(app, id, "noop", "{}").await;
+        until(&tickr, id, State::Completed).await;
+        assert!(inserted.elapsed() < Duration::from_secs(4), "{:?} after a quiet time", inserted.elapsed());
+    }
+    let again = statements_a_second(&mut own, &mut source, Duration::from_secs(3)).await;
+    for at in [0, 1] {
+        assert!(often[at] > idle[at] + 3.0 && again[at] > idle[at] + 3.0, "{often:?}, {idle:?}, {again:?}");
+    }
     tickr.stop().await;
 }
 

@@ -613,6 +613,19 @@ async fn a_result_that_is_too_large_for_its_job_becomes_a_file() {
     tickr.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_result_that_is_too_large_for_a_file_completes_its_job_with_a_note() {
+    const MOST: usize = 64 << 20;
+    let tickr = TestApp::start_with(|_| {}, long()).await;
+    let id = tickr.enqueue_kind("long", json!({"bytes": MOST + 1})).await;
+    let job = tickr.until(id, State::Completed).await;
+    let note = json!({"not_kept": format!("the result has more than {MOST} bytes"), "bytes": MOST + 1});
+    assert_eq!(job["result"], note);
+    assert_eq!(job["attempts"].as_array().unwrap().len(), 1, "{job:#}");
+    assert_eq!(tickr.get(&format!("/v1/reports/long-result-{id}.json")).await.status, 404);
+    tickr.stop().await;
+}
+
 /// A job whose handler returns a large result when it is told to stop.
 #[derive(Serialize, Deserialize, JsonSchema)]
 struct Late {}

@@ -3541,6 +3541,40 @@ async fn a_batch_that_another_runner_counts_is_left_without_a_wait() {
     test.stop().await;
 }
 
+/// One runner has read the batch and not yet its changes, while another one counts and a job is added.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_runners_that_count_a_batch_at_once_lose_no_change_of_it() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::at(name, url, proxy.url()).await;
+    let id = BatchId::new();
+    let bytes = format!("UNHEX('{}')", id.uuid().simple());
+    let mut app = test.mysql().await;
+    let change = format!(
+        "INSERT INTO batch_changes (batch_id, total, completed, failed, cancelled) VALUES ({bytes}, 1, 0, 0, 0)"
+    );
+    let batch = format!("INSERT INTO batches (id, actor, created_at) VALUES ({bytes}, 'test', UTC_TIMESTAMP(6))");
+    for sql in [&batch, &change] {
+        app.execute(AssertSqlSafe(sql.clone())).await.unwrap();
+    }
+    proxy.hold_back("SELECT id, total, completed");
+    let first = tokio::spawn({
+        let store = test.store.clone();
+        async move { store.count_batch(id, false).await }
+    });
+    eventually("the first runner has read the batch", || async { proxy.holds_one_back().then_some(()) }).await;
+    let second = test.store.count_batch(id, false).await.unwrap();
+    app.execute(AssertSqlSafe(change)).await.unwrap();
+    proxy.pass_held_back();
+    assert!(first.await.unwrap().unwrap().is_some());
+    test.store.count_batch(id, true).await.unwrap();
+    assert_eq!(test.count("SELECT COUNT(*) FROM batch_changes").await, 0);
+    assert_eq!(test.count("SELECT total FROM batches").await, 2, "the second runner: {second:?}");
+    // Its jobs were made up.
+    app.execute("DELETE FROM batches").await.unwrap();
+    test.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_end_of_a_nested_batch_wakes_the_count_of_its_outer_batch() {
     let test = TestStore::start().await;

@@ -35,8 +35,9 @@ export interface OutboxRow {
  * Enqueue a job in a transaction of yours: it exists exactly if the transaction is committed. Returns the id that the
  * job will have.
  *
- * The job starts about a tenth of a second after the COMMIT, or at once after {@link Client.nudge}. tickr checks kind
- * and payload when it moves the row; a row that is wrong is shown by `tickr outbox rejected`.
+ * The job starts about a tenth of a second after the COMMIT, the first one after a quiet time within about a second,
+ * and at once after {@link Client.nudge}. tickr checks kind and payload when it moves the row; a row that is wrong is
+ * shown by `tickr outbox rejected`.
  *
  * @throws TypeError when the payload has more than 1 MiB, or an option is not valid. The errors of the connection.
  */

@@ -429,11 +429,15 @@ pub(crate) struct BatchBody {
     /// Jobs to enqueue, 1 to 1,000.
     #[schema(min_items = 1, max_items = 1000, value_type = Vec<NewJobBody>)]
     jobs: Vec<Object<NewJobBody>>,
+    /// True if the jobs run one after the other: each also waits for the end of the job before it, as if its `after` named
+    /// that one. `on_parent_failure` says what happens when that one fails. Default: false.
+    #[serde(default)]
+    chain: bool,
 }
 
 impl BatchBody {
-    pub(crate) const fn of(jobs: Vec<Object<NewJobBody>>) -> Self {
-        Self { jobs }
+    pub(crate) const fn of(jobs: Vec<Object<NewJobBody>>, chain: bool) -> Self {
+        Self { jobs, chain }
     }
 }
 
@@ -551,9 +555,12 @@ pub(crate) fn prepare_all(api: &Api, body: BatchBody, trace: Option<&TraceContex
     };
     let mut ids: Vec<Option<JobId>> = Vec::with_capacity(count);
     let mut keys: HashMap<(Name, String), usize> = HashMap::new();
-    for (place, Object(body)) in body.jobs.into_iter().enumerate() {
+    for (place, Object(mut one)) in body.jobs.into_iter().enumerate() {
         let prefix = format!("/jobs/{place}");
-        let job = match prepare(api, body, &prefix, trace, &ids) {
+        if let Some(Some(before)) = ids.last().filter(|_| body.chain) {
+            one.after.push(ParentBody::Id(before.to_string()));
+        }
+        let job = match prepare(api, one, &prefix, trace, &ids) {
             Ok(job) => job,
             Err(problem) => {
                 ids.push(None);

@@ -1,5 +1,6 @@
 //! Batches for people, and their removal.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use async_recursion::async_recursion as boxed;
@@ -8,7 +9,7 @@ use sqlx::Row;
 use uuid::Uuid;
 
 use crate::batches::rows::{Batch, COLUMNS, batch};
-use crate::sql::batches::{in_list, statement};
+use crate::sql::batches::{MAX_ROWS, in_list, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{on_pool, transact};
 use crate::{Store, StoreError};
@@ -27,6 +28,10 @@ fn columns() -> String {
     columns
 }
 
+/// Nested batches that [`Store::nested_with_failures`] looks at at most.
+pub const MAX_NESTED: usize = 1_000;
+/// Nested batches with failures that [`Store::nested_with_failures`] returns at most.
+pub const MAX_WITH_FAILURES: usize = 100;
 /// Batches that are looked at in one page of the retention.
 const PAGE: u32 = 256;
 
@@ -78,6 +83,44 @@ impl Store {
                     query = query.bind(parent.uuid());
                 }
                 query.bind(limit).fetch_all(conn).await?.iter().map(batch).collect()
+            })
+        })
+        .await
+    }
+
+    /// Read which batches that are nested in this one, directly or through others, have failed jobs of their own or of
+    /// batches nested in them. Returns nothing if there are too many.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    #[boxed]
+    pub async fn nested_with_failures(&self, id: BatchId) -> Result<Option<Vec<BatchId>>, StoreError> {
+        on_pool(&self.shared.pools.reads, "read nested batches", move |conn, _| {
+            Box::pin(async move {
+                let (mut met, mut failed, mut level) = (BTreeSet::from([id.uuid()]), Vec::new(), vec![id.uuid()]);
+                while !level.is_empty() {
+                    let mut next = Vec::new();
+                    for parents in level.chunks(MAX_ROWS) {
+                        let sql = "SELECT id, b.failed + (SELECT COALESCE(SUM(c.failed), 0) FROM batch_changes c \
+                                   FORCE INDEX (batch_changes_batch) WHERE c.batch_id = b.id) > 0 AS has_failures \
+                                   FROM batches b FORCE INDEX (batches_parent) WHERE succeeded_at IS NULL AND parent IN";
+                        let tail = format!(" LIMIT {}", MAX_NESTED + 1);
+                        for row in in_list(sql, parents, &tail).fetch_all(&mut *conn).await? {
+                            let nested: Uuid = row.try_get("id")?;
+                            if met.insert(nested) {
+                                next.push(nested);
+                                if row.try_get("has_failures")? {
+                                    failed.push(BatchId::from_uuid(nested));
+                                }
+                            }
+                        }
+                        if met.len() > MAX_NESTED + 1 || failed.len() > MAX_WITH_FAILURES {
+                            return Ok(None);
+                        }
+                    }
+                    level = next;
+                }
+                Ok(Some(failed))
             })
         })
         .await

@@ -21,7 +21,7 @@ const BYTES: usize = 4 << 20;
 /// Rows that the first statement of a page locks at most. Each of the next ones locks four times as many.
 const FIRST_ROWS: u32 = 16;
 /// Rows that one statement locks at most.
-const MOST_ROWS: u32 = 256;
+const MAX_ROWS: u32 = 256;
 
 /// The rows that one transaction looks at.
 #[derive(Clone, Copy)]
@@ -115,6 +115,6 @@ pub(super) async fn lock_heads(conn: &mut Session<'_>, mut rows: Rows) -> Result
             Some(last) if !are_all && !heads.is_full => rows = Rows::Behind(*last),
             _ => return Ok(heads),
         }
-        step = (4 * step).min(MOST_ROWS);
+        step = (4 * step).min(MAX_ROWS);
     }
 }

@@ -51,9 +51,9 @@ def enqueue(
 ) -> str:
     """Enqueue a job in the open transaction of a connection, and return its id.
 
-    The job exists exactly if the caller commits. It starts about a tenth of a second after the COMMIT, or at once after
-    `Client.nudge`. The server checks the row when it makes a job of it: a row with an unknown kind or a payload that
-    does not fit is kept with the rejected ones.
+    The job exists exactly if the caller commits. It starts about a tenth of a second after the COMMIT, the first
+    one after a quiet time within about a second, and at once after `Client.nudge`. The server checks the row when it
+    makes a job of it: a row with an unknown kind or a payload that does not fit is kept with the rejected ones.
 
     `connection` is one of PyMySQL, mysqlclient, Django or any other DB-API driver whose parameters are `%s`, with
     autocommit off or within BEGIN. `table` may name the database as well: `tickr.tickr_outbox`.

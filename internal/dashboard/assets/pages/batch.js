@@ -180,7 +180,7 @@ async function retry(batch, path, retried) {
   follow(operation.id);
 }
 
-/** The jobs that a retry means. A nested batch that failed is not among them, though it is counted. */
+/** The jobs that a retry means. Those of nested batches are retried as well, and only the server finds them. */
 function Failed({ id }) {
   const { data, error } = useQuery(url('/v1/jobs/count', { q: `batch:${id} state:failed` }));
   if (!data) return error ? html`<${Trouble} error=${error} />` : html`<${Skeleton} />`;
@@ -189,7 +189,7 @@ function Failed({ id }) {
       ${data.capped && 'At least '}<b>${plural(data.count, 'failed job')}</b> will get a new life, with a full set of
       attempts.
     </p>
-    <p class="soft">Failed jobs of nested batches are retried on the pages of these batches.</p>
+    <p class="soft">So will the failed jobs of its nested batches, which are not in this number.</p>
   `;
 }
 

@@ -14,8 +14,8 @@ import { Chart } from '../ui/chart.js';
 import { linesOf } from '../ui/history.js';
 import {
   failedOf,
-  LONGEST,
-  LONGEST_OF_QUEUES,
+  MAX_RANGE,
+  MAX_RANGE_OF_QUEUES,
   markdownOf,
   momentOf,
   nameOf,
@@ -38,7 +38,7 @@ const SETTLES = 300000;
 /** The two moments that an address means now, if it does not name them. */
 function absolute({ span: words, from, to }) {
   const [, many, unit] = /^(\d+)([smhdw])$/.exec(words) ?? [];
-  const long = many ? Math.min(LONGEST, many * units[unit]) : HOUR;
+  const long = many ? Math.min(MAX_RANGE, many * units[unit]) : HOUR;
   const end = to ?? Math.ceil(now() / 1000) * 1000;
   return { from: from ?? end - long, to: end };
 }
@@ -59,7 +59,7 @@ export default function Incident() {
   const link = location.href;
   const key = `${range.from} ${range.to} ${Object.values(only)}`;
   const reversed = range.from >= range.to;
-  const fits = !reversed && range.to - range.from <= LONGEST;
+  const fits = !reversed && range.to - range.from <= MAX_RANGE;
   const narrow = (words) => url('/incident', { ...toRange(range), ...only, ...words });
   // The choice of the range stays the same element while the page of another range takes the place of this one.
   return html`
@@ -98,7 +98,7 @@ export default function Incident() {
             reversed
               ? html`<${Empty} title="The range ends before it begins">Choose a beginning before its end.</${Empty}>`
               : html`<${Empty} title="The page shows at most 7 days">
-                <a href=${url('/incident', { ...toRange({ from: range.to - LONGEST, to: range.to }), ...only })}>
+                <a href=${url('/incident', { ...toRange({ from: range.to - MAX_RANGE, to: range.to }), ...only })}>
                   The 7 days before the end of this range
                 </a>
               </${Empty}>`
@@ -114,7 +114,7 @@ function Page({ range, only, link, narrow, tell: tellText }) {
   const { queue, kind, cause } = only;
   const settles = range.to > now() - SETTLES;
   const again = { every: settles ? 15000 : 0 };
-  const late = toRange({ from: Math.max(range.from, range.to - LONGEST_OF_QUEUES), to: range.to });
+  const late = toRange({ from: Math.max(range.from, range.to - MAX_RANGE_OF_QUEUES), to: range.to });
   const history = useQuery(url('/v1/history', { from, to, queue }), again);
   const queues = useQuery(url('/v1/history/queues', { from: late.from, to: late.to }), again);
   const marks = useQuery(url('/v1/history/marks', { from, to, queue }), again);
@@ -186,7 +186,7 @@ function Page({ range, only, link, narrow, tell: tellText }) {
         </div>
         <${MarkList} marks=${drawn} more=${marks.data.more} />
         <${Causes} story=${story} narrow=${narrow} />
-        <${Queues} story=${story} narrow=${narrow} short=${range.to - range.from > LONGEST_OF_QUEUES} />
+        <${Queues} story=${story} narrow=${narrow} short=${range.to - range.from > MAX_RANGE_OF_QUEUES} />
         <${Events} story=${story} />
         <${Actions} story=${story} />
         <details class="panel mark-list" id="incident-text">

@@ -164,8 +164,15 @@ function Lights({ ready, health, index }) {
       </${Light}>`
     }
     ${
+      it.held &&
+      html`<${Light} is="warn" title="This process is held">
+        It serves the API and starts nothing. Start it without <code>held</code> to let jobs run.
+      </${Light}>`
+    }
+    ${
       it.takes_jobs === false &&
       it.status !== 'stopping' &&
+      !it.held &&
       html`<${Light} is="warn" title="This runner drains">
         It was asked to take no new work. <a href="/runners">To the runners</a>
       </${Light}>`
@@ -178,6 +185,7 @@ function Lights({ ready, health, index }) {
     }
     ${
       health === 'rebuilding' &&
+      !it.held &&
       html`<${Light} is="warn" title="Redis is being fed from MySQL">
         ${index?.rebuilding && `Because ${CAUSES[index.rebuilding] ?? index.rebuilding}. `}Jobs run meanwhile, a little
         later. There is nothing to do: it takes seconds. If it lasts for minutes, MySQL is slow.
