@@ -232,6 +232,9 @@ impl Drop for Addresses {
     }
 }
 
+/// The folders of the samples in other languages. Each has a script that starts a worker and enqueues jobs for it.
+const SAMPLES: [&str; 5] = ["django", "go", "laravel", "node", "rails"];
+
 async fn welcome(app: &App, config: &Config, services: &Services, dir: &Path, addresses: &Addresses) {
     let url = format!("http://{}", app.addr());
     // Passwords are masked. Private servers have passwords only where they listen on ports.
@@ -252,7 +255,8 @@ async fn welcome(app: &App, config: &Config, services: &Services, dir: &Path, ad
     println!();
     println!("in another terminal, for tickr verify, check, rebuild and all other commands:\n");
     println!("  . {}", quoted(&addresses.0.display().to_string()));
-    println!("  tickr verify\n");
+    println!("  tickr verify");
+    println!("  tickr kinds list\n");
     println!("to look into the servers:\n");
     println!("  {}", place(services.mysql().address(), "mariadb -u root --socket=", "tickr"));
     println!("  {}\n", place(services.redis().address(), "redis-cli -s ", ""));
@@ -265,13 +269,14 @@ async fn welcome(app: &App, config: &Config, services: &Services, dir: &Path, ad
         }
     }
     // Beside a checkout of the project, and not beside an installed program.
-    let samples: Vec<&str> = ["django", "go", "laravel", "node", "rails"]
-        .into_iter()
-        .filter(|name| std::path::Path::new(&format!("examples/{name}/run.sh")).is_file())
-        .collect();
+    let samples = SAMPLES.iter().map(|name| format!("examples/{name}/run.sh"));
+    let samples: Vec<String> = samples.filter(|script| Path::new(script).is_file()).collect();
     if !samples.is_empty() {
-        println!("run jobs in another language, with the sample of one of {}:\n", samples.join(", "));
-        println!("  TICKR_URL={url} sh examples/{}/run.sh\n", samples[0]);
+        println!("run jobs in another language, with any of these samples:\n");
+        for script in samples {
+            println!("  TICKR_URL={url} sh {script}");
+        }
+        println!("\nthen list the kinds that the samples have declared, with tickr kinds list --declared\n");
     }
     println!("enqueue a job:\n");
     println!(

@@ -18,7 +18,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use crate::Broker;
-use crate::leftovers::{ByToken, Leftovers, Return, Returned};
+use crate::leftovers::{ByToken, Leftovers, Return};
 use tickr_event::Event;
 use tickr_handlers::RemoteVerdict;
 use tickr_job::{
@@ -26,7 +26,7 @@ use tickr_job::{
 };
 use tickr_store::{
     Again, BegunFetch, CheckpointUse, Claimed, GiveBack, HANDED_OUT_WITHIN, HeldAttempt, LimitKey, NewCheckpoint,
-    OverdueAttempt, Reading, Reaped, RemoteAttempt, RemoteFetch, Settled, Settlement, StoreError,
+    OverdueAttempt, Reading, Reaped, RemoteAttempt, RemoteFetch, Returned, Settled, Settlement, StoreError,
 };
 
 /// Time beyond its time limit for which an attempt may still be finished by its worker. From the limit on, heartbeats tell
@@ -416,12 +416,7 @@ impl Broker {
         let (mut queues, mut left) = (BTreeSet::new(), Vec::new());
         let Return { why, which } = how;
         for (token, ids) in attempts {
-            let done = match which {
-                Returned::All => self.store.give_back_free(token, ids.clone(), why).await,
-                Returned::Unreached => self.store.give_back_unreached(worker, token, ids.clone(), why).await,
-                Returned::Undone => self.store.undo_unreached(worker, token, ids.clone(), why).await,
-            };
-            let locked = match done {
+            let locked = match self.store.give_back_free(worker, token, ids.clone(), why, which).await {
                 Ok(GiveBack { given, locked }) => {
                     let undone = which == Returned::Undone;
                     queues.extend(if undone { self.hint_undone(&given) } else { self.tell_given_back(&given) });
@@ -730,6 +725,8 @@ impl Broker {
         let (id, verdict) = (settlement.id, settlement.verdict);
         let is_open = attempt.open.as_ref().is_some_and(|(token, ..)| *token == settlement.token);
         let slots: Arc<[LimitKey]> = if is_open { Arc::clone(&attempt.slots) } else { Arc::default() };
+        // As for a handler of this process, the time until the verdict is written is no part of it.
+        let ran = self.run_time_of(attempt);
         let settled = self.store.settle_and_free(settlement, slots).await;
         if let Err(error @ StoreError::Corrupt { .. }) = &settled {
             tracing::error!(job = %id, %error, "cannot read the row of an attempt of a remote worker, its end waits");
@@ -741,8 +738,9 @@ impl Broker {
             }
             Settled::Done { state, execute_at, line, released, .. } => {
                 if is_open {
-                    self.meters.record_settled(Some(&attempt.queue), verdict, state);
+                    self.meters.record_ended(&attempt.queue, ran, Some((verdict, state)));
                     let kind = attempt.kind.to_string();
+                    metrics::histogram!("tickr_run_seconds", "kind" => kind.clone()).record(ran.as_secs_f64());
                     metrics::counter!("tickr_attempts_total", "kind" => kind, "verdict" => verdict.as_str())
                         .increment(1);
                 }
@@ -754,6 +752,14 @@ impl Broker {
                 Ok(WorkerFinished::Settled(state))
             }
         }
+    }
+
+    /// Return for how long an attempt has run, by the clock of MySQL, which says when it started. Steps of that clock
+    /// that this process knows of are no part of it.
+    fn run_time_of(&self, attempt: &RemoteAttempt) -> Duration {
+        let Some(started_at) = attempt.started_at else { return Duration::ZERO };
+        let age = (self.store.clock().now() - started_at).to_std().unwrap_or_default();
+        age.saturating_sub(self.polls.limits.set_ahead_since(started_at))
     }
 
     fn policy_of(&self, attempt: &RemoteAttempt) -> RetryPolicy {

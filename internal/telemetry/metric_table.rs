@@ -75,7 +75,13 @@ pub static METRICS: &[Metric] = &[
         &[],
         "From the delivery of a due id to a worker to its committed claim; without the jobs of an order key that are claimed with the end of the one in front",
     ),
-    row("tickr_run_seconds", Histogram(RUN), Runner, &["kind"], "From the start of a handler to its end"),
+    row(
+        "tickr_run_seconds",
+        Histogram(RUN),
+        Runner,
+        &["kind"],
+        "From the start of a handler to its end; of a remote worker, from the claim of a job to its verdict",
+    ),
     row("tickr_settle_seconds", Histogram(WRITE), Runner, &[], "From a verdict to its commit, including repeats"),
     row(
         "tickr_jobs_accepted_total",

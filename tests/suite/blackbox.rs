@@ -123,6 +123,42 @@ async fn dev_names_its_dashboard_first_and_hands_its_servers_to_the_other_comman
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn dev_says_how_to_start_the_sample_of_each_language_and_how_to_list_its_kinds() {
+    let desk = Desk::new();
+    // The folder of a user who has a checkout of the project.
+    let (project, work) = (Path::new(env!("CARGO_MANIFEST_DIR")).join("examples"), desk.root.path().join("work"));
+    let folders = std::fs::read_dir(project).unwrap().map(|entry| entry.unwrap().path());
+    let mut samples = Vec::new();
+    for folder in folders.filter(|folder| folder.join("run.sh").is_file()) {
+        let name = folder.file_name().unwrap().to_str().unwrap().to_owned();
+        let copy = work.join("examples").join(&name);
+        std::fs::create_dir_all(&copy).unwrap();
+        std::fs::copy(folder.join("run.sh"), copy.join("run.sh")).unwrap();
+        samples.push(name);
+    }
+    assert!(samples.len() >= 5, "{samples:?}");
+    let (mut program, url) = desk.start(&["--no-samples"]).await;
+    let env = program.says("  . ").await;
+    program.says("enqueue a job").await;
+    let said = program.said();
+    for name in samples {
+        let line = format!("  TICKR_URL={url} sh examples/{name}/run.sh");
+        assert!(said.lines().any(|printed| printed == line), "{line} is not in:\n{said}");
+    }
+    let list = "tickr kinds list --declared";
+    assert!(said.contains(list), "{list} is not in:\n{said}");
+    let declared = answer(http().put(format!("{url}/v1/kinds/resize")).json(&json!({"queue": "pictures"}))).await;
+    assert_eq!(declared.status, 201, "{:#}", declared.body);
+    let (code, out, err) = outcome(command("sh".as_ref(), &work, &["-c", &format!(". {env}\n{list}")])).await;
+    assert_eq!(code, 0, "{out}{err}");
+    assert!(out.contains("resize") && out.contains("pictures"), "{out}");
+    program.signal("TERM").await;
+    assert_eq!(program.ends().await.code(), Some(0), "{}", program.said());
+    std::fs::remove_dir_all(work.join("examples")).unwrap();
+    desk.is_tidy().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn dev_runs_its_samples_keeps_its_jobs_and_leaves_nothing_behind() {
     let desk = Desk::new();
     let (mut program, url) = desk.start(&[]).await;

@@ -549,21 +549,84 @@ async fn addresses_of_older_versions_lead_to_the_explorer() {
 const BOUND: Duration = Duration::from_millis(300);
 
 /// Read a path and return its answer and its time: the least of up to three, because other programs share the machine.
+/// Print all of them if there is more than one.
 async fn timed(tickr: &TestApp, path: &str) -> (Value, Duration) {
-    let mut least = Duration::MAX;
-    let mut body = Value::Null;
-    for _ in 0..3 {
+    let mut tries = Vec::new();
+    loop {
         let began = Instant::now();
         let answer = tickr.get(path).await;
-        least = least.min(began.elapsed());
+        let took = began.elapsed();
+        tries.push(took);
         assert_eq!(answer.status, 200, "{path}: {:#}", answer.body);
-        body = answer.body;
-        if least <= BOUND {
-            break;
+        if took > BOUND && tries.len() < 3 {
+            continue;
         }
+        if tries.len() > 1 {
+            println!("{path}: {tries:?}");
+        }
+        assert!(took <= BOUND, "{path}: {tries:?}");
+        return (answer.body, took);
     }
-    assert!(least <= BOUND, "{path}: {least:?}");
-    (body, least)
+}
+
+/// Return the calls of the screens beside the explorer.
+async fn calls_of_screens(tickr: &TestApp) -> Vec<String> {
+    let nightly = json!({"cron": "0 2 * * *", "kind": "noop"});
+    assert_eq!(tickr.put("/v1/schedules/nightly", nightly).await.status, 201);
+    let first = async |words: &str| {
+        let (page, _) = timed(tickr, &format!("/v1/jobs?limit=1&q={}", encoded(words))).await;
+        page["data"][0]["id"].as_str().unwrap().to_owned()
+    };
+    let (failed, waits) = (first("kind:sleep").await, first("kind:email state:waiting").await);
+    let range = "from=2026-05-28T20:26:40Z&to=2026-05-30T01:00:00Z";
+    let group = "/v1/dead-letters/groups/3737373737373737";
+    let fixed = [
+        // Overview
+        "/v1/stats",
+        "/v1/jobs/count?q=dead_letter:open",
+        "/v1/history?span=24h",
+        "/v1/history/queues?span=24h",
+        "/v1/history/marks?span=24h",
+        "/v1/forecast",
+        // Explorer
+        "/v1/jobs?limit=50",
+        "/v1/jobs?limit=50&sort=oldest",
+        "/v1/jobs/differences?q=state:failed",
+        // Queues, failures, limits and what stands beside them
+        "/v1/queues",
+        "/v1/queues/default",
+        "/v1/queues/default/backlog",
+        "/v1/dead-letters?limit=50",
+        "/v1/dead-letters/groups",
+        "/v1/limits",
+        "/v1/order-keys",
+        "/v1/batches",
+        "/v1/outbox",
+        "/v1/operations",
+        "/v1/runners",
+        "/v1/kinds",
+        "/v1/schedules",
+        "/v1/schedules/nightly",
+        "/v1/schedules/nightly/ticks",
+        "/v1/history/ticks",
+        "/v1/audit?limit=50",
+    ];
+    let mut paths: Vec<String> = fixed.map(str::to_owned).to_vec();
+    paths.extend([
+        group.to_owned(),
+        format!("{group}/differences"),
+        // An incident
+        format!("/v1/history?{range}"),
+        format!("/v1/history/marks?{range}"),
+        format!("/v1/audit?{range}&fold=true&limit=200"),
+        format!("/v1/dead-letters/causes?{range}"),
+    ]);
+    for id in [failed, waits] {
+        let of_job = ["", "/explain", "/timeline", "/children"];
+        paths.extend(of_job.map(|part| format!("/v1/jobs/{id}{part}")));
+        paths.push(format!("/v1/audit?target={id}&limit=20"));
+    }
+    paths
 }
 
 /// Insert a million jobs, one each tenth of a second. The oldest 37 failed with a cause of their own; of the others most
@@ -609,7 +672,7 @@ async fn insert_a_million(tickr: &TestApp) {
         .await;
 }
 
-/// 37 jobs among a million are found by each of their facts. No call of the explorer takes longer than its bound.
+/// 37 jobs among a million are found by each of their facts. No call of a screen takes longer than its bound.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "inserts a million jobs"]
 async fn thirty_seven_jobs_among_a_million_are_found_and_no_call_is_slow() {
@@ -661,9 +724,8 @@ async fn thirty_seven_jobs_among_a_million_are_found_and_no_call_is_slow() {
             assert!((800_000..1_200_000).contains(&jobs), "{jobs}");
         }
     }
-    for path in ["/v1/jobs?limit=50", "/v1/jobs?limit=50&sort=oldest", "/v1/stats", "/v1/jobs/count?q=dead_letter:open"]
-    {
-        let (_, took) = timed(&tickr, path).await;
+    for path in calls_of_screens(&tickr).await {
+        let (_, took) = timed(&tickr, &path).await;
         println!("{path}: {took:?}");
     }
     tickr.stop_broken("its jobs were written by hand").await;

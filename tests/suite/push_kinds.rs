@@ -10,12 +10,13 @@ use base64::engine::general_purpose::STANDARD;
 use hmac::{Hmac, Mac};
 use serde_json::{Value, json};
 use sha2::Sha256;
-use tickr::config::{Config, ServerUrl};
+use tickr::config::{Config, Flags, ServerUrl};
 use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::limits::set_and_wait;
@@ -79,6 +80,36 @@ struct Shared {
 
 impl Receiver {
     async fn start() -> Self {
+        Self::start_with(serve).await
+    }
+
+    /// Start a receiver behind TLS, with a certificate for `localhost` that no authority of the machine has signed. Return
+    /// the certificate, too.
+    async fn start_with_tls() -> (Self, String) {
+        let key = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let tls = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![key.cert.der().clone()], key.signing_key.into())
+            .unwrap();
+        let acceptor = TlsAcceptor::from(Arc::new(tls));
+        let receiver = Self::start_with(move |socket, shared| {
+            let acceptor = acceptor.clone();
+            async move {
+                // A caller that does not trust the certificate ends the connection here.
+                if let Ok(stream) = acceptor.accept(socket).await {
+                    serve(stream, shared).await;
+                }
+            }
+        });
+        (receiver.await, key.cert.pem())
+    }
+
+    async fn start_with<F: Future<Output = ()> + Send + 'static>(
+        serves: impl Fn(TcpStream, Arc<Shared>) -> F + Send + 'static,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let shared = Arc::<Shared>::default();
@@ -86,7 +117,7 @@ impl Receiver {
             let shared = Arc::clone(&shared);
             async move {
                 while let Ok((socket, _)) = listener.accept().await {
-                    tokio::spawn(serve(socket, Arc::clone(&shared)));
+                    tokio::spawn(serves(socket, Arc::clone(&shared)));
                 }
             }
         });
@@ -126,7 +157,7 @@ impl Drop for Receiver {
     }
 }
 
-async fn serve(mut socket: TcpStream, shared: Arc<Shared>) {
+async fn serve(mut socket: impl AsyncRead + AsyncWrite + Unpin, shared: Arc<Shared>) {
     let (mut bytes, mut part) = (Vec::new(), [0; 65_536]);
     loop {
         // One connection may carry several calls.
@@ -178,7 +209,8 @@ async fn serve(mut socket: TcpStream, shared: Arc<Shared>) {
                 return;
             }
         };
-        if socket.write_all(text.as_bytes()).await.is_err() || text.contains("length: 400") {
+        let written = socket.write_all(text.as_bytes()).await.is_ok() && socket.flush().await.is_ok();
+        if !written || text.contains("length: 400") {
             return;
         }
     }
@@ -844,6 +876,70 @@ async fn a_receiver_at_a_private_address_is_refused_unless_it_is_allowed() {
     tickr.until(mine, State::Completed).await;
     strict.stop(CancellationToken::new()).await;
     allows.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_receiver_that_callback_allow_names_is_called_and_no_other_private_address_is_allowed() {
+    let receiver = Receiver::start().await;
+    let kind = receiver.kind(json!({}), json!({"max_attempts": 1}));
+    let closed = |config: &mut Config| config.callback_allow_private = false;
+    let tickr = TestApp::start_with(closed, Registry::new()).await;
+    let refused = tickr.put("/v1/kinds/resize", &kind).await;
+    assert_eq!((refused.status, refused.pointers()), (422, vec!["/run/push/url"]), "{:#}", refused.body);
+    let detail = refused.body["errors"][0]["detail"].as_str().unwrap().to_owned();
+    let (_, entry) = detail.split_once("callback_allow = [\"").unwrap();
+    let (entry, _) = entry.split_once('"').unwrap();
+    tickr.stop().await;
+
+    // The entry that the refusal names is enough.
+    let flags = Flags::default().with("callback_allow", entry);
+    let allow = Config::load(&flags, std::iter::empty(), None).unwrap().config.callback_allow;
+    let open = move |config: &mut Config| {
+        config.callback_allow_private = false;
+        config.callback_allow = allow;
+    };
+    let tickr = TestApp::start_with(open, Registry::new()).await;
+    tickr.declare(&kind).await;
+    receiver.plan([verdict(&succeeded())]);
+    let id = tickr.resize().await;
+    assert_eq!(tickr.until(id, State::Completed).await["result"], json!({"rows": 7}));
+    assert_eq!(receiver.count(), 1);
+    for url in ["http://127.0.0.2/jobs", "http://10.0.0.7/jobs", "http://[::1]/jobs", "http://169.254.169.254/"] {
+        let refused = tickr.put("/v1/kinds/elsewhere", json!({"run": {"push": {"url": url}}})).await;
+        assert_eq!((refused.status, refused.pointers()), (422, vec!["/run/push/url"]), "{url}");
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_receiver_with_a_certificate_of_an_own_authority_is_called_by_the_runner_that_trusts_it_alone() {
+    let (receiver, certificate) = Receiver::start_with_tls().await;
+    // This runner trusts the authorities of the machine alone.
+    let tickr = TestApp::start_with(|config| config.queues = vec!["default".into()], Registry::new()).await;
+    let file = tickr.dir.path().join("ca.pem");
+    std::fs::write(&file, certificate).unwrap();
+    let trusts = tickr
+        .another_with(
+            |config| (config.queues, config.callback_ca_file) = (vec!["mine".into()], Some(file)),
+            Registry::new(),
+        )
+        .await;
+    let url = format!("https://localhost:{}/jobs", receiver.addr.port());
+    let kind = receiver.kind(json!({"url": url, "secret": SECRET}), json!({"max_attempts": 1}));
+    tickr.declare(&kind).await;
+    let id = tickr.resize().await;
+    let job = tickr.until(id, State::Failed).await;
+    assert!(job["last_error"].as_str().unwrap().contains("could not be called"), "{job:#}");
+    assert_eq!(receiver.count(), 0, "nothing was said to a receiver that is not trusted");
+
+    receiver.plan([verdict(&succeeded())]);
+    let mine = tickr.enqueue(json!({"kind": "resize", "payload": {"path": "b.png"}, "queue": "mine"})).await;
+    assert_eq!(tickr.until(mine, State::Completed).await["result"], json!({"rows": 7}));
+    let call = receiver.call().await;
+    assert_eq!(call.document["id"], mine.to_string());
+    assert!(call.header("webhook-signature").is_some(), "{}", call.head);
+    trusts.stop(CancellationToken::new()).await;
     tickr.stop().await;
 }
 

@@ -503,13 +503,15 @@ async fn jobs_of_a_worker_that_died_run_again_after_its_lease() {
     let id = tickr.enqueue_kind("resize", json!(1)).await;
     let held = dead.fetch(at, 1, 20_000, &[]).await;
     assert_eq!(held.len(), 1);
-    // It says nothing more. Its verdict comes when another worker has the job.
-    dead.lease_from_now(&tickr, 8_000).await;
-    let (pulse, began) = (Pulse::start(&tickr).await, Instant::now());
+    // It dies just after a heartbeat. Its verdict comes when another worker has the job.
+    let (pulse, killed, lease) = (Pulse::start(&tickr).await, Instant::now(), 8);
+    dead.lease_from_now(&tickr, lease * 1_000).await;
     let again = living.fetch(at, 1, 60_000, &[]).await;
     assert_eq!((id_of(&again[0]), &again[0]["attempt"]), (id, &json!(2)));
     // After a stall of the machine, the process judges the worker a lease later.
-    pulse.assert_within(Duration::from_secs(30), began, "the job runs again");
+    let leeway = u64::try_from(pulse.leeway_ms(killed, lease.into())).unwrap();
+    let bound = Duration::from_secs(u64::from(lease) + 5) + Duration::from_millis(leeway);
+    pulse.assert_within(bound, killed, "the job runs again");
     let late = dead.finish(at, &held[0], json!({"verdict": "succeeded", "result": "late"})).await;
     assert_eq!(late["result"], "lease_lost");
     // A worker that was silent for two leases is not registered any more.
@@ -788,6 +790,52 @@ async fn a_drained_worker_gets_no_job_and_keeps_those_that_it_has() {
     assert_eq!(tickr.post(&format!("/v1/runners/{}/resume", worker.id), json!({})).await.status, 200);
     assert_eq!(id_of(&worker.fetch(at, 1, 20_000, &[]).await[0]), waits);
     tickr.stop_broken("an attempt is open").await;
+}
+
+/// The worker talks to one process, and the operator to another one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_and_a_drain_through_another_process_reach_a_worker_within_two_seconds() {
+    const WITHIN: Duration = Duration::from_secs(2);
+    let tickr = started().await;
+    let (at, other) = (tickr.app.addr(), tickr.another().await);
+    let elsewhere = async |path: String| {
+        let sent = http().post(format!("http://{}{path}", other.addr())).json(&json!({"reason": "deploy"}));
+        answer(sent).await
+    };
+    let worker = Worker::register(&tickr, 2).await;
+    let id = tickr.enqueue_kind("resize", json!(1)).await;
+    let held = worker.fetch(at, 1, 20_000, &[]).await.remove(0);
+    assert_eq!(worker.beat(at, &[&held]).await, json!({"cancel": [], "lost": [], "drain": false}));
+    let pulse = Pulse::start(&tickr).await;
+    let began = Instant::now();
+    let cancelled = answer(http().post(format!("http://{}/v1/jobs/{id}/cancel", other.addr())).json(&json!({}))).await;
+    assert_eq!(cancelled.status, 202, "{:#}", cancelled.body);
+    // The first heartbeat after these two seconds brings it, whatever its interval is.
+    eventually("a heartbeat brings the cancel", || async {
+        (worker.beat(at, &[&held]).await["cancel"] == json!([held["token"]])).then_some(())
+    })
+    .await;
+    pulse.assert_within(WITHIN, began, "the cancel reaches the worker");
+    let stopped = worker.finish(at, &held, json!({"verdict": "failed", "error": "stopped"})).await;
+    assert_eq!(stopped["state"], "cancelled");
+
+    let request = Uuid::now_v7();
+    let asks = json!({"slots": 1, "wait_ms": 60_000, "holding": [], "fetch_id": request});
+    let (began, told) = tokio::join!(
+        async {
+            until_asked(&tickr, request).await;
+            let began = Instant::now();
+            let drained = elsewhere(format!("/v1/runners/{}/drain", worker.id)).await;
+            assert_eq!((drained.status, &drained.body["state"]), (200, &json!("draining")), "{:#}", drained.body);
+            began
+        },
+        worker.call(at, "fetch", asks),
+    );
+    pulse.assert_within(WITHIN, began, "the drain ends the wait of the worker");
+    assert_eq!((told.status, &told.body["jobs"], &told.body["drain"]), (200, &json!([]), &json!(true)));
+    assert_eq!(worker.beat(at, &[]).await["drain"], true);
+    stop(other).await;
+    tickr.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -2027,6 +2075,45 @@ async fn a_verdict_that_is_written_after_its_answer_has_all_that_follows_it() {
     }
     sqlx::raw_sql("ROLLBACK").execute(&mut frozen).await.unwrap();
     tickr.until_metric("tickr_attempts_total{kind=\"answered-late\",verdict=\"succeeded\"} 1").await;
+    assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
+    tickr.stop().await;
+}
+
+/// Read a figure of the metrics page. Zero if the page has no such line.
+async fn figure(tickr: &TestApp, series: &str) -> f64 {
+    let page = http().get(tickr.url("/metrics")).send().await.unwrap().text().await.unwrap();
+    page.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok()).unwrap_or_default()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_run_time_of_a_worker_is_in_the_metrics_of_its_kind_and_the_history_of_its_queue() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    // The tests of this process share its metrics, so the kind is this test's own.
+    assert_eq!(tickr.put("/v1/kinds/timed-remotely", json!({"queue": "pictures"})).await.status, 201);
+    let worker = Worker::register_as(&tickr, json!({"name": "timed", "kinds": ["timed-remotely"], "slots": 4})).await;
+    let began = Instant::now();
+    let id = tickr.enqueue(json!({"kind": "timed-remotely", "payload": 1})).await;
+    let job = worker.fetch(at, 1, 20_000, &[]).await.remove(0);
+    aged(&tickr, 20).await;
+    // An attempt that began before its job was due would be a fault.
+    tickr.sql("UPDATE owed SET execute_at = execute_at - INTERVAL 20 SECOND WHERE state = 'executing'").await;
+    // A repetition is no further attempt.
+    for _ in 0..2 {
+        assert_eq!(worker.finish(at, &job, json!({"verdict": "succeeded"})).await["result"], "settled");
+    }
+    let count = "tickr_run_seconds_count{kind=\"timed-remotely\"}";
+    tickr.until_metric(&format!("{count} 1")).await;
+    let ran = figure(&tickr, "tickr_run_seconds_sum{kind=\"timed-remotely\"}").await;
+    let longest = 20.0 + began.elapsed().as_secs_f64();
+    assert!((19.9..=longest).contains(&ran), "{ran} s, and at most {longest} s");
+    let median = eventually("the history has the run time", || async {
+        let history = tickr.get("/v1/history?span=5m&queue=pictures").await.body;
+        history["points"]["run_p50_ms"].as_array().unwrap().iter().find_map(Value::as_f64)
+    })
+    .await;
+    // The history keeps times in steps of a few per cent.
+    assert!((18_000.0..=longest * 1_100.0).contains(&median), "{median} ms, and at most {longest} s");
     assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
     tickr.stop().await;
 }

@@ -205,6 +205,8 @@ pub struct RemoteAttempt {
     pub retry: Option<RetryPolicy>,
     /// The attempt that is open, with its number and its runner. None if there is none.
     pub open: Option<(AttemptToken, u32, RunnerId)>,
+    /// When the open attempt started, by the clock of the database.
+    pub started_at: Option<Timestamp>,
     /// The keys of limits of which the attempt has a slot.
     pub slots: Arc<[LimitKey]>,
 }
@@ -602,7 +604,7 @@ impl Store {
                 ids.dedup();
                 let mut all = RemoteAttempts::default();
                 for page in ids.chunks(MAX_ROWS) {
-                    let sql = "SELECT j.id, j.kind, j.queue, j.options, o.token, o.attempt, o.runner, \
+                    let sql = "SELECT j.id, j.kind, j.queue, j.options, o.token, o.attempt, o.runner, o.started_at, \
                                COALESCE(o.state = 'executing', FALSE) AS open \
                                FROM jobs j FORCE INDEX (PRIMARY) LEFT JOIN owed o ON o.id = j.id WHERE j.id IN";
                     for row in &in_list(sql, page, "").fetch_all(&mut *conn).await? {
@@ -1085,11 +1087,12 @@ fn open_attempt_in(row: &MySqlRow, error: &sqlx::Error) -> Option<(JobId, Attemp
 
 fn remote_attempt(row: &MySqlRow) -> Result<RemoteAttempt, sqlx::Error> {
     let options: Option<&str> = row.try_get("options")?;
-    let open = if row.try_get::<i64, _>("open")? != 0 {
+    let (open, started_at) = if row.try_get::<i64, _>("open")? != 0 {
         let token = AttemptToken::from_uuid(row.try_get("token")?);
-        Some((token, row.try_get("attempt")?, RunnerId::from_stored(row.try_get("runner")?)))
+        let open = (token, row.try_get("attempt")?, RunnerId::from_stored(row.try_get("runner")?));
+        (Some(open), Some(row.try_get("started_at")?))
     } else {
-        None
+        (None, None)
     };
     Ok(RemoteAttempt {
         id: JobId::from_uuid(row.try_get("id")?),
@@ -1097,6 +1100,7 @@ fn remote_attempt(row: &MySqlRow) -> Result<RemoteAttempt, sqlx::Error> {
         queue: row.try_get::<&str, _>("queue")?.parse().map_err(|_| corrupt("queue"))?,
         retry: options.map(JobOptions::as_far_as_readable).unwrap_or_default().backoff().cloned(),
         open,
+        started_at,
         slots: Arc::default(),
     })
 }
