@@ -22,6 +22,11 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const MAX_PAUSE: Duration = Duration::from_secs(2);
 /// Longest pause before the next look at an index that has lost its data.
 const LOST_PAUSE: Duration = Duration::from_millis(200);
+/// A move of so many entries, with more due at once, is a flood: the next move waits for [`GATHERING`]. Due times are whole
+/// milliseconds, so with 10,000 jobs a second each move would find ten entries, and Redis would spend its time on calls.
+const FLOOD: usize = 8;
+/// Time for which the scheduler gathers due entries in a flood. It is the most that this adds to their lateness.
+const GATHERING: Duration = Duration::from_millis(3);
 
 pub(super) async fn run_until_stopped(shared: Arc<EngineState>, alarm: Arc<Alarm>) {
     let mut pause = FIRST_PAUSE;
@@ -59,7 +64,7 @@ pub(super) async fn run_until_stopped(shared: Arc<EngineState>, alarm: Arc<Alarm
                 let now = shared.store.clock().now();
                 asleep_until = report.next.map_or(i64::MAX, |next| next.timestamp_millis());
                 let until_next = report.next.map(|next| (next - now).to_std().unwrap_or(Duration::ZERO));
-                until_next.unwrap_or(MAX_SLEEP).min(MAX_SLEEP)
+                sleep_after(report.moved, until_next)
             }
             Err(error) => {
                 quiet = None;
@@ -82,6 +87,12 @@ pub(super) async fn run_until_stopped(shared: Arc<EngineState>, alarm: Arc<Alarm
     }
 }
 
+/// Return how long to sleep after a move of so many entries, when the next one is due after this time.
+fn sleep_after(moved: usize, until_next: Option<Duration>) -> Duration {
+    let sleep = until_next.unwrap_or(MAX_SLEEP).min(MAX_SLEEP);
+    if moved >= FLOOD && sleep < GATHERING { GATHERING } else { sleep }
+}
+
 /// Return whether a small look is enough: the last whole look is not long ago, and the entry that it found is not due.
 fn is_worth_a_peek(shared: &EngineState, looked: Instant, next: Option<Timestamp>) -> bool {
     looked.elapsed() < MAX_PEEKING
@@ -96,4 +107,20 @@ async fn look(shared: &EngineState) -> Result<MoveReport, IndexError> {
         shared.reconcile.notify_one();
     }
     Ok(report)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_scheduler_gathers_due_entries_in_a_flood_only() {
+        let ms = Duration::from_millis;
+        assert_eq!(sleep_after(FLOOD, Some(Duration::ZERO)), GATHERING);
+        assert_eq!(sleep_after(FLOOD, Some(ms(1))), GATHERING);
+        assert_eq!(sleep_after(FLOOD, Some(ms(20))), ms(20), "the flood is over");
+        assert_eq!(sleep_after(FLOOD - 1, Some(ms(1))), ms(1), "a few jobs start on time");
+        assert_eq!(sleep_after(0, Some(ms(5_000))), MAX_SLEEP);
+        assert_eq!(sleep_after(1, None), MAX_SLEEP);
+    }
 }
