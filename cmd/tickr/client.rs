@@ -22,7 +22,7 @@ pub(crate) const DEFAULT_URL: &str = "http://127.0.0.1:7070";
 pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(200);
 pub(crate) const MAX_PAUSE: Duration = Duration::from_secs(3);
 /// Longest time of a call, from its connection to the end of its answer.
-const LONGEST_CALL: Duration = Duration::from_secs(90);
+const MAX_CALL: Duration = Duration::from_secs(90);
 /// Time that a repeated call has for its answer when it begins at the end of the patience: longer than a runner waits
 /// for a lock.
 pub(crate) const LAST_CALL: Duration = Duration::from_secs(10);
@@ -231,7 +231,7 @@ impl Client {
         let is_named = matches.value_source("url") != Some(ValueSource::DefaultValue);
         let base = base_url(text("url").filter(|_| is_named).unwrap_or(usual))?;
         let authorization = text("token").map(authorization).transpose()?;
-        let http = trusting(&base, || reqwest::Client::builder().timeout(LONGEST_CALL).connect_timeout(CONNECT))?;
+        let http = trusting(&base, || reqwest::Client::builder().timeout(MAX_CALL).connect_timeout(CONNECT))?;
         let url = base.as_str().trim_end_matches('/').to_owned();
         Ok(Self { base, url, authorization, actor: actor(), http })
     }
@@ -366,7 +366,7 @@ impl Client {
         let (mut pause, mut end, began) = (FIRST_PAUSE, None::<Instant>, Instant::now());
         loop {
             let left = end.map_or(patience, |end| end.saturating_duration_since(Instant::now()));
-            let longest = (left + LAST_CALL).min(LONGEST_CALL);
+            let longest = (left + LAST_CALL).min(MAX_CALL);
             let request = self.http.post(&address).json(body).timeout(longest);
             let request = request.header("Idempotency-Key", key);
             let error = match self.call(request).await.and_then(|answer| self.with_a_body(answer)) {

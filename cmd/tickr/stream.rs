@@ -19,7 +19,7 @@ pub(crate) const CONNECT: Duration = Duration::from_secs(10);
 /// Longest time without data. The server sends at least a comment every 15 s.
 const SILENCE: Duration = Duration::from_secs(45);
 /// Longest patience: ten years. The end of a much longer one is no time that the system knows.
-const LONGEST_PATIENCE: Duration = Duration::from_secs(10 * 365 * 86_400);
+const MAX_PATIENCE: Duration = Duration::from_secs(10 * 365 * 86_400);
 /// Time that a command has to end by itself after a signal.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Longest line of a stream, in bytes. The lines of tickr have a few hundred.
@@ -38,7 +38,7 @@ pub(crate) fn patience() -> Arg {
 /// Read the argument `--patience`.
 pub(crate) fn patience_of(matches: &ArgMatches) -> Duration {
     let patience = Duration::from_secs(matches.get_one::<u64>("patience").copied().unwrap_or(60));
-    patience.min(LONGEST_PATIENCE)
+    patience.min(MAX_PATIENCE)
 }
 
 /// One event of a stream.

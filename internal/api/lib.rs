@@ -121,6 +121,8 @@ pub struct ApiParts {
     pub hosts: BTreeSet<String>,
     /// Maximum size of a request body, in bytes.
     pub body_limit_bytes: usize,
+    /// True when this process only serves the API, so that an operator can look at a restored database.
+    pub held: bool,
     /// Names of the schedules that the configuration of this runner declares.
     pub declared_schedules: Arc<BTreeSet<String>>,
     /// Maximum time in which a request body must arrive.

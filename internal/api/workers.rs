@@ -404,6 +404,7 @@ pub(super) async fn register(
     rights: WorkerRights,
     Body(body, _): Body<WorkerBody>,
 ) -> Result<Response, Problem> {
+    require_loops(&api)?;
     let worker = checked(&api, body, &rights).map_err(|problems| invalid("worker", problems))?;
     rights.check(&worker.kinds, &worker.queues)?;
     let lease_ms = u64::try_from(worker.lease.as_millis()).unwrap_or(u64::MAX);
@@ -491,6 +492,17 @@ fn checked(api: &Api, body: WorkerBody, rights: &WorkerRights) -> Result<NewWork
     })
 }
 
+/// Refuse the calls of workers in a held process, which starts no job and leaves open attempts as they are. A worker sends
+/// them again, also those with results.
+fn require_loops(api: &Api) -> Result<(), Problem> {
+    if !api.held {
+        return Ok(());
+    }
+    let detail = "this process is held: it hands out no jobs and takes no results; send the request to another process, \
+                  or to this one after a start without the setting held";
+    Err(Problem::new(Code::Stopping, detail))
+}
+
 /// Refuse a worker that an API key of other kinds or queues has registered: to this caller it does not exist.
 async fn require_rights(api: &Api, rights: &WorkerRights, id: &RunnerId) -> Result<(), Problem> {
     if rights.are_unlimited() {
@@ -526,6 +538,7 @@ pub(super) async fn fetch(
     Body(body, _): Body<FetchBody>,
 ) -> Result<Response, Problem> {
     let came = Instant::now();
+    require_loops(&api)?;
     require_rights(&api, &rights, &id).await?;
     let FetchBody { slots, wait_ms, holding, fetch_id } = body;
     let wait_ms = wait_ms.unwrap_or(WAIT_MS.0);
@@ -698,6 +711,7 @@ pub(super) async fn beat(
 ) -> Result<Response, Problem> {
     // Also the time for which MySQL keeps the check of its rights waiting is one in which attempts arrive.
     let came = Instant::now();
+    require_loops(&api)?;
     require_rights(&api, &rights, &id).await?;
     let mut problems = Vec::new();
     let mut wrong = |pointer: String, detail: String| problems.push(tickr_handlers::Problem::at(pointer, detail));
@@ -779,6 +793,7 @@ pub(super) async fn finish(
     WorkerPath(_): WorkerPath,
     PartsBody(body): PartsBody<EndsBody>,
 ) -> Result<Response, Problem> {
+    require_loops(&api)?;
     let mut problems = Vec::new();
     if !(1..=MAX_VERDICTS).contains(&body.verdicts.len()) {
         problems.push(tickr_handlers::Problem::at("/verdicts", format!("must be 1 to {MAX_VERDICTS}")));
@@ -858,6 +873,7 @@ pub(super) async fn leave(
     rights: WorkerRights,
     WorkerPath(id): WorkerPath,
 ) -> Result<Response, Problem> {
+    require_loops(&api)?;
     require_rights(&api, &rights, &id).await?;
     if api.broker.unregister_worker(id.clone()).await? {
         Ok(StatusCode::NO_CONTENT.into_response())

@@ -1,7 +1,7 @@
 //! A whole tickr process: it puts all parts together, and starts and stops them in order.
 //!
 //! Start: MySQL, listening address, migrations (meanwhile the probes are answered), index (Redis may be out), broker,
-//! engine, API. Stop, on the first SIGTERM, SIGINT or SIGHUP:
+//! engine, API. Stop, on the first SIGTERM, SIGINT or, without a supervisor that hears of a reload, SIGHUP:
 //! 1. readiness turns red, so that a load balancer sends no more requests here; responses ask clients to close their
 //!    connections
 //! 2. the fetcher stops; running jobs get the shutdown grace, and HTTP goes on meanwhile
@@ -22,6 +22,7 @@
 //! - `open_files.rs`: the limit of open files.
 //! - `signals.rs`: SIGTERM, SIGINT and SIGHUP.
 //! - `supervisor.rs`: messages to systemd, or to another supervisor of this process.
+//! - `reload.rs`: reads the configuration again when the supervisor asks for it.
 //! - `kinds.rs`: registers the kinds of this process.
 //! - `schedules.rs`: writes the schedules of the configuration to MySQL.
 //! - `reports.rs`: connects the reports of the handlers with MySQL.
@@ -34,6 +35,7 @@ mod graceful_close;
 mod kinds;
 mod migrating;
 mod open_files;
+mod reload;
 mod reports;
 mod run;
 mod schedules;
@@ -44,8 +46,9 @@ mod suspect;
 mod turned_away;
 
 pub use check::{KindCheck, PendingCheck, PendingProblem, check_pending};
+pub use reload::Reload;
 pub use run::{SHUTDOWN, Suspects, exit_code, is_wrong_configuration, run, serve, serve_with};
-pub use signals::Signals;
+pub use signals::{Signal, Signals};
 pub use supervisor::Supervisor;
 pub use suspect::{is_for_a_suspect, run_suspect};
 
@@ -252,6 +255,7 @@ impl App {
         let (tracer, exporter) = tracer_of(config, &runner)?;
         let store = connect_store(config).await?;
         store.check_payload_size(config.body_limit_bytes).map_err(|e| start_error(e, config))?;
+        store.check_primary().await.map_err(|e| start_error(e, config))?;
         let durability = store.durability().await.map_err(|e| start_error(e, config))?;
         if !durability.durable {
             let weaknesses = durability.weaknesses.join("; ");
@@ -260,7 +264,8 @@ impl App {
             }
             tracing::warn!(weaknesses, "the MySQL server may lose acknowledged commits in a power cut");
         }
-        tracing::info!(server = durability.server, durable = durability.durable, "connected to mysql");
+        let topology = durability.topology.kind.as_str();
+        tracing::info!(server = durability.server, durable = durability.durable, topology, "connected to mysql");
 
         let finished = reports::finished(config, &store, runner.clone());
         let registry = Arc::new(kinds::register_all(config, own, &finished)?);
@@ -296,7 +301,12 @@ impl App {
             return Err(StartError::Open(addr));
         }
         let broker = Broker::new(store.clone(), index.clone(), Arc::clone(&registry), Events::default(), &tasks);
-        let declared = schedules::declare(config, &broker).await?;
+        // A held process changes no schedule: the start that ends the hold does.
+        let declared = if config.held {
+            Arc::new(config.schedules.keys().map(ToString::to_string).collect())
+        } else {
+            schedules::declare(config, &broker).await?
+        };
         let settings =
             engine_settings(config, runner, tracer.clone(), child, Some(reports::keeping(config, finished.clone())));
         let queues = settings.queues.clone();
@@ -331,6 +341,7 @@ impl App {
             loopback: addr.ip().is_loopback(),
             hosts: config.http_hosts.iter().cloned().collect(),
             body_limit_bytes: config.body_limit_bytes,
+            held: config.held,
             declared_schedules: declared,
             body_timeout: config.http_body_timeout,
             kept: api::KeptFor { audit: config.retention_audit, failed: config.retention_failed },
@@ -420,16 +431,32 @@ impl App {
 
     /// Run until the first SIGTERM, SIGINT or SIGHUP, then stop. A second signal ends the grace at once.
     pub async fn run_until_signalled(self, signals: &mut Signals) -> Stopped {
-        self.run_under(&Supervisor::default(), signals).await
+        self.run_under(&Supervisor::default(), signals, None).await
     }
 
     /// Run as [`run_until_signalled`](Self::run_until_signalled) does, and tell the supervisor of this process that it
-    /// is ready, that it is alive, and that it stops.
-    pub async fn run_under(self, supervisor: &Supervisor, signals: &mut Signals) -> Stopped {
+    /// is ready, that it is alive, that it reads its configuration again, and that it stops.
+    pub async fn run_under(
+        self,
+        supervisor: &Supervisor,
+        signals: &mut Signals,
+        mut reload: Option<Reload>,
+    ) -> Stopped {
         supervisor.say_ready(self.addr);
-        let turns = self.engine.heartbeat_turns();
-        let _feeding = supervisor.feed_watchdog(self.stopping.subscribe(), move |within| turns.any_within(within));
-        let signal = signals.next().await;
+        let (turns, held) = (self.engine.heartbeat_turns(), self.engine.is_held());
+        let has_beaten = move |within| held || turns.any_within(within);
+        let _feeding = supervisor.feed_watchdog(self.stopping.subscribe(), has_beaten);
+        let signal = loop {
+            match (signals.receive().await, &mut reload) {
+                (Signal::Stop(signal), _) => break signal,
+                (Signal::Reload, Some(reload)) => {
+                    supervisor.say_reloading();
+                    reload.carry_out();
+                    supervisor.say_ready(self.addr);
+                }
+                (Signal::Reload, None) => tracing::warn!("SIGHUP: this program does not read its configuration again"),
+            }
+        };
         supervisor.say_stopping(self.notice.max(self.grace) + AFTER_THE_GRACE);
         tracing::info!(
             signal,
@@ -548,11 +575,12 @@ pub fn engine_settings(
     child: Option<ChildProgram>,
     reports: Option<ReportKeeping>,
 ) -> EngineSettings {
+    let executes = config.workers > 0 && !config.held;
     EngineSettings {
         runner,
-        workers: config.workers,
+        workers: if executes { config.workers } else { 0 },
         // Without workers it serves no queue.
-        queues: config.queues.iter().filter(|_| config.workers > 0).filter_map(|name| name.parse().ok()).collect(),
+        queues: config.queues.iter().filter(|_| executes).filter_map(|name| name.parse().ok()).collect(),
         lease: config.lease,
         tracer,
         attempt_log: config.attempt_log,
@@ -567,6 +595,7 @@ pub fn engine_settings(
         reports,
         child,
         outboxes: sources_of(config),
+        held: config.held,
     }
 }
 

@@ -7,7 +7,7 @@ use clap::{ArgMatches, Command};
 
 use super::check::check_pending;
 use super::open_files;
-use super::{App, Signals, StartError, Supervisor, is_for_a_suspect, run_suspect};
+use super::{App, Reload, Signals, StartError, Supervisor, is_for_a_suspect, run_suspect};
 use crate::config::{Config, ConfigErrors, Flags, LogFormat, Subset};
 use crate::engine::ChildProgram;
 use crate::handlers::Registry;
@@ -16,7 +16,8 @@ use crate::telemetry::init_logs;
 /// Time that threads have to end when the ordered stop could not reach them.
 pub const SHUTDOWN: Duration = Duration::from_secs(1);
 
-/// Run a whole tickr, with the built-in kinds and those in `own`, until SIGTERM, SIGINT or SIGHUP.
+/// Run a whole tickr, with the built-in kinds and those in `own`, until SIGTERM, SIGINT or SIGHUP. Under a supervisor that
+/// sets `NOTIFY_SOCKET`, SIGHUP makes it read its configuration again instead.
 ///
 /// Takes the flags, the `TICKR_*` environment variables and the `tickr.toml` of `tickr serve`. With the subcommand
 /// `check` it runs no job: it tells whether the handlers of this binary can read the payloads of all unfinished jobs,
@@ -104,9 +105,9 @@ pub fn serve_with(matches: &ArgMatches, own: Registry, suspects: Suspects) -> an
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let outcome: anyhow::Result<()> = runtime.block_on(async {
-        // Registered before the start, so that a signal during the start is not lost.
-        let mut signals = Signals::register()?;
         let supervisor = Supervisor::from_env();
+        // Registered before the start, so that a signal during the start is not lost.
+        let mut signals = Signals::register_under(&supervisor)?;
         tell_what_is_signed(&loaded.config);
         let app = tokio::select! {
             app = supervisor.while_starting(App::start_with(&loaded.config, own, child)) => app?,
@@ -116,7 +117,7 @@ pub fn serve_with(matches: &ArgMatches, own: Registry, suspects: Suspects) -> an
                 return Ok(());
             }
         };
-        app.run_under(&supervisor, &mut signals).await;
+        app.run_under(&supervisor, &mut signals, Some(Reload::new(flags, &loaded))).await;
         Ok(())
     });
     // Everything is settled. A handler that blocks its thread must not delay the exit.

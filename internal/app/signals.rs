@@ -3,9 +3,23 @@
 use futures_util::StreamExt;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-/// The signals that tell the process to stop. Registered early, so that a signal during the start is not lost.
+use super::Supervisor;
+
+/// The signals that tell the process to stop, or to read its configuration again. Registered early, so that a signal
+/// during the start is not lost.
 pub struct Signals {
     stream: signal_hook_tokio::Signals,
+    /// SIGHUP asks for the configuration to be read again.
+    hangup_reloads: bool,
+}
+
+/// Request of a signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// Stop. The text is the name of the signal.
+    Stop(&'static str),
+    /// Read the configuration again.
+    Reload,
 }
 
 impl std::fmt::Debug for Signals {
@@ -15,21 +29,50 @@ impl std::fmt::Debug for Signals {
 }
 
 impl Signals {
-    /// Start to listen. Must be called within a Tokio runtime.
+    /// Start to listen. SIGHUP stops the process, unless it was ignored at the start. Must be called within a Tokio
+    /// runtime.
     ///
     /// # Errors
     /// When the operating system refuses.
     pub fn register() -> std::io::Result<Self> {
         let hangup = (!is_hangup_ignored()).then_some(SIGHUP);
-        Ok(Self { stream: signal_hook_tokio::Signals::new([SIGTERM, SIGINT].into_iter().chain(hangup))? })
+        Self::listen(hangup, false)
     }
 
-    /// Wait for the next signal and return its name.
+    /// Start to listen as [`register`](Self::register) does, in a process of this supervisor. If it hears from the
+    /// process, SIGHUP asks for the configuration to be read again: such a process has no terminal that it could lose.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register).
+    pub fn register_under(supervisor: &Supervisor) -> std::io::Result<Self> {
+        if supervisor.hears() { Self::listen(Some(SIGHUP), true) } else { Self::register() }
+    }
+
+    fn listen(hangup: Option<i32>, hangup_reloads: bool) -> std::io::Result<Self> {
+        let stream = signal_hook_tokio::Signals::new([SIGTERM, SIGINT].into_iter().chain(hangup))?;
+        Ok(Self { stream, hangup_reloads })
+    }
+
+    /// Wait for the next signal that tells the process to stop, and return its name. Requests to read the configuration
+    /// again are left out: during a start or a stop no part of it could follow.
     pub async fn next(&mut self) -> &'static str {
+        loop {
+            match self.receive().await {
+                Signal::Stop(name) => return name,
+                Signal::Reload => {
+                    tracing::warn!("SIGHUP during the start or the stop: the configuration is not read again")
+                }
+            }
+        }
+    }
+
+    /// Wait for the next signal.
+    pub async fn receive(&mut self) -> Signal {
         match self.stream.next().await {
-            Some(SIGINT) => "SIGINT",
-            Some(SIGHUP) => "SIGHUP",
-            Some(_) => "SIGTERM",
+            Some(SIGINT) => Signal::Stop("SIGINT"),
+            Some(SIGHUP) if self.hangup_reloads => Signal::Reload,
+            Some(SIGHUP) => Signal::Stop("SIGHUP"),
+            Some(_) => Signal::Stop("SIGTERM"),
             // The stream ends only when its handle is closed, and no code closes it.
             None => std::future::pending().await,
         }

@@ -4,12 +4,14 @@
 //! that variable nothing is sent. A supervisor that does not listen costs a line in the log, never a start, a job or a
 //! stop.
 //!
-//! Nothing is reloaded: settings that change while a process runs are in MySQL (queues, limits, API keys, schedules),
-//! and every runner reads them by itself. So there is no message about a reload.
+//! Most settings that change while a process runs are in MySQL (queues, limits, API keys, schedules), and every runner
+//! reads them by itself. `reload.rs` has what follows a change of the configuration, which a supervisor asks for with
+//! SIGHUP.
 
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
+use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -54,6 +56,11 @@ impl Supervisor {
         Self { line: Some(line), watchdog }
     }
 
+    /// Return whether the supervisor hears from this process.
+    pub(super) const fn hears(&self) -> bool {
+        self.line.is_some()
+    }
+
     /// Ask for time until `starting` has ended, so that a migration is not taken for a start that hangs.
     pub(super) async fn while_starting<T>(&self, starting: impl Future<Output = T>) -> T {
         self.asking_every(SAY_STARTING_EVERY, starting).await
@@ -75,6 +82,14 @@ impl Supervisor {
     /// Say that the runner takes jobs and requests.
     pub(super) fn say_ready(&self, addr: std::net::SocketAddr) {
         self.send(&format!("READY=1\nSTATUS=the API listens on {addr}"));
+    }
+
+    /// Say that the configuration is read again. The end of it is another [`say_ready`](Self::say_ready). systemd tells
+    /// the two apart from an older reload by the time, for which it takes its own clock.
+    pub(super) fn say_reloading(&self) {
+        let now = clock_gettime(ClockId::Monotonic);
+        let usec = i128::from(now.tv_sec) * 1_000_000 + i128::from(now.tv_nsec) / 1_000;
+        self.send(&format!("RELOADING=1\nMONOTONIC_USEC={usec}\nSTATUS=reading the configuration again"));
     }
 
     /// Say that the stop has begun, and how long it may take. So `TimeoutStopSec` need not follow `shutdown_grace`.
@@ -156,6 +171,25 @@ mod tests {
         let ear = UnixDatagram::bind(&name).unwrap();
         ear.set_nonblocking(true).unwrap();
         (ear, name.to_str().unwrap().to_owned())
+    }
+
+    #[test]
+    fn a_reload_tells_the_time_of_the_clock_that_systemd_compares() {
+        let dir = tempfile::tempdir().unwrap();
+        let (ear, name) = ear(dir.path());
+        let supervisor = supervisor(&[("NOTIFY_SOCKET", &name)]);
+        let usec = || {
+            supervisor.say_reloading();
+            let message = heard(&ear).pop().unwrap();
+            let rest = message.strip_prefix("RELOADING=1\nMONOTONIC_USEC=").unwrap_or_else(|| panic!("{message}"));
+            rest.split_once('\n').unwrap().0.parse::<u64>().unwrap()
+        };
+        let (first, began) = (usec(), std::time::Instant::now());
+        std::thread::sleep(Duration::from_millis(20));
+        let second = usec();
+        let passed = u64::try_from(began.elapsed().as_micros()).unwrap();
+        assert!(second >= first + 20_000 && second <= first + passed + 1_000_000, "{first} {second} {passed}");
+        assert!(supervisor.hears() && !Supervisor::default().hears());
     }
 
     /// Return the messages that have come.

@@ -119,6 +119,8 @@ pub struct Config {
     pub workers: usize,
     /// The queues to serve, at least one, each once.
     pub queues: Vec<String>,
+    /// Serve the API and run no loop that starts, moves, ends or removes anything.
+    pub held: bool,
     /// Time after the last renewal at which a runner loses its jobs.
     pub lease: Duration,
     /// Time that running jobs get to finish after SIGTERM.
@@ -372,6 +374,7 @@ impl Config {
             api_tokens: Vec::new(),
             workers: 0,
             queues: Vec::new(),
+            held: false,
             lease: Duration::ZERO,
             shutdown_grace: Duration::ZERO,
             shutdown_notice: Duration::ZERO,

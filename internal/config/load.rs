@@ -152,12 +152,12 @@ impl<'a> Loading<'a> {
                 }
             };
             let shown = text.as_deref().map(|text| setting.shown(text));
-            if let Some(text) = text
-                && let Err(wrong) = (setting.set)(target, &text)
+            if let Some(text) = &text
+                && let Err(wrong) = (setting.set)(target, text)
             {
                 self.fail(&name, origin, shown, wrong);
             } else {
-                self.origins.0.push(Effective { setting: name, value: shown, origin });
+                self.origins.add(Effective { setting: name, value: shown, origin }, text.as_deref());
             }
         }
     }
@@ -195,7 +195,7 @@ impl<'a> Loading<'a> {
 
     /// Make the default of `redis_prefix` follow `table_prefix`.
     fn usual_redis_prefix(&mut self, config: &mut Config) {
-        let effective = self.origins.0.iter_mut().find(|effective| effective.setting == "redis_prefix");
+        let effective = self.origins.list.iter_mut().find(|effective| effective.setting == "redis_prefix");
         if let Some(effective) = effective.filter(|effective| effective.origin == SettingOrigin::Default) {
             config.redis_prefix = Config::usual_redis_prefix(&config.table_prefix);
             effective.value = Some(config.redis_prefix.clone());

@@ -79,6 +79,13 @@ pub static SETTINGS: &[Setting<Config>] = &[
     })
     .default("default")
     .list(),
+    Row::new(
+        "held",
+        "BOOL",
+        "Start the API only, to look at a restored database: nothing is executed, fired, moved, ended or removed before a start without it",
+        |c, t| parse::put(&mut c.held, parse::switch(t)),
+    )
+    .switch(),
     Row::new("lease", "DURATION", "Time after which a silent runner loses its jobs", |c, t| {
         parse::put(&mut c.lease, duration::between(t, 2 * SECOND, HOUR))
     })

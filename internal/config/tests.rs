@@ -89,7 +89,7 @@ fn samples(name: &str) -> [&'static str; 3] {
             "c.example=whsec_Q0NDQ0NDQ0NDQ0NDQ0NDQ0NDQ0NDQ0ND",
         ],
         "callback_allow" => ["10.0.0.0/8", "10.0.0.0/8,a.internal", "*.b"],
-        "strict_durability" | "callback_allow_private" | "test_kinds" => ["true", "false", "true"],
+        "held" | "strict_durability" | "callback_allow_private" | "test_kinds" => ["true", "false", "true"],
         other => panic!("add samples for {other}"),
     }
 }
@@ -164,6 +164,7 @@ fn typed(config: &Config, name: &str) -> String {
             let pair = |one: &HostSecrets| format!("{}={}", one.host, one.secrets[0].show());
             config.callback_host_secrets.iter().map(pair).collect::<Vec<_>>().join(",")
         }
+        "held" => config.held.to_string(),
         "strict_durability" => config.strict_durability.to_string(),
         "callback_allow" => config.callback_allow.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
         "callback_allow_private" => config.callback_allow_private.to_string(),

@@ -175,6 +175,8 @@ pub struct EngineSettings {
     pub child: Option<ChildProgram>,
     /// Outboxes in databases of applications.
     pub outboxes: Vec<SourceSettings>,
+    /// Run no loop and no heartbeat: nothing starts, moves, ends or is removed, and MySQL does not list the runner.
+    pub held: bool,
 }
 
 /// State that all loops share.
@@ -230,7 +232,8 @@ pub struct Engine {
     fetching: TaskTracker,
     working: TaskTracker,
     looping: TaskTracker,
-    heartbeat: Heartbeat,
+    /// Absent when the runner is held.
+    heartbeat: Option<Heartbeat>,
 }
 
 impl std::fmt::Debug for Engine {
@@ -256,6 +259,9 @@ impl Engine {
     /// claimed at once by a runner of another version, and that runner gives it back only if it finds this one
     /// registered. If this call fails, the heartbeat registers the runner.
     pub async fn enlist(store: &Store, registry: &Registry, settings: &EngineSettings) {
+        if settings.held {
+            return;
+        }
         let mut pulse = store.heartbeat_connection();
         let entered = tokio::time::timeout(TO_ENLIST, pulse.register(&row(registry, settings))).await;
         if !matches!(entered, Ok(Ok(()))) {
@@ -263,7 +269,7 @@ impl Engine {
         }
     }
 
-    /// Start all loops.
+    /// Start all loops, or none of them if the runner is held.
     ///
     /// # Errors
     /// When the thread of the heartbeat or of an alarm cannot be started.
@@ -280,6 +286,9 @@ impl Engine {
         log_as(&runner);
         keep_attempt_logs(settings.attempt_log);
         let live = Arc::new(LiveAttempts::default());
+        if settings.held {
+            return Ok(Self::hold((broker, index, operator_settings), registry, settings, live));
+        }
         let row = row(&registry, &settings);
         let heartbeats =
             Arc::new(if store.was_out() { HeartbeatHistory::after_an_outage() } else { HeartbeatHistory::default() });
@@ -354,13 +363,36 @@ impl Engine {
         });
         keep_running(&looping, &shared, "cancels", live::forward_cancels);
         tracing::info!(runner = %shared.runner, workers = shared.settings.workers, "runner started");
-        Ok(Self { shared, fetching, working, looping, heartbeat })
+        Ok(Self { shared, fetching, working, looping, heartbeat: Some(heartbeat) })
+    }
+
+    /// Make a runner without loops. It takes no request for jobs of a remote worker: nothing would answer.
+    fn hold(
+        parts: (Broker, Index, OperatorSettingsCopy),
+        registry: Arc<Registry>,
+        settings: EngineSettings,
+        live: Arc<LiveAttempts>,
+    ) -> Self {
+        drop(parts.0.polls());
+        let shared = Arc::new(EngineState::new(parts, registry, settings, (live, Arc::default())));
+        tracing::warn!(
+            runner = %shared.runner,
+            "held: no job starts, and nothing is fired, moved, ended or removed; start without the setting held to go on"
+        );
+        let (fetching, working, looping) = (TaskTracker::new(), TaskTracker::new(), TaskTracker::new());
+        Self { shared, fetching, working, looping, heartbeat: None }
     }
 
     /// Return the identity of this runner, as its attempts show it.
     #[must_use]
     pub fn runner(&self) -> &RunnerId {
         &self.shared.runner
+    }
+
+    /// Return whether it runs no loop, and no heartbeat.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.heartbeat.is_none()
     }
 
     /// Return the number of attempts that run now.
@@ -430,7 +462,9 @@ impl Engine {
         }
         // Unregister the runner only when no claim is under way and every claim was answered. Otherwise an attempt may
         // be left behind, and other runners find it through this runner's row.
-        heartbeat.stop(all_settled && shared.store.unanswered_claims() == 0).await;
+        if let Some(heartbeat) = heartbeat {
+            heartbeat.stop(all_settled && shared.store.unanswered_claims() == 0).await;
+        }
         tracing::info!(runner = %shared.runner, given_back, results_waiting, abandoned, "runner stopped");
         Stopped { given_back, abandoned }
     }

@@ -37,11 +37,11 @@ const FIRST_BYTES: usize = 512;
 #[derive(Clone, Debug)]
 pub struct AttemptLog {
     level: LevelFilter,
-    shared: Arc<Shared>,
+    shared: Arc<LogState>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct LogState {
     /// The attempt has ended: further lines are not kept.
     closed: AtomicBool,
     lines: OnceLock<Mutex<Lines>>,
@@ -203,7 +203,7 @@ impl Visit for EventText {
 }
 
 /// Most detailed level that a log of an attempt in this process keeps, as a number: `OFF` is 0 and `TRACE` is 5.
-static MOST_DETAILED: AtomicUsize = AtomicUsize::new(0);
+static MAX_LEVEL: AtomicUsize = AtomicUsize::new(0);
 
 fn as_number(level: LevelFilter) -> usize {
     level.into_level().map_or(0, |level| match level {
@@ -216,7 +216,7 @@ fn as_number(level: LevelFilter) -> usize {
 }
 
 fn most_detailed() -> LevelFilter {
-    match MOST_DETAILED.load(Ordering::Relaxed) {
+    match MAX_LEVEL.load(Ordering::Relaxed) {
         0 => LevelFilter::OFF,
         1 => LevelFilter::ERROR,
         2 => LevelFilter::WARN,
@@ -229,7 +229,7 @@ fn most_detailed() -> LevelFilter {
 /// Let the layer see lines of this level and above. A runner says this at its start. Until then the layer sees none, so
 /// that a process without a runner pays nothing for it. The most detailed level of all runners of a process counts.
 pub fn keep_attempt_logs(level: LevelFilter) {
-    if MOST_DETAILED.fetch_max(as_number(level), Ordering::Relaxed) < as_number(level) {
+    if MAX_LEVEL.fetch_max(as_number(level), Ordering::Relaxed) < as_number(level) {
         // `tracing` remembers for each line whether any layer wants it.
         tracing::callsite::rebuild_interest_cache();
     }

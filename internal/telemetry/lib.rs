@@ -21,7 +21,9 @@ mod slot;
 mod traces;
 
 pub use attempt_log::{AttemptLog, attempt_log_layer, keep_attempt_logs};
-pub use logs::{LOG_FIELDS, LogScope, in_log_scope, init_logs, log_as, log_fields_table, without_panic_messages};
+pub use logs::{
+    LOG_FIELDS, LogScope, change_log_filter, in_log_scope, init_logs, log_as, log_fields_table, without_panic_messages,
+};
 pub use meters::{MeterReadings, Meters};
 pub use metric_table::{Form, METRICS, Metric, Of, metrics_table};
 pub use pace::LinePace;

@@ -20,7 +20,7 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt as _;
-use tracing_subscriber::{EnvFilter, Layer as _};
+use tracing_subscriber::{EnvFilter, Layer as _, Registry, reload};
 
 use super::attempt_log::{AttemptLog, attempt_log_layer, keep_attempt_logs};
 use tickr_job::{JobId, Name, RunnerId, SpanContext};
@@ -147,6 +147,9 @@ impl LogScope {
     }
 }
 
+/// Changes the filter of the log of this process. Absent when the log is not that of [`init_logs`].
+static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
+
 /// Set up logging for this process. A second call changes nothing, so tests may call it repeatedly.
 ///
 /// `filter` has the syntax of `tracing` filters, such as `info` or `tickr=debug,info`. A filter that cannot be parsed
@@ -154,10 +157,7 @@ impl LogScope {
 pub fn init_logs(filter: &str, json: bool, attempts: LevelFilter) {
     // The bridge from the crate `log` reads the most detailed level once, when it is set up.
     keep_attempt_logs(attempts);
-    let filter = EnvFilter::try_new(filter).unwrap_or_else(|_| EnvFilter::new("info"));
-    // For speed only: lines that are never shown are not formatted. `is_quiet` makes the decision.
-    let quiet = |(target, level): &(&str, Level)| format!("{target}={level}").parse().ok();
-    let filter = QUIET.iter().filter_map(quiet).fold(filter, EnvFilter::add_directive);
+    let (filter, handle) = reload::Layer::new(filter_of(filter));
     let lines = if json {
         Lines::Json
     } else {
@@ -169,8 +169,23 @@ pub fn init_logs(filter: &str, json: bool, attempts: LevelFilter) {
     let lines = tracing_subscriber::fmt::layer().log_internal_errors(false).event_format(lines);
     let lines = lines.with_writer(std::io::stderr).with_filter(filter);
     if tracing_subscriber::registry().with(lines).with(attempt_log_layer()).try_init().is_ok() {
+        let _ = FILTER.set(handle);
         log_panics(json);
     }
+}
+
+/// Write lines by this filter from now on. Return false when the log is not that of [`init_logs`], so that its program
+/// chooses the lines.
+#[must_use]
+pub fn change_log_filter(filter: &str) -> bool {
+    FILTER.get().is_some_and(|handle| handle.reload(filter_of(filter)).is_ok())
+}
+
+fn filter_of(text: &str) -> EnvFilter {
+    let filter = EnvFilter::try_new(text).unwrap_or_else(|_| EnvFilter::new("info"));
+    // For speed only: lines that are never shown are not formatted. `is_quiet` makes the decision.
+    let quiet = |(target, level): &(&str, Level)| format!("{target}={level}").parse().ok();
+    QUIET.iter().filter_map(quiet).fold(filter, EnvFilter::add_directive)
 }
 
 /// Target of the lines about panics.

@@ -49,6 +49,8 @@ async fn readyz_says_whether_commits_are_durable_without_a_binary_log() {
     // A setting of a binary log that is off is no weakness.
     let off = format!("{FLUSH_1}; SET GLOBAL sync_binlog = 0");
     until_told(&tickr, services, &off, (json!(true), vec![])).await;
+    let ready = tickr.get("/readyz").await.body;
+    assert_eq!((&ready["topology"], &ready["topology_note"]), (&json!("single"), &Value::Null));
     tickr.stop().await;
 }
 

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::limits::{MOST_AT_ONCE, set_and_wait};
 use crate::support::{
-    Proxy, Relay, TestApp, answer, connect, drop_database, eventually, http, migrated_database, server_options,
+    Proxy, Relay, Runner, TestApp, answer, connect, drop_database, eventually, http, migrated_database, server_options,
     table_prefix,
 };
 
@@ -365,6 +365,121 @@ async fn runners_with_two_servers_in_their_url_use_the_one_that_takes_writes() {
     assert!(metrics.contains("\ntickr_store_server_changes_total "), "{metrics}");
     tickr.assert_sound().await;
     runner.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runner_does_not_start_at_a_server_that_only_reads_and_says_why() {
+    let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
+    // The one server of the URL is a replica, or a primary that was demoted.
+    tickr.sql("SET GLOBAL read_only = 1").await;
+    let mut refused = Runner::start(&tickr, &[]);
+    assert_eq!(refused.exit_code().await, Some(1), "{}", refused.log());
+    let log = refused.log();
+    let name: String = sqlx::query_scalar("SELECT @@hostname").fetch_one(&mut tickr.mysql().await).await.unwrap();
+    let reason = format!("the server {name} takes no writes (read_only on), so it is a replica");
+    for part in [reason.as_str(), "name the primary in mysql_url", "SET GLOBAL read_only = OFF", "\nthe server is "] {
+        assert!(log.contains(part), "{part}: {log}");
+    }
+    // The remedy that it names is enough.
+    tickr.sql("SET GLOBAL read_only = OFF").await;
+    let runner = Runner::start(&tickr, &[]);
+    let ready = answer(http().get(format!("{}/readyz", runner.base().await))).await;
+    assert_eq!(ready.status, 200, "{:#}", ready.body);
+    drop(runner);
+    tickr.stop().await;
+}
+
+/// Behind one address, a proxy leads new connections to the new primary and leaves the open ones at the former one.
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_refused_write_no_read_asks_the_former_primary_behind_a_proxy() {
+    let Pair { first, second, .. } = Pair::start().await;
+    let relay = Relay::start().await;
+    relay.lead_to_port(first.port);
+    let url = format!("mysql://runner:of-it@127.0.0.1:{}/pair", relay.port());
+    let own = Services::start(&server_options()).unwrap();
+    let tickr = TestApp::start_on_own(own, |config| {
+        config.mysql_url = Some(ServerUrl::mysql(&url).unwrap());
+        config.table_prefix = tickr::job::TablePrefix::default();
+        config.queues = vec!["elsewhere".into()];
+    })
+    .await;
+    let accept = async |name: &str| {
+        let job = json!({"kind": "noop", "delay_ms": 3_600_000});
+        let id = eventually("a job is accepted", || async {
+            // A request that was not answered may have been accepted, so it is repeated with its key.
+            let answer = answer(http().post(tickr.url("/v1/jobs")).header("idempotency-key", name).json(&job)).await;
+            (answer.status == 201).then(|| answer.body["id"].as_str().unwrap().to_owned())
+        })
+        .await;
+        format!("/v1/jobs/{id}")
+    };
+    // More readers at a time than there are connections for reads, so that each of these is used.
+    let read_by_many = async |path: &str| {
+        let answers = futures_util::future::join_all((0..64).map(|_| tickr.get(path))).await;
+        answers.into_iter().map(|answer| answer.status).collect::<Vec<_>>()
+    };
+    let before = accept("before").await;
+    assert_eq!(read_by_many(&before).await, [200; 64]);
+    // A connection that is younger than a second may be used until it is as old.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+
+    first.take_writes(false).await;
+    second.catch_up(&first).await;
+    second.fall_behind().await;
+    second.become_the_primary().await;
+    second.take_writes(true).await;
+    relay.lead_to_port(second.port);
+    // The former primary stores nothing any more. This write may have got a new connection, which leads to the new
+    // primary. Then the process learns of the failover by the next one, which its heartbeat makes at the latest.
+    let after = accept("after").await;
+    assert_eq!(first.count("SELECT COUNT(*) FROM pair.jobs").await, 1, "the former primary took a write");
+    eventually("no read asks the former primary", || async { (read_by_many(&after).await == [200; 64]).then_some(()) })
+        .await;
+    assert_eq!(read_by_many(&after).await, [200; 64], "a read asked the former primary again");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn readyz_says_what_a_failover_may_lose() {
+    let Pair { first, second, url } = Pair::start().await;
+    let own = Services::start(&server_options()).unwrap();
+    let tickr = TestApp::start_on_own(own, |config| {
+        config.mysql_url = Some(url);
+        config.table_prefix = tickr::job::TablePrefix::default();
+        config.queues = vec!["elsewhere".into()];
+    })
+    .await;
+    let until_told = async |kind: &str, note: Option<&str>| {
+        eventually(&format!("{kind}: {note:?}"), || async {
+            let told = tickr.get("/readyz").await.body;
+            let is_noted = match note {
+                Some(part) => told["topology_note"].as_str().is_some_and(|note| note.contains(part)),
+                None => told["topology_note"].is_null(),
+            };
+            (told["topology"] == kind && is_noted).then_some(())
+        })
+        .await;
+    };
+    if !first.mariadb {
+        // The account has rights in its database alone.
+        until_told("unknown", Some("may not read whether replicas follow")).await;
+        tickr.stop().await;
+        return;
+    }
+    until_told("async_replicas", Some("follow asynchronously")).await;
+    second.fall_behind().await;
+    second.sql("SET GLOBAL rpl_semi_sync_slave_enabled = 1".to_owned()).await;
+    second.start_to_follow().await;
+    for setting in ["timeout = 100", "enabled = 1"] {
+        first.sql(format!("SET GLOBAL rpl_semi_sync_master_{setting}")).await;
+    }
+    until_told("semi_sync", Some("a failover loses nothing")).await;
+    // A commit that no replica acknowledges in time ends the waiting. Readiness commits, and its promise has changed.
+    second.fall_behind().await;
+    until_told("async_replicas", Some("does not wait now")).await;
+    first.sql("SET GLOBAL rpl_semi_sync_master_enabled = 0".to_owned()).await;
+    until_told("single", None).await;
     tickr.stop().await;
 }
 

@@ -16,6 +16,7 @@ use tickr::telemetry::{Form, METRICS, Metric, Of, metrics_table};
 use tokio::time::Instant;
 use yaml_rust2::{Yaml, YamlLoader};
 
+use crate::support::documents;
 use crate::support::limits::set_and_wait;
 use crate::support::program::example;
 use crate::support::{
@@ -907,15 +908,21 @@ fn a_runner_that_is_cut_off_takes_part_in_no_alert_about_the_fleet() {
     assert_eq!(guarded.len(), 11, "{guarded:?}");
 }
 
-/// The engineer on call begins with the name of the alert.
+/// The engineer on call begins with the name of the alert, or with the link that it carries. Both lead to the same part.
 #[test]
 fn the_pages_of_the_night_have_every_alert() {
-    let night = fs::read_to_string(root().join("docs/NIGHT.md")).unwrap();
-    let rows: Vec<&str> = night.lines().filter(|line| line.starts_with('|') && line.contains("](#")).collect();
+    let night = documents::document("docs/NIGHT.md");
+    let anchors = night.anchors();
+    let rows: Vec<&str> = night.text.lines().filter(|line| line.starts_with('|') && line.contains("](#")).collect();
     let rules = alert_rules();
     for rule in rules["groups"].as_vec().unwrap().iter().flat_map(|group| group["rules"].as_vec().unwrap()) {
         let name = format!("`{}`", rule["alert"].as_str().unwrap());
-        assert!(rows.iter().any(|row| row.contains(&name)), "no symptom of docs/NIGHT.md has {name}");
+        let row = rows.iter().find(|row| row.contains(&name));
+        let row = row.unwrap_or_else(|| panic!("no symptom of docs/NIGHT.md has {name}"));
+        let page = rule["annotations"]["runbook_url"].as_str().unwrap_or_else(|| panic!("{name} has no runbook_url"));
+        let anchor = page.strip_prefix("docs/NIGHT.md#").unwrap_or_else(|| panic!("{name}: {page}"));
+        assert!(anchors.iter().any(|heading| heading == anchor), "{name}: docs/NIGHT.md has no part {anchor}");
+        assert!(row.contains(&format!("](#{anchor})")), "{name}: its symptom does not lead to {anchor}");
     }
 }
 

@@ -92,6 +92,77 @@ async fn a_supervisor_hears_of_the_start_the_readiness_and_the_stop_in_this_orde
     tickr.stop().await;
 }
 
+/// Replace a file at once, as a deploy does. A runner that reads it meanwhile sees the old or the new one.
+fn replace(file: &Path, text: &str) {
+    let new = file.with_extension("new");
+    std::fs::write(&new, text).unwrap();
+    std::fs::rename(new, file).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reload_follows_the_log_filter_names_what_needs_a_restart_and_refuses_a_wrong_file_whole() {
+    let tickr = bystander().await;
+    let dir = tempfile::tempdir().unwrap();
+    let (socket, file) = (dir.path().join("notify"), dir.path().join("tickr.toml"));
+    let ear = Ear::at(&socket);
+    let started_with = "shutdown_grace = \"40s\"\napi_tokens = [\"a-token-of-twenty-letters\"]\n";
+    replace(&file, started_with);
+    let env = [
+        ("NOTIFY_SOCKET", socket.to_str().unwrap()),
+        ("TICKR_CONFIG", file.to_str().unwrap()),
+        // No stall of the machine may end the lease of its job.
+        ("TICKR_LEASE", "60s"),
+        ("TICKR_LOG_FORMAT", "json"),
+    ];
+    let mut runner = Runner::start(&tickr, &env);
+    while !ear.hear().starts_with("READY=1\n") {}
+    let base = runner.base().await;
+    let job = tickr.enqueue(json!({"kind": "sleep", "payload": {"ms": 10_000}})).await;
+    tickr.until(job, tickr::job::State::Executing).await;
+    let reload = || {
+        runner.signal("HUP");
+        let reloading = ear.hear();
+        let rest = reloading.strip_prefix("RELOADING=1\nMONOTONIC_USEC=").unwrap_or_else(|| panic!("{reloading}"));
+        assert!(rest.split_once('\n').unwrap().0.parse::<u64>().unwrap() > 0, "{reloading}");
+        let ready = ear.hear();
+        assert!(ready.starts_with("READY=1\n"), "{ready}");
+    };
+    let is_detailed = async |request: &str| {
+        let asked = while_unavailable(async || answer(http().get(format!("{base}/livez"))).await).await;
+        assert_eq!(asked.status, 200, "{request}");
+        runner.log().contains("\"level\":\"DEBUG\"")
+    };
+    assert!(!is_detailed("before the reload").await);
+
+    // The filter follows, and settings that need a restart are named, a secret among them. No value of one is shown.
+    replace(&file, "log = \"debug\"\nshutdown_grace = \"10s\"\napi_tokens = [\"the-other-token-of-letters\"]\n");
+    reload();
+    runner.until_log("these settings have changed and need a restart").await;
+    assert!(runner.log().contains(r#""settings":"api_tokens, shutdown_grace""#), "{}", runner.log());
+    assert!(!runner.log().contains("-of-"), "{}", runner.log());
+    eventually("debug lines are written", async || is_detailed("after the reload").await.then_some(())).await;
+
+    // A file with two mistakes changes nothing, also not the filter, and both are named.
+    replace(&file, "log = \"warn\"\nworkers = \"many\"\nhorizon = \"1 parsec\"\n");
+    reload();
+    runner.until_log("the configuration stays as it was").await;
+    for setting in ["workers", "horizon"] {
+        assert!(runner.log().contains(&format!(r#""setting":"{setting}""#)), "{}", runner.log());
+    }
+    replace(&file, &format!("log = \"debug\"\n{started_with}"));
+    reload();
+    // An info line: with the filter of the wrong file it would not be written.
+    runner.until_log("the configuration was read again\"").await;
+
+    // None of this touched the job, and the stop is that of the first configuration.
+    assert!(!runner.has_ended());
+    runner.signal("TERM");
+    assert!(ear.hear().starts_with("STOPPING=1\nSTATUS=stopping, for at most 75 s\n"));
+    assert_eq!(runner.exit_code().await, Some(0));
+    assert_eq!(tickr.verdicts(job).await, ["succeeded"]);
+    tickr.stop().await;
+}
+
 #[cfg(target_os = "linux")]
 #[tokio::test(flavor = "multi_thread")]
 async fn a_supervisor_with_an_abstract_socket_hears_the_same() {

@@ -296,7 +296,7 @@ pub(crate) async fn check(api: &Api, mut request: Request, next: Next) -> Respon
             "send Authorization: Bearer with an API key (tickr api-keys create) or a token of TICKR_API_TOKENS";
         return Problem::new(Code::Unauthorized, detail).into_response();
     };
-    let age = api.operator_settings.age();
+    let age = api.operator_settings.api_keys_age();
     if holder.key.is_some() && age > API_KEYS_HOLD && request.uri().path() != SCRAPED {
         return unreadable_api_keys(age).into_response();
     }

@@ -53,7 +53,7 @@ impl RequestRight {
         match self.auth_method {
             AuthMethod::Token => true,
             AuthMethod::Open => is_open(&self.api, &self.settings.borrow()),
-            AuthMethod::Key(id) => self.api.operator_settings.age() <= API_KEYS_HOLD && self.is_valid(id),
+            AuthMethod::Key(id) => self.api.operator_settings.api_keys_age() <= API_KEYS_HOLD && self.is_valid(id),
         }
     }
 
@@ -95,7 +95,7 @@ impl RequestRight {
                 "the API has required an API key since this request began; create one with tickr api-keys create"
             }
             AuthMethod::Key(id) if self.is_valid(id) => {
-                return unreadable_api_keys(self.api.operator_settings.age().max(API_KEYS_HOLD));
+                return unreadable_api_keys(self.api.operator_settings.api_keys_age().max(API_KEYS_HOLD));
             }
             AuthMethod::Token | AuthMethod::Key(_) => "the API key of this request was revoked",
         };

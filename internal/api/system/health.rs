@@ -37,9 +37,20 @@ pub(crate) struct ReadyAnswer {
     /// The settings that make commits not durable.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     weaknesses: Vec<String>,
-    /// True when this runner starts jobs. False while it is stopping or an operator has drained it (`/v1/runners`). A
-    /// drain never makes the runner unready, because a drained runner still answers HTTP.
+    /// The topology behind the MySQL server: `single`, `galera`, `group_replication`, `semi_sync`, `async_replicas`, or
+    /// `unknown` when the account may not read whether replicas follow. Absent when MySQL does not answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    topology: Option<&'static str>,
+    /// The loss of acknowledged commits that a failover of this topology may bring. Absent if none is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    topology_note: Option<&'static str>,
+    /// True when this runner starts jobs. False while it is stopping or held, or when an operator has drained it
+    /// (`/v1/runners`). A drain never makes the runner unready, because a drained runner still answers HTTP.
     takes_jobs: bool,
+    /// True when this process only serves the API (setting `held`): it starts no job and runs no loop, for a look at a
+    /// restored database. Absent otherwise.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    held: bool,
     /// A setting that makes Redis lose more data than necessary, such as an eviction policy, as far as Redis reports
     /// it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -69,7 +80,10 @@ pub fn while_migrating(progress: watch::Receiver<String>) -> Router {
             index: "degraded",
             durable: None,
             weaknesses: Vec::new(),
+            topology: None,
+            topology_note: None,
             takes_jobs: false,
+            held: false,
             index_weakness: None,
             index_problem: None,
             index_mode: None,
@@ -114,8 +128,11 @@ pub(crate) async fn readyz(State(api): State<Api>) -> Response {
         mysql,
         index: api.index.health().now().as_str(),
         durable: durability.as_ref().map(|d| d.durable),
+        topology: durability.as_ref().map(|d| d.topology.kind.as_str()),
+        topology_note: durability.as_ref().and_then(|d| d.topology.note),
         weaknesses: durability.map(|d| d.weaknesses).unwrap_or_default(),
-        takes_jobs: !stopping && !api.operator_settings.now().drained,
+        takes_jobs: !stopping && !api.held && !api.operator_settings.now().drained,
+        held: api.held,
         index_weakness: api.index.weakness(),
         index_problem: api.index.health().problem(),
         index_mode: Some(api.index.mode().as_str()),

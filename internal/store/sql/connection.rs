@@ -27,8 +27,12 @@ use crate::sql::error::{
     Fault, StoreError, certainly_rolled_back, fault, is_out_of_statements, lacks_right, number, tell_outage,
     waited_for_lock,
 };
-use crate::sql::servers::{Blame, Servers, blame, blame_at_opening, check_member, check_writable};
+use crate::sql::read_only::ReadOnlySightings;
+use crate::sql::servers::{
+    Blame, READ_ONLY, Servers, blame, blame_at_opening, check_member, check_writable, of_no_use, takes_writes,
+};
 use crate::sql::session::Session;
+use crate::sql::topology::KnownTopology;
 use crate::sql::write_probe;
 use tickr_job::TablePrefix;
 
@@ -61,7 +65,8 @@ pub(crate) enum PriorRun {
 /// The settings of every session, whatever the server's own defaults are, in one text and one round trip. The driver
 /// has set the time zone and the character set before. Without these settings, a session that did not commit by itself,
 /// limited its results or read quotes differently would break guarantees without an error. [`Server`] needs the rows
-/// that come back. MySQL does not know the last variable, and MariaDB says whether it is a node of a Galera cluster.
+/// that come back: the limit of a packet with what says whether the server takes writes, and a variable that MySQL does
+/// not know, with which MariaDB says whether it is a node of a Galera cluster.
 ///
 /// A process that froze in a transaction keeps its locks for as long as its connection lives. MariaDB ends a connection
 /// that says nothing in a transaction, here after [`RUN_LIMIT`], when a living process has given up. This also concerns
@@ -76,7 +81,8 @@ const SESSION: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
      sql_mode = 'STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
      innodb_lock_wait_timeout = 5, lock_wait_timeout = 10 /*M!100300 , idle_transaction_timeout = 15, \
      max_statement_time = 0 */ /*!50708 , max_execution_time = 0 */; \
-     SELECT CAST(@@max_allowed_packet AS SIGNED); SHOW VARIABLES LIKE 'wsrep_on'";
+     SELECT CAST(@@max_allowed_packet AS SIGNED), CAST(@@GLOBAL.read_only AS CHAR), \
+     CAST(@@GLOBAL.innodb_read_only AS CHAR); SHOW VARIABLES LIKE 'wsrep_on'";
 /// Lock waits of a hurried connection (1 s), and of every other connection (5 s and 10 s). MySQL takes no shorter one.
 const HURRIED: &str = "SET SESSION innodb_lock_wait_timeout = 1, lock_wait_timeout = 1";
 const UNHURRIED: &str = "SET SESSION innodb_lock_wait_timeout = 5, lock_wait_timeout = 10";
@@ -98,6 +104,10 @@ pub(crate) struct Server {
     packet: AtomicUsize,
     texts: AtomicUsize,
     clustered: AtomicBool,
+    /// The replicas or the cluster behind it.
+    pub(crate) topology: KnownTopology,
+    /// When a connection last led to a server that takes no writes.
+    read_only: ReadOnlySightings,
     /// Whether it had no room for a write a moment ago.
     pub(crate) room: DiskRoom,
 }
@@ -135,7 +145,9 @@ pub(crate) fn is_in_cluster() -> bool {
 impl Server {
     fn unknown() -> Self {
         let (packet, texts) = (AtomicUsize::new(usize::MAX), AtomicUsize::new(MAX_TEXTS));
-        Self { packet, texts, clustered: AtomicBool::new(false), room: DiskRoom::default() }
+        let (read_only, room) = (ReadOnlySightings::default(), DiskRoom::default());
+        let topology = KnownTopology::default();
+        Self { packet, texts, clustered: AtomicBool::new(false), topology, read_only, room }
     }
 
     /// Return the largest packet that the server accepts, in bytes.
@@ -249,10 +261,14 @@ async fn open_somewhere(target: &Target) -> Result<(u64, MySqlConnection), sqlx:
 async fn open_at(target: &Target, turn: u64) -> Result<MySqlConnection, sqlx::Error> {
     within(FIRST_WORDS, async {
         let mut conn = target.options(turn).connect().await?;
-        prepare_session(&mut conn, &target.server).await?;
+        let writes = prepare_session(&mut conn, &target.server).await?;
         if target.servers.are_many() {
-            check_writable(&mut conn).await?;
+            if !writes {
+                return Err(of_no_use(READ_ONLY));
+            }
             check_member(&mut conn).await?;
+        } else if !writes {
+            target.server.read_only.note();
         }
         Ok(conn)
     })
@@ -327,16 +343,18 @@ pub(crate) async fn within<T>(
     }
 }
 
-async fn prepare_session(conn: &mut MySqlConnection, server: &Server) -> Result<(), sqlx::Error> {
+/// Send the settings of a session, and read what its server accepts. Return whether the server takes writes.
+async fn prepare_session(conn: &mut MySqlConnection, server: &Server) -> Result<bool, sqlx::Error> {
     let rows = sqlx::raw_sql(SESSION).fetch_all(conn).await?;
-    let packet: i64 = rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)?;
+    let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+    let packet: i64 = first.try_get(0)?;
     let clustered = match rows.get(1) {
         Some(row) => row.try_get::<String, _>(1)?.eq_ignore_ascii_case("ON"),
         None => false,
     };
     server.clustered.store(clustered, Ordering::Relaxed);
     server.packet.store(usize::try_from(packet).unwrap_or(usize::MAX), Ordering::Relaxed);
-    Ok(())
+    takes_writes(first, 1)
 }
 
 /// A connection that was taken out of a pool. It is closed when it is dropped, unless [`release`](Self::release) was
@@ -395,7 +413,7 @@ struct OpenedPool {
 
 impl OpenedPool {
     fn new(target: &Target, size: u32, hurried: bool) -> Self {
-        let limits = Arc::clone(&target.server);
+        let (limits, seen) = (Arc::clone(&target.server), Arc::clone(&target.server));
         let turn = target.turn();
         let connections = MySqlPoolOptions::new()
             .max_connections(size)
@@ -407,12 +425,22 @@ impl OpenedPool {
             .after_connect(move |conn, _| {
                 let limits = Arc::clone(&limits);
                 Box::pin(async move {
-                    prepare_session(conn, &limits).await?;
+                    let writes = prepare_session(conn, &limits).await?;
                     if hurried {
                         sqlx::raw_sql(HURRIED).execute(conn).await?;
                     }
+                    // Reads go on while the only server takes no writes. Last, so that the sighting is about as old as
+                    // the connection.
+                    if !writes {
+                        limits.read_only.note();
+                    }
                     Ok(())
                 })
+            })
+            // Behind a proxy, a connection may lead to a former primary for ever, and read what is old.
+            .before_acquire(move |_, connection| {
+                let is_usable = !seen.read_only.concerns(connection.age);
+                Box::pin(async move { Ok(is_usable) })
             })
             .connect_lazy_with(target.options(turn));
         Self { turn, connections, hurried, left: Vec::new() }
@@ -637,6 +665,7 @@ fn run_untyped(
                         if !matches!(frame, Frame::Nothing) {
                             pool.target.server.room.note(error);
                         }
+                        pool.target.server.read_only.note_error(error);
                         judge(&pool.target, turn, error).await;
                         // Another server does not have the read that this one may go on with.
                         if !may_repeat(is_heavy, frame, error) && turn == pool.target.turn() {
@@ -704,7 +733,8 @@ pub(crate) struct DedicatedConnection {
     conn: Option<Session<'static>>,
     /// The turn of the servers in which the connection was opened.
     turn: u64,
-    /// Time of the last answer on the connection.
+    /// Time when the connection was opened, and that of the last answer on it.
+    opened: Instant,
     heard: Instant,
     /// `hurried`: wait for locks for one second only. `told_hurried`: the setting of the open session.
     hurried: bool,
@@ -713,7 +743,8 @@ pub(crate) struct DedicatedConnection {
 
 impl DedicatedConnection {
     pub(crate) fn new(target: Target) -> Self {
-        Self { target, conn: None, turn: 0, heard: Instant::now(), hurried: false, told_hurried: false }
+        let now = Instant::now();
+        Self { target, conn: None, turn: 0, opened: now, heard: now, hurried: false, told_hurried: false }
     }
 
     /// Set the lock wait for the next runs: one second if `hurried`, otherwise as long as on other connections.
@@ -779,6 +810,7 @@ impl DedicatedConnection {
                 self.target.server.keep_fewer();
             }
             self.target.server.room.note(e);
+            self.target.server.read_only.note_error(e);
             // A connection that could not be opened was judged when it was opened.
             if self.conn.is_some() {
                 judge(&self.target, self.turn, e).await;
@@ -795,14 +827,15 @@ impl DedicatedConnection {
         F: for<'c> Fn(&'c mut Session<'_>, PriorRun) -> DbFuture<'c, T>,
     {
         let is_elsewhere = self.turn != self.target.turn();
-        if is_elsewhere || (self.heard.elapsed() > RESTED && !self.is_alive().await) {
+        let is_of_before = self.target.server.read_only.concerns(self.opened.elapsed());
+        if is_elsewhere || is_of_before || (self.heard.elapsed() > RESTED && !self.is_alive().await) {
             self.conn = None;
         }
         let conn = match &mut self.conn {
             Some(conn) => conn,
             empty => {
                 let (turn, conn) = open_somewhere(&self.target).await?;
-                (self.turn, self.told_hurried) = (turn, false);
+                (self.turn, self.told_hurried, self.opened) = (turn, false, Instant::now());
                 empty.insert(Session::new(conn, self.target.prefix.clone()))
             }
         };

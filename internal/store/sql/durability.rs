@@ -6,8 +6,9 @@ use std::time::Duration;
 use async_recursion::async_recursion as boxed;
 use sqlx::{AssertSqlSafe, Row};
 
-use crate::sql::connection::{FIRST_WORDS, on_pool, within};
+use crate::sql::connection::{FIRST_WORDS, Server, on_pool, within};
 use crate::sql::session::Session;
+use crate::sql::topology::{ServerFacts, Topology};
 use crate::sql::write_probe;
 use crate::{Store, StoreError};
 
@@ -24,6 +25,9 @@ pub struct Durability {
     pub weaknesses: Vec<String>,
     /// The server's version, for the log.
     pub server: String,
+    /// The replicas or the cluster behind the server. A commit that is durable there may be lost by a failover all the
+    /// same.
+    pub topology: Topology,
 }
 
 impl Store {
@@ -33,7 +37,29 @@ impl Store {
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     #[boxed]
     pub async fn durability(&self) -> Result<Durability, StoreError> {
-        on_pool(&self.shared.pools.loops, "read the server's settings", |conn, _| Box::pin(settings(conn))).await
+        let server = Arc::clone(&self.shared.options.server);
+        on_pool(&self.shared.pools.loops, "read the server's settings", move |conn, _| {
+            let server = Arc::clone(&server);
+            Box::pin(async move { settings(conn, &server).await })
+        })
+        .await
+    }
+
+    /// Check that a runner may start on this server: it takes writes, so that no read after a claim asks a replica, and
+    /// no other server takes writes of the same rows without its locks. A running process stays with a server that
+    /// becomes read-only, because that is an outage, which ends.
+    ///
+    /// # Errors
+    /// [`StoreError::Refused`] with the reason and what an operator can do, otherwise [`StoreError`] when MySQL cannot
+    /// be reached.
+    #[boxed]
+    pub async fn check_primary(&self) -> Result<(), StoreError> {
+        const ATTEMPTED: &str = "use the mysql server";
+        let refusal = on_pool(&self.shared.pools.loops, ATTEMPTED, |conn, _| {
+            Box::pin(async move { Ok(within(FIRST_WORDS, ServerFacts::read(conn)).await?.refusal()) })
+        })
+        .await?;
+        refusal.map_or(Ok(()), |cause| Err(StoreError::refused(ATTEMPTED, cause)))
     }
 
     /// Read the settings as [`durability`](Self::durability) does, change a row and commit. A server that was demoted
@@ -50,11 +76,13 @@ impl Store {
     pub async fn writable(&self) -> Result<Durability, StoreError> {
         const ATTEMPTED: &str = "try a write";
         let alone = Arc::clone(&self.shared.pools.probe).lock_owned().await;
+        let server = Arc::clone(&self.shared.options.server);
         let durability = on_pool(&self.shared.pools.loops, ATTEMPTED, move |conn, _| {
             // The task of the probe keeps its turn, also when its caller goes away.
             let _kept = &alone;
+            let server = Arc::clone(&server);
             Box::pin(async move {
-                let durability = settings(&mut *conn).await?;
+                let durability = settings(&mut *conn, &server).await?;
                 within(PROBE_LIMIT, write_probe::write(conn)).await?;
                 Ok(durability)
             })
@@ -68,8 +96,9 @@ impl Store {
     }
 }
 
-async fn settings(conn: &mut Session<'_>) -> Result<Durability, sqlx::Error> {
+async fn settings(conn: &mut Session<'_>, server: &Server) -> Result<Durability, sqlx::Error> {
     within(FIRST_WORDS, async move {
+        let topology = server.topology.get(&mut *conn).await?;
         let row = sqlx::query(
             "SELECT VERSION() AS version, CAST(@@GLOBAL.innodb_flush_log_at_trx_commit AS SIGNED) AS flush_log, \
              CAST(@@GLOBAL.sync_binlog AS SIGNED) AS sync_binlog, CAST(@@GLOBAL.log_bin AS SIGNED) AS log_bin",
@@ -86,7 +115,7 @@ async fn settings(conn: &mut Session<'_>) -> Result<Durability, sqlx::Error> {
         if log_bin != 0 && sync_binlog != 1 {
             weaknesses.push(format!("log_bin is on and sync_binlog is {sync_binlog}, not 1"));
         }
-        Ok(Durability { durable: weaknesses.is_empty(), weaknesses, server })
+        Ok(Durability { durable: weaknesses.is_empty(), weaknesses, server, topology })
     })
     .await
 }

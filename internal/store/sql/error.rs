@@ -207,6 +207,11 @@ pub(crate) fn lacks_right(error: &sqlx::Error) -> bool {
     matches!(number(error), Some(1044 | 1142 | 1143 | 1227 | 1370))
 }
 
+/// Return true if the server takes no writes, as a replica and a demoted primary do.
+pub(crate) fn is_read_only(error: &sqlx::Error) -> bool {
+    matches!(number(error), Some(1290 | 1836))
+}
+
 /// Return true if the server has no room on its disk for what the statement writes.
 pub(crate) fn lacks_room(error: &sqlx::Error) -> bool {
     let said = error.as_database_error().and_then(|db| db.try_downcast_ref::<MySqlDatabaseError>());

@@ -30,7 +30,7 @@ const MAX_ROWS: usize = 4_096;
 
 /// The entry to the slow lane of one kind of write.
 pub(crate) struct LockedRows<B: Batch> {
-    lane: mpsc::Sender<Held<B>>,
+    lane: mpsc::Sender<HeldItem<B>>,
     rows: Arc<Rows>,
 }
 
@@ -41,7 +41,7 @@ impl<B: Batch> Clone for LockedRows<B> {
 }
 
 /// A write in the slow lane, with the mark of the batch from which it came.
-struct Held<B: Batch> {
+struct HeldItem<B: Batch> {
     waiting: Waiting<B>,
     mark: B::Mark,
     since: Instant,
@@ -132,7 +132,7 @@ impl<B: Batch> LockedRows<B> {
     }
 
     fn hand_over(&self, waiting: Waiting<B>, mark: B::Mark) {
-        let held = Held { waiting, mark, since: Instant::now() };
+        let held = HeldItem { waiting, mark, since: Instant::now() };
         if let Err(mpsc::error::TrySendError::Full(held) | mpsc::error::TrySendError::Closed(held)) =
             self.lane.try_send(held)
         {
@@ -145,10 +145,10 @@ impl<B: Batch> LockedRows<B> {
 async fn work_off<B: Batch>(
     batch: &Arc<B>,
     rows: &Rows,
-    came: &mut mpsc::Receiver<Held<B>>,
+    came: &mut mpsc::Receiver<HeldItem<B>>,
     link: &mut DedicatedConnection,
 ) {
-    let mut waiting: VecDeque<Held<B>> = VecDeque::new();
+    let mut waiting: VecDeque<HeldItem<B>> = VecDeque::new();
     loop {
         if waiting.is_empty() {
             // After this time without a locked row, the connection is not worth keeping.
@@ -175,11 +175,11 @@ async fn work_off<B: Batch>(
 async fn attempt<B: Batch>(
     batch: &Arc<B>,
     rows: &Rows,
-    held: Held<B>,
+    held: HeldItem<B>,
     link: &mut DedicatedConnection,
     closing: bool,
-) -> Option<Held<B>> {
-    let Held { waiting: Waiting { item, reply }, mark, since } = held;
+) -> Option<HeldItem<B>> {
+    let HeldItem { waiting: Waiting { item, reply }, mark, since } = held;
     let row = B::row(&item);
     let items = Arc::new(vec![item]);
     let written = flush(batch, &items, mark, link).await;
@@ -195,7 +195,7 @@ async fn attempt<B: Batch>(
             match (B::left_out(), item) {
                 (Some(answer), _) => reply.send(Ok(answer)),
                 (None, Some(item)) if !closing && !reply.answer.is_closed() && since.elapsed() < MAX_STAY => {
-                    return Some(Held { waiting: Waiting { item, reply }, mark, since });
+                    return Some(HeldItem { waiting: Waiting { item, reply }, mark, since });
                 }
                 (None, _) => reply.send(Err(locked_row::<B>())),
             }

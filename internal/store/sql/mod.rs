@@ -14,10 +14,12 @@
 //! - `locked_rows.rs`: writes that wait for a row that another session locks.
 //! - `page_size.rs`: the number of rows that one transaction of a loop takes.
 //! - `pools.rs`: divides the connections among their uses.
+//! - `read_only.rs`: sightings of a server that takes no writes.
 //! - `script.rs`: runs several statements in few round trips.
 //! - `servers.rs`: the servers that one URL names, and the one in use.
 //! - `session.rs`: a connection that knows the prefix of the tables.
 //! - `table_names.rs`: the names of the tables, and the prefix before them.
+//! - `topology.rs`: the replicas or the cluster behind the server, and the servers that a runner refuses.
 //! - `turns.rs`: changes of one row take turns, so that a locked row leaves connections to others.
 //! - `write_probe.rs`: the write that shows whether a server takes writes.
 
@@ -35,9 +37,11 @@ pub(super) mod group_commit;
 pub(super) mod locked_rows;
 pub(super) mod page_size;
 pub(super) mod pools;
+pub(super) mod read_only;
 pub(super) mod script;
 pub(super) mod servers;
 pub(super) mod session;
 pub(super) mod table_names;
+pub(super) mod topology;
 pub(super) mod turns;
 pub(super) mod write_probe;

@@ -153,7 +153,8 @@ impl Servers {
 #[error("{0}")]
 struct OfNoUse(&'static str);
 
-fn of_no_use(why: &'static str) -> sqlx::Error {
+/// Make the error for a server that answers and cannot be used.
+pub(crate) fn of_no_use(why: &'static str) -> sqlx::Error {
     sqlx::Error::Io(std::io::Error::other(OfNoUse(why)))
 }
 
@@ -164,16 +165,26 @@ fn says_of_no_use(error: &std::io::Error) -> bool {
     }
 }
 
+/// The reason of a server that takes no writes.
+pub(crate) const READ_ONLY: &str = "the server is read-only, so it is a replica of another one";
+
 /// Check that a server takes writes.
 pub(crate) async fn check_writable(conn: &mut MySqlConnection) -> Result<(), sqlx::Error> {
-    // MariaDB 12 has words for this setting where other servers have a number. Some managed replicas set the other one.
     let sql = "SELECT CAST(@@GLOBAL.read_only AS CHAR), CAST(@@GLOBAL.innodb_read_only AS CHAR)";
     let row = sqlx::raw_sql(sql).fetch_one(conn).await?;
-    let is_off = |text: String| text == "0" || text.eq_ignore_ascii_case("OFF");
-    if is_off(row.try_get(0)?) && is_off(row.try_get(1)?) {
-        return Ok(());
-    }
-    Err(of_no_use("the server is read-only, so it is a replica of another one"))
+    if takes_writes(&row, 0)? { Ok(()) } else { Err(of_no_use(READ_ONLY)) }
+}
+
+/// Return whether a server takes writes, from its `read_only` and `innodb_read_only` in two columns from `first` on. Some
+/// managed replicas set the second one alone. MySQL sets the first one with `super_read_only`.
+pub(crate) fn takes_writes(row: &MySqlRow, first: usize) -> Result<bool, sqlx::Error> {
+    let is_off_at = |column: usize| row.try_get::<String, _>(column).map(|text| is_off(&text));
+    Ok(is_off_at(first)? && is_off_at(first + 1)?)
+}
+
+/// Return whether the value of a setting means off. MariaDB 12 has words where other servers have a number.
+pub(crate) fn is_off(text: &str) -> bool {
+    text == "0" || text.eq_ignore_ascii_case("OFF")
 }
 
 /// Check that a server is part of its Galera cluster, if it is a node of one. A node that is not answers questions about

@@ -9,8 +9,8 @@ import { named } from './verdict.js';
 
 const DAY = 86400000;
 /** Longest range of the page, and of its queues, in ms: the server reads no longer one. */
-export const LONGEST = 7 * DAY;
-export const LONGEST_OF_QUEUES = DAY;
+export const MAX_RANGE = 7 * DAY;
+export const MAX_RANGE_OF_QUEUES = DAY;
 /** From this lateness on a queue is listed, and from the second one on the verdict names it, in ms. */
 const LATE = 10000;
 const VERY_LATE = 60000;
@@ -151,7 +151,7 @@ export function storyOf({ range, only, history, queues, marks, audit, causes }) 
     .reverse()
     .filter((act) => !only.queue || !act.action.startsWith('queue.') || act.target === only.queue);
   const pauses = pausesOf(marks.before, marks.read);
-  const queuesFrom = Math.max(range.from, range.to - LONGEST_OF_QUEUES);
+  const queuesFrom = Math.max(range.from, range.to - MAX_RANGE_OF_QUEUES);
   const story = {
     range,
     only,

@@ -12,7 +12,7 @@ const MANY = 3;
 /** A queue without a runner is no problem for the moment that a runner takes to start. */
 const PATIENCE = 10000;
 /** The server names no more open breakers. */
-const MOST_BREAKERS = 100;
+const MAX_BREAKERS = 100;
 /** The server counts no more rejected rows. */
 const MAX_REJECTED = 10000;
 /** A tick that no runner has handled for so long is late. */
@@ -35,7 +35,7 @@ function receiversOf(breakers) {
   return named(parts, (n) => ({
     key: 'breakers',
     to: '/limits',
-    text: `${count(n, breakers.length >= MOST_BREAKERS)} more ${n === 1 ? 'host has' : 'hosts have'} an open breaker`,
+    text: `${count(n, breakers.length >= MAX_BREAKERS)} more ${n === 1 ? 'host has' : 'hosts have'} an open breaker`,
   }));
 }
 
@@ -93,6 +93,8 @@ export function partsOf({ stats, queues, groups, runners, ready, ...sources }) {
   const parts = [];
   const late = stats?.lateness.oldest_due_ms_by_queue ?? {};
   if (ready && !ready.mysql) parts.push({ key: 'mysql', bad: true, to: '/index', text: 'MySQL does not answer' });
+  if (ready?.held)
+    parts.push({ key: 'held', bad: true, to: '/index', text: 'this process is held: it only serves the API' });
   const alive = runners?.data.filter((runner) => !runner.stopped_at);
   if (alive?.length === 0) parts.push({ key: 'runners', bad: true, to: '/runners', text: 'no runner is alive' });
   if (ready?.mysql && ready.index === 'degraded')
