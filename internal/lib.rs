@@ -123,7 +123,9 @@ pub use tickr_verify as verify;
 #[doc(inline)]
 pub use app::{App, Signals, StartError, run};
 #[doc(inline)]
-pub use client::{Cancelled, Client, Conflict, Connect, ContextExt, Enqueue, EnqueueMany, Enqueued, Error, JobStatus};
+pub use client::{
+    Cancelled, Client, Conflict, Connect, ContextExt, Enqueue, EnqueueChain, EnqueueMany, Enqueued, Error, JobStatus,
+};
 #[doc(inline)]
 pub use config::Config;
 #[doc(inline)]

@@ -129,6 +129,20 @@ mutants() {
     mutant 'writes on the server in use' internal/store/sql/servers.rs \
         'text == "0" || text' 'text != "2" || text' \
         failover::runners_with_two_servers_in_their_url_use_the_one_that_takes_writes
+    mutant 'refusal of a server that only reads' internal/app/mod.rs \
+        'store.check_primary().await.map_err(|e| start_error(e, config))?;' 'let _ = Store::check_primary;' \
+        failover::a_runner_does_not_start_at_a_server_that_only_reads_and_says_why
+    mutant 'connections from before a refused write' internal/store/sql/read_only.rs \
+        'age >= RENEWED && age + RENEWED > last.elapsed()' 'age > age + RENEWED + last.elapsed()' \
+        failover::after_a_refused_write_no_read_asks_the_former_primary_behind_a_proxy
+    mutant 'replicas that follow asynchronously' internal/store/sql/topology.rs \
+        'Some(_) => of(TopologyKind::AsyncReplicas, Some(LATE)),' \
+        'Some(_) => of(TopologyKind::Single, Some(LATE).filter(|_| false)),' \
+        failover::readyz_says_what_a_failover_may_lose
+    mutant 'semi-synchronous replication that does not wait' internal/store/sql/topology.rs \
+        'return of(TopologyKind::AsyncReplicas, Some(FALLEN_BACK));' \
+        'return of(TopologyKind::SemiSync, Some(FALLEN_BACK));' \
+        failover::readyz_says_what_a_failover_may_lose
     mutant 'connections to a server that was left' internal/store/sql/connection.rs \
         'if turn == self.target.turn() || connections.is_closed() {' 'if turn < 999 {' \
         failover::runners_with_two_servers_in_their_url_use_the_one_that_takes_writes
@@ -756,7 +770,7 @@ mutants() {
         '                pass.wait_until_revoked().await;' '                std::future::pending::<()>().await;' \
         shared_reports::downloads_end_with_their_key_on_the_runner_with_the_file_and_on_others
     mutant 'age of the API keys in open requests' internal/api/http/revocation.rs \
-        'self.api.operator_settings.age() <= API_KEYS_HOLD && self.is_valid(id)' 'self.is_valid(id)' \
+        'self.api.operator_settings.api_keys_age() <= API_KEYS_HOLD && self.is_valid(id)' 'self.is_valid(id)' \
         starvation::keys_hold_for_ten_seconds_when_it_cannot_be_read_whether_they_were_revoked
     mutant 'look of open requests at the age of the API keys' internal/api/http/revocation.rs \
         'timeout(LOOK_EVERY, self' 'timeout(LOOK_EVERY * 1_000, self' \
@@ -1068,9 +1082,35 @@ mutants() {
     mutant 'tasks that are over' internal/api/compat/later.rs \
         '|| job.state.is_end()' '' \
         compat_later::a_task_is_repeated_after_10_20_and_40_seconds_and_is_then_forgotten
+    mutant 'rare looks into a quiet outbox' internal/engine/outbox.rs \
+        'if self.last_row.elapsed() < BUSY_FOR { LOOK_EVERY } else { LOOK_RARELY }' 'LOOK_EVERY' \
+        outbox_sources::an_idle_runner_that_has_moved_rows_asks_both_servers_ten_times_a_second_at_most
+    mutant 'frequent looks into an outbox with rows' internal/engine/outbox.rs \
+        'if self.last_row.elapsed() < BUSY_FOR { LOOK_EVERY } else { LOOK_RARELY }' 'LOOK_RARELY' \
+        outbox_sources::an_idle_runner_that_has_moved_rows_asks_both_servers_ten_times_a_second_at_most
+    mutant 'rare looks into a quiet outbox of an application' internal/engine/outbox_sources.rs \
+        'last.elapsed() < BUSY_FOR' 'last.elapsed() < BUSY_FOR * 60' \
+        outbox_sources::an_idle_runner_that_has_moved_rows_asks_both_servers_ten_times_a_second_at_most
     mutant 'rare looks into an outbox without rows' internal/engine/outbox_sources.rs \
         'LOOK_RARELY: Duration = Duration::from_secs(1);' 'LOOK_RARELY: Duration = Duration::from_millis(50);' \
         outbox_sources::an_idle_runner_with_an_outbox_asks_both_servers_ten_times_a_second_at_most
+    mutant 'nested batches of a retry' internal/api/batches.rs \
+        'Choice::of_batches(std::iter::once(id).chain(nested))' \
+        'Choice::of_batches(std::iter::once(id).chain(nested.into_iter().take(1)))' \
+        batches::a_retry_of_a_batch_reaches_the_failed_jobs_of_its_nested_batches
+    mutant 'batches nested in those of a retry' internal/store/batches/read.rs \
+        'next.push(nested);' 'drop(nested);' \
+        batches::a_retry_of_a_batch_reaches_the_failed_jobs_of_its_nested_batches
+    mutant 'most batches of a retry' internal/store/batches/read.rs \
+        '|| failed.len() > MAX_WITH_FAILURES' '|| failed.len() > 10 * MAX_WITH_FAILURES' \
+        batches::a_retry_of_a_batch_with_too_many_nested_ones_is_refused
+    mutant 'parents of a chain' internal/api/jobs/mod.rs \
+        'ids.last().filter(|_| body.chain)' 'ids.last().filter(|_| body.chain && ids.len() < 2)' \
+        dependencies::the_jobs_of_a_chain_run_one_after_the_other_without_a_word_about_parents \
+        dependencies::a_failure_in_a_chain_ends_it_unless_a_job_says_otherwise
+    mutant 'parents of a chain of a client' internal/client/direct.rs \
+        'if shape == RequestShape::Chain {' 'if shape == RequestShape::Chain && jobs.len() > 1 {' \
+        client::a_chain_of_every_client_runs_in_its_order_and_once_for_its_key
     mutant 'index of the rows of ended parents' internal/store/jobs/dependencies.rs \
         'WHERE id IN {places} ORDER BY id LIMIT {}", rows.len());' 'WHERE id IN {places}");' \
         dependencies::children_start_while_another_session_holds_the_row_of_another_parent
@@ -1109,6 +1149,9 @@ mutants() {
     mutant '500 without MySQL' internal/api/compat/refusal.rs \
         'StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS' 'StatusCode::TOO_MANY_REQUESTS' \
         compat_later::without_mysql_the_answer_is_500
+    mutant 'note in place of a result that is too large' internal/engine/executor.rs \
+        'if bytes <= limits::MAX_RESULT_BYTES {' 'if bytes > 0 {' \
+        shared_reports::a_result_that_is_too_large_for_a_file_completes_its_job_with_a_note
     mutant 'large result after a stop' internal/handlers/report/large_result.rs \
         'self.share_after_work(file, ctx).await?' 'self.share(file, ctx).await?' \
         shared_reports::a_large_result_that_comes_after_a_cancel_completes_its_job
@@ -1514,6 +1557,17 @@ mutants() {
     mutant 'removed callbacks of batches' internal/store/retention/remove.rs \
         'write_callbacks(conn, &self.callbacks, now).await?' 'write_callbacks(conn, &[], now).await?' \
         verify::a_callback_that_retention_has_removed_is_not_missing
+    mutant 'open places of unfinished jobs' internal/store/verify/evidence.rs \
+        'WHERE j.id = o.id AND j.options LIKE {HAS_ORDER_KEY}' \
+        'WHERE j.id = o.id AND j.id IS NULL AND j.options LIKE {HAS_ORDER_KEY}' \
+        verify::a_seeded_fault_lights_its_check
+    mutant 'last life of a retried job in its line' internal/verify/order.rs \
+        'let LifeSpan { start, end } = row.lives.last()?;' \
+        'let [LifeSpan { start, end }] = row.lives.as_slice() else { return None };' \
+        verify::each_life_of_a_retried_job_is_compared_with_the_other_jobs_of_its_order_key
+    mutant 'earlier lives of a retried job in its line' internal/verify/order.rs \
+        'faults.extend(overlaps(rows, moment));' 'faults.extend(overlaps(&rows[..0], moment));' \
+        verify::each_life_of_a_retried_job_is_compared_with_the_other_jobs_of_its_order_key
     mutant 'snapshot of one page' internal/store/verify/evidence.rs \
         'sqlx::raw_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ").execute(&mut self.conn).await?;' '' \
         internal/store/verify/evidence.rs \
@@ -1841,7 +1895,7 @@ mutants() {
         'None => end,' 'None => end.filter(|_| false),' \
         store::a_stale_slot_behind_thousands_of_others_is_freed_by_sweeps
     mutant 'key behind one with many parked jobs' internal/store/attempts/limited.rs \
-        '.unwrap_or(0) == KEYS_READ)' '.unwrap_or(0) > KEYS_READ)' \
+        'Ok(usize::try_from(rows).unwrap_or(0) >= most)' 'Ok(usize::try_from(rows).unwrap_or(0) > most)' \
         store::a_sweep_finds_the_key_behind_one_with_hundreds_of_parked_jobs
     mutant 'slots of attempts that still run' internal/store/rows/limits.rs \
         "WHERE state = 'executing' AND id IN {list}" "WHERE state = 'waiting' AND id IN {list}" \
@@ -2086,6 +2140,9 @@ mutants() {
     mutant 'idle connections of a receiver' internal/handlers/http/mod.rs \
         '.pool_max_idle_per_host(idle)' '.pool_max_idle_per_host(idle.min(4))' \
         callbacks::callbacks_to_one_receiver_use_its_connections_again
+    mutant 'idle connections of a receiver for every worker' internal/handlers/http/clients.rs \
+        'let to_one = workers.clamp(1, all);' 'let to_one = workers.clamp(1, 512);' \
+        callbacks::six_hundred_workers_use_their_connections_to_one_receiver_again
     mutant 'HTTP/2 of callbacks' internal/handlers/http/mod.rs \
         'vec![b"h2".to_vec(), b"http/1.1".to_vec()]' 'vec![b"http/1.1".to_vec()]' \
         callbacks::callbacks_share_one_connection_to_a_receiver_that_speaks_http_2
@@ -2297,6 +2354,21 @@ mutants() {
         'if again && line.verdict.burns_attempt() && spent {' \
         'if again && line.verdict.burns_attempt() && spent && place > 1_000 {' \
         verify::a_life_beyond_its_bounds_is_found_and_one_that_just_keeps_them_is_not
+    mutant 'attempts of departed workers in a check' internal/verify/life.rs \
+        'owed.departed && is_over(moment.patience_with_departed)' 'owed.departed && is_over(moment.patience)' \
+        verify::an_attempt_that_a_departed_worker_holds_is_found_beside_long_leases_and_not_while_it_may_be_given_back
+    mutant 'time to give back what a departed worker holds' internal/verify/lib.rs \
+        'TimeDelta::milliseconds(ms) + DEPARTED_WITHIN' 'TimeDelta::milliseconds(ms / 100_000) + DEPARTED_WITHIN / 100' \
+        verify::an_attempt_that_a_departed_worker_holds_is_found_beside_long_leases_and_not_while_it_may_be_given_back
+    mutant 'silent workers that have not left in a check' internal/store/verify/evidence.rs \
+        "AND (r.via = 'process' OR r.stopped_at IS NULL)" "AND r.via = 'process'" \
+        verify::an_attempt_that_a_departed_worker_holds_is_found_beside_long_leases_and_not_while_it_may_be_given_back
+    mutant 'process that gives back in a check of departed workers' internal/store/verify/evidence.rs \
+        "SUM(r.via = 'process') > 0" "SUM(r.via = 'process') >= 0" \
+        verify::an_attempt_that_a_departed_worker_holds_is_found_beside_long_leases_and_not_while_it_may_be_given_back
+    mutant 'run time of an attempt of a remote worker' internal/broker/remote_workers.rs \
+        '(self.store.clock().now() - started_at).to_std()' '(started_at - started_at).to_std()' \
+        remote_workers::the_run_time_of_a_worker_is_in_the_metrics_of_its_kind_and_the_history_of_its_queue
     mutant 'snoozes of a life' internal/verify/life.rs \
         'life.snoozes > MAX_SPARED' \
         'life.snoozes > 10 * MAX_SPARED' \
@@ -3012,8 +3084,8 @@ mutants() {
         'self.settle_remote(attempt, settlement).await' \
         remote_workers::a_verdict_that_is_written_after_its_answer_has_all_that_follows_it
     mutant 'locked rows among what did not arrive' internal/store/attempts/lease.rs \
-        'let waits = *which == GivenBack::All;' \
-        'let waits = *which == GivenBack::All || !ids.is_empty();' \
+        'let waits = of_worker.is_none();' \
+        'let waits = of_worker.is_none() || !ids.is_empty();' \
         remote_workers::a_row_that_another_session_locks_delays_no_end_of_a_worker_and_no_job_that_did_not_arrive
     mutant 'locked rows of workers that leave' internal/broker/remote_workers.rs \
         'self.give_back_later(&worker, left, how);
@@ -3334,6 +3406,18 @@ mutants() {
     mutant 'look at more batches at once' internal/engine/batches.rs \
         'next = *counted.as_ref().unwrap_or(&NextLook::AfterChanges);' 'next = NextLook::AfterChanges;' \
         batches::many_small_batches_that_end_together_are_counted_without_a_rest_between_looks
+    mutant 'one callback for the first failure of a batch' internal/store/batches/count.rs \
+        'if batch.failed_at.is_none() && (any_failed || counts.failed > 0) {' 'if any_failed || counts.failed > 0 {' \
+        batches::a_second_failure_and_a_second_end_start_no_second_callback
+    mutant 'one callback for the end of a batch' internal/store/batches/count.rs \
+        'let ended = all_ended && batch.completed_at.is_none();' 'let ended = all_ended;' \
+        batches::a_second_failure_and_a_second_end_start_no_second_callback \
+        batches::failures_are_told_once_and_a_retry_of_the_batch_leads_to_success
+    mutant 'lock of a batch that is counted' internal/store/batches/count.rs \
+        'WHERE id = ? FOR UPDATE{}", if waits { "" } else { SKIP_LOCKED }' \
+        'WHERE id = ?{}", if waits { "" } else { &SKIP_LOCKED[..0] }' \
+        store::two_runners_that_count_a_batch_at_once_lose_no_change_of_it \
+        store::a_batch_that_another_runner_counts_is_left_without_a_wait
     mutant 'batches that another runner counts' internal/store/batches/count.rs \
         'if waits { "" } else { SKIP_LOCKED }' 'if waits { SKIP_LOCKED } else { "" }' \
         store::a_batch_that_another_runner_counts_is_left_without_a_wait
@@ -3709,6 +3793,37 @@ mutants() {
         'let hangup = (!is_hangup_ignored()).then_some(SIGHUP);' \
         'let hangup = is_hangup_ignored().then_some(SIGHUP).or(Some(SIGHUP));' \
         cli::a_runner_under_nohup_outlives_its_terminal
+    mutant 'loops of a held process' internal/engine/lib.rs \
+        '        if settings.held {
+            return Ok(Self::hold(' \
+        '        if settings.held && settings.workers > 4_096 {
+            return Ok(Self::hold(' \
+        held::a_restored_backup_starts_nothing_while_held_and_all_that_it_owes_after_it
+    mutant 'workers of a held process' internal/api/workers.rs \
+        '    if !api.held {
+        return Ok(());' \
+        '    if !api.held || api.held {
+        return Ok(());' \
+        held::a_restored_backup_starts_nothing_while_held_and_all_that_it_owes_after_it
+    mutant 'restored database beside an empty Redis' internal/verify/drift.rs \
+        'if !settings.repair && store.runner_counts().await?.alive == 0 {' \
+        'if !settings.repair && store.runner_counts().await?.alive == u64::MAX {' \
+        held::a_restored_backup_starts_nothing_while_held_and_all_that_it_owes_after_it
+    mutant 'hangup under a supervisor' internal/app/signals.rs \
+        'Some(SIGHUP) if self.hangup_reloads =>' \
+        'Some(SIGHUP) if self.hangup_reloads && is_hangup_ignored() =>' \
+        supervisor::a_reload_follows_the_log_filter_names_what_needs_a_restart_and_refuses_a_wrong_file_whole
+    mutant 'end of a reload' internal/app/mod.rs \
+        '                    reload.carry_out();
+                    supervisor.say_ready(self.addr);' \
+        '                    reload.carry_out();' \
+        supervisor::a_reload_follows_the_log_filter_names_what_needs_a_restart_and_refuses_a_wrong_file_whole
+    mutant 'changed secrets in a reload' internal/config/origin.rs \
+        '            given.hash(&mut hasher);
+' \
+        '            effective.value.hash(&mut hasher);
+' \
+        supervisor::a_reload_follows_the_log_filter_names_what_needs_a_restart_and_refuses_a_wrong_file_whole
 }
 
 # mutant NAME FILES OLD NEW [FILES OLD NEW ...] TESTS

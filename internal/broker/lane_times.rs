@@ -14,12 +14,12 @@ use tickr_job::{Name, Priority, Timestamp};
 
 /// Most queues of which the due times are known. A process that serves more forgets all of them now and then: until
 /// the next claim in a queue, jobs of that queue go to the tail of their lists.
-const MOST_QUEUES: usize = 1_000;
+const MAX_QUEUES: usize = 1_000;
 /// Number of priorities.
 const LEVELS: usize = Priority::LAST.level() as usize + 1;
 /// Most jobs that go to the front of a lane between two ordinary claims. The front of a list has no high water, and a
 /// sweep may let any number of jobs of a removed limit go.
-const MOST_FIRST: u32 = 10_000;
+const MAX_FIRST: u32 = 10_000;
 
 /// The due times of the jobs that were claimed last, by queue and priority. Every claim that wins a job writes one, so
 /// that waits for no lock of another claim.
@@ -57,7 +57,7 @@ impl LaneTimes {
         }
         {
             let mut of_queues = self.of_queues.write().unwrap_or_else(PoisonError::into_inner);
-            if of_queues.len() >= MOST_QUEUES {
+            if of_queues.len() >= MAX_QUEUES {
                 of_queues.clear();
             }
             of_queues.entry(queue.clone()).or_insert_with(|| array::from_fn(|_| LaneTime::default()));
@@ -70,8 +70,8 @@ impl LaneTimes {
     pub(super) fn goes_first(&self, queue: &Name, priority: Priority, due_at: Timestamp) -> bool {
         let goes_first = |time: &LaneTime| {
             due_at.timestamp_millis() < time.last_ms.load(Ordering::Relaxed)
-                && time.first.load(Ordering::Relaxed) < MOST_FIRST
-                && time.first.fetch_add(1, Ordering::Relaxed) < MOST_FIRST
+                && time.first.load(Ordering::Relaxed) < MAX_FIRST
+                && time.first.fetch_add(1, Ordering::Relaxed) < MAX_FIRST
         };
         self.look(queue, priority, goes_first).unwrap_or(false)
     }
@@ -111,17 +111,17 @@ mod tests {
         let (times, mail): (LaneTimes, Name) = (LaneTimes::default(), "mail".parse().unwrap());
         for _ in 0..2 {
             times.note(&mail, Priority::NORMAL, at(10));
-            let first = (0..2 * MOST_FIRST).filter(|_| times.goes_first(&mail, Priority::NORMAL, at(0))).count();
-            assert_eq!(first, MOST_FIRST as usize);
+            let first = (0..2 * MAX_FIRST).filter(|_| times.goes_first(&mail, Priority::NORMAL, at(0))).count();
+            assert_eq!(first, MAX_FIRST as usize);
         }
     }
 
     #[test]
     fn the_times_of_a_bounded_number_of_queues_are_kept() {
         let times = LaneTimes::default();
-        for n in 0..3 * MOST_QUEUES {
+        for n in 0..3 * MAX_QUEUES {
             times.note(&format!("q{n}").parse().unwrap(), Priority::LAST, at(0));
         }
-        assert!(times.of_queues.read().unwrap().len() <= MOST_QUEUES);
+        assert!(times.of_queues.read().unwrap().len() <= MAX_QUEUES);
     }
 }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use crate::Broker;
 use crate::remote_workers::unless_stopped;
 use tickr_job::{AttemptToken, JobId, RunnerId};
+use tickr_store::Returned;
 
 /// Pause before each round of tries.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -25,17 +26,6 @@ const MOST: usize = 10_000;
 pub(super) struct Return {
     pub(super) why: &'static str,
     pub(super) which: Returned,
-}
-
-/// Which attempts of a remote worker are given back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Returned {
-    /// All of them.
-    All,
-    /// Those that have not reached their worker by another answer.
-    Unreached,
-    /// The same, and their claims are undone.
-    Undone,
 }
 
 /// Attempts by their tokens.

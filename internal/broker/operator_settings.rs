@@ -180,7 +180,7 @@ impl OperatorSettingsCopy {
 
     /// Return the age of the API keys of the copy.
     #[must_use]
-    pub fn age(&self) -> Duration {
+    pub fn api_keys_age(&self) -> Duration {
         self.last_read().api_keys.elapsed()
     }
 

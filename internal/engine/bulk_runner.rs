@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::EngineState;
 use tickr_job::Action;
-use tickr_store::{BatchOutcome, ChangeSummary, OperationLease, StoreError};
+use tickr_store::{BatchOutcome, ChangeSummary, MAX_OPERATED_JOBS, OperationLease, StoreError};
 
 /// Time between two looks for operations that no runner carries out, while no summary of changes comes.
 const LOOK_EVERY: Duration = Duration::from_millis(1_500);
@@ -22,8 +22,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(1_500);
 const LOOK_ANYWAY_AFTER: Duration = Duration::from_secs(10);
 /// Time for which an operation stays with this runner without a batch.
 const LEASE: Duration = Duration::from_secs(8);
-/// Most jobs in one batch.
-const MAX_AT_ONCE: u32 = 200;
 /// Batches per second, at rates that need no more.
 const BATCHES: f64 = 5.0;
 /// Seconds of its rate that an operation may be behind and still catch up.
@@ -56,13 +54,13 @@ impl Bucket {
 
     /// Return the number of jobs for a batch now; 0 when it is too early.
     fn take(&mut self, now: Instant) -> u32 {
-        let Some(rate) = self.rate else { return MAX_AT_ONCE };
+        let Some(rate) = self.rate else { return MAX_OPERATED_JOBS };
         self.allowed =
             (self.allowed + rate * now.duration_since(self.filled).as_secs_f64()).min((rate * BEHIND).max(1.0));
         self.filled = now;
         // Use small batches at even intervals, not the jobs of a whole second at once.
-        let worth_it = (rate / BATCHES).clamp(1.0, f64::from(MAX_AT_ONCE));
-        if self.allowed < worth_it { 0 } else { self.allowed.min(f64::from(MAX_AT_ONCE)) as u32 }
+        let worth_it = (rate / BATCHES).clamp(1.0, f64::from(MAX_OPERATED_JOBS));
+        if self.allowed < worth_it { 0 } else { self.allowed.min(f64::from(MAX_OPERATED_JOBS)) as u32 }
     }
 
     /// Keep another rate from now on.
@@ -81,7 +79,7 @@ impl Bucket {
     /// Return how long to wait before the next try.
     fn pause(&self) -> Duration {
         let Some(rate) = self.rate else { return Duration::ZERO };
-        let worth_it = (rate / BATCHES).clamp(1.0, f64::from(MAX_AT_ONCE));
+        let worth_it = (rate / BATCHES).clamp(1.0, f64::from(MAX_OPERATED_JOBS));
         Duration::from_secs_f64(((worth_it - self.allowed) / rate).clamp(0.0, 1.0))
     }
 }
@@ -300,7 +298,7 @@ mod tests {
         let (mut moved, mut batches) = (0, 0);
         for ms in (0..10_000).step_by(20) {
             let most = bucket.take(start + Duration::from_millis(ms));
-            assert!(most <= MAX_AT_ONCE);
+            assert!(most <= MAX_OPERATED_JOBS);
             bucket.spend(u64::from(most));
             moved += most;
             batches += u32::from(most > 0);
@@ -325,6 +323,6 @@ mod tests {
         assert_eq!(slow.pause(), Duration::from_secs(1));
         assert_eq!(slow.take(start + Duration::from_secs(1)), 1);
         let mut free = Bucket::new(None, start);
-        assert_eq!((free.take(start), free.pause()), (MAX_AT_ONCE, Duration::ZERO));
+        assert_eq!((free.take(start), free.pause()), (MAX_OPERATED_JOBS, Duration::ZERO));
     }
 }

@@ -65,7 +65,7 @@ impl LedgerWalk {
 /// end, because ids may be ahead.
 fn parts(keep: &Retention, last: Timestamp, now: Timestamp) -> Vec<(Uuid, Uuid)> {
     let id_at = |moment: Timestamp, age: TimeDelta| moment.checked_sub_signed(age).map_or(Uuid::nil(), first_id_of);
-    let ages = keep.ages_of_ended().into_iter().rev().map(|age| TimeDelta::from_std(age).unwrap_or(TimeDelta::MAX));
+    let ages = keep.times_of_ended().into_iter().rev().map(|age| TimeDelta::from_std(age).unwrap_or(TimeDelta::MAX));
     let mut parts: Vec<(Uuid, Uuid)> = ages.map(|age| (id_at(last - LATE, age), id_at(now, age))).collect();
     if let Some((_, end)) = parts.last_mut() {
         *end = Uuid::max();

@@ -15,7 +15,7 @@ const SHARE: u64 = 10;
 
 /// A lane that this runner serves.
 #[derive(Clone, Debug)]
-struct Served {
+struct ServedLane {
     line: Lane,
     /// Position of its queue.
     queue: usize,
@@ -26,7 +26,7 @@ struct Served {
 #[derive(Clone, Debug)]
 pub(super) struct QueueOrder {
     queues: Vec<Name>,
-    lines: Vec<Served>,
+    lines: Vec<ServedLane>,
     /// Positions of lanes, level by level, the most urgent level first.
     levels: Vec<Vec<usize>>,
     /// Paused queues, by position.
@@ -37,7 +37,7 @@ pub(super) struct QueueOrder {
 impl QueueOrder {
     /// Create the order for all lanes of these queues.
     pub(super) fn new(queues: &[Name], settings: &OperatorSettings) -> Self {
-        let line = |queue: usize, priority| Served { line: Lane::new(&queues[queue], priority), queue, priority };
+        let line = |queue: usize, priority| ServedLane { line: Lane::new(&queues[queue], priority), queue, priority };
         let lines = (0..queues.len()).flat_map(|queue| Priority::all().map(move |priority| line(queue, priority)));
         let lines = lines.collect();
         let paused = vec![false; queues.len()];
@@ -65,13 +65,13 @@ impl QueueOrder {
 
     /// Return the lane at this position as MySQL knows it.
     pub(super) fn due_line(&self, place: usize) -> DueLane {
-        let Served { queue, priority, .. } = self.lines[place];
+        let ServedLane { queue, priority, .. } = self.lines[place];
         DueLane { queue: self.queues[queue].clone(), priority }
     }
 
     /// Return the position of a lane.
     pub(super) fn place_of(&self, lane: &DueLane) -> Option<usize> {
-        let is_it = |served: &Served| served.priority == lane.priority && self.queues[served.queue] == lane.queue;
+        let is_it = |served: &ServedLane| served.priority == lane.priority && self.queues[served.queue] == lane.queue;
         self.lines.iter().position(is_it)
     }
 

@@ -6,15 +6,12 @@ use std::time::{Duration, Instant};
 use super::EngineState;
 use super::janitor::PageBudget;
 use tickr_handlers::report::FinishedReports;
-use tickr_store::{PartsOf, RemovedPlace, StoreError};
+use tickr_store::{PARTS_AT_ONCE, PartsOf, RemovedPlace, StoreError};
 
 /// Shortest time between two rounds, however often the janitor starts one.
 const REST: Duration = Duration::from_secs(25);
 /// Time between two searches for remains among the parts of many reports. Each reads the parts of all reports.
 const LONG_REST: Duration = Duration::from_secs(3_600);
-/// Number of parts that are removed between two rests. The number is small because a binary log holds their content once
-/// more.
-const PARTS_AT_ONCE: u64 = 8;
 
 /// The finished reports of a runner and their retention.
 #[derive(Clone, Debug)]

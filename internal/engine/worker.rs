@@ -24,8 +24,8 @@ const OTHERS_KIND_PAUSE_MS: i64 = 100;
 /// Shortest time for which the index keeps a job that it delivered too early.
 const NOT_DUE_PAUSE: TimeDelta = TimeDelta::milliseconds(3);
 
-/// What a job was fetched with.
-pub(super) struct Held<'a> {
+/// The seat, the worker and the permit with which a job was fetched.
+pub(super) struct HeldSeat<'a> {
     /// Free again when the handler has returned.
     pub(super) seat: Seat,
     /// The worker, if it was taken before the claim.
@@ -103,10 +103,10 @@ async fn claim(shared: &EngineState, claimant: &Claimant, id: JobId, seat: Seat,
     shared.attempt_metrics.record_claimed(took);
     shared.workers.record_claim(took);
     permit.record_claim(matches!(claim, Ok(Claim::Won(_) | Claim::Suspect(_))), matches!(claim, Ok(Claim::Gone)));
-    let held = Held { seat, worker, permit, claimant, since };
+    let held = HeldSeat { seat, worker, permit, claimant, since };
     let mut next = handle_claim(shared, claimant, id, claim, (asked, held)).await;
     while let Some(Successor { claim, asked, seat }) = next {
-        let held = Held { seat, worker: None, permit, claimant, since };
+        let held = HeldSeat { seat, worker: None, permit, claimant, since };
         next = match claim {
             Claim::Won(claimed) => executor::execute(shared, *claimed, asked, Some(held)).await,
             Claim::Unreadable(unreadable) => {
@@ -127,7 +127,7 @@ async fn handle_claim(
     claimant: &Claimant,
     id: JobId,
     claim: Result<Claim, StoreError>,
-    (asked, held): (Instant, Held<'_>),
+    (asked, held): (Instant, HeldSeat<'_>),
 ) -> Option<Successor> {
     let permit = held.permit;
     match claim {

@@ -561,10 +561,15 @@ impl Context {
         self.parts.call.put(CallOutcome::NotMade);
     }
 
-    /// Say that the call to the host is still to come, or that it is made now. An attempt whose time is over before its call
-    /// says nothing about the host.
-    pub(super) fn host_is_called(&self, is_called: bool) {
-        self.parts.call.lock().is_to_come = !is_called;
+    /// Say that the call to the host is still to come, and that the handler says when it
+    /// [begins](Self::host_call_begins). An attempt whose time is over before its call says nothing about the host.
+    pub(super) fn host_call_is_to_come(&self) {
+        self.parts.call.lock().is_to_come = true;
+    }
+
+    /// Say that the call to the host is made now.
+    pub(super) fn host_call_begins(&self) {
+        self.parts.call.lock().is_to_come = false;
     }
 
     /// Keep the last request to another service and its response. They are stored with the attempt unless it succeeds.

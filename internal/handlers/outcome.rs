@@ -24,7 +24,8 @@ pub struct Output {
 
 impl Output {
     /// Make a success with a result, which is stored with the job. JSON of more than 256 KiB becomes a report
-    /// file, and the job's result names it; the most is 64 MiB.
+    /// file, and the job's result names it; the most is 64 MiB. A larger result is not kept, and the job has a note in its
+    /// place.
     ///
     /// # Errors
     /// [`Failure::Reject`] when the value cannot be written as JSON.

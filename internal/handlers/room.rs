@@ -19,14 +19,14 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Time between two questions whether it may go on waiting. Other jobs may need its worker by then.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Shortest time between two jobs that come back. Each of them costs a claim.
-const LEAST_GAP: Duration = Duration::from_millis(2);
+const MIN_GAP: Duration = Duration::from_millis(2);
 /// Time between them while nothing is known about the use of the places.
 const FIRST_GAP: Duration = Duration::from_millis(50);
 /// Longest time between them, and so the longest time for which a free place waits for a job that is given back.
-const MOST_GAP: Duration = Duration::from_millis(500);
+const MAX_GAP: Duration = Duration::from_millis(500);
 /// Longest time for which a job is given back. While many wait, each of them costs a claim in this time. The demand of a
 /// queue counts no job that rests for longer (`store/jobs/demand.rs`).
-const LONGEST_REST: Duration = Duration::from_secs(60);
+const MAX_REST: Duration = Duration::from_secs(60);
 /// Number of priorities.
 const LEVELS: usize = Priority::LAST.level() as usize + 1;
 /// Time between two log lines about a kind without room.
@@ -71,11 +71,11 @@ impl Pace {
         let gap = self.used.map_or(FIRST_GAP, |used| used / often);
         // The places that are used now are used for at least this long.
         let unchanged = self.changed.map_or(Duration::ZERO, |changed| now.saturating_duration_since(changed));
-        let gap = gap.max(unchanged / often).clamp(LEAST_GAP, MOST_GAP);
+        let gap = gap.max(unchanged / often).clamp(MIN_GAP, MAX_GAP);
         let level = usize::from(priority.level());
         let last = self.last[..=level].iter().copied().flatten().max();
         let next = last.map_or(now, |last| last.max(now)) + gap;
-        let next = next.min(now + LONGEST_REST);
+        let next = next.min(now + MAX_REST);
         self.last[level] = Some(next);
         next - now
     }
@@ -255,10 +255,10 @@ mod tests {
 
         let mut pace = Pace::default();
         for _ in 0..20_000 {
-            assert!(pace.next_rest(PRIORITY, 1, now) <= LONGEST_REST);
+            assert!(pace.next_rest(PRIORITY, 1, now) <= MAX_REST);
         }
         // The jobs that were given back for so long come back by themselves.
-        assert_eq!(pace.next_rest(PRIORITY, 1, now + LONGEST_REST), FIRST_GAP);
+        assert_eq!(pace.next_rest(PRIORITY, 1, now + MAX_REST), FIRST_GAP);
         pace.record_use(Duration::from_secs(8));
         pace.record_use(Duration::ZERO);
         assert_eq!(pace.used, Some(Duration::from_secs(7)));

@@ -67,7 +67,7 @@ const MAX_WAITS: usize = 1;
 /// in all: one of two hundred jobs would never end while MySQL answers slowly.
 const ENOUGH: Duration = Duration::from_secs(2);
 /// Most jobs of a batch. A batch that MySQL does not carry out is followed by smaller ones.
-pub(crate) const JOBS: u32 = 200;
+pub const MAX_OPERATED_JOBS: u32 = 200;
 /// Most bytes of payloads in a batch that writes them: a replay inserts them again, and a delete has them in the log of
 /// MySQL. The runner has those of a replay in its memory, and group replication takes no transaction of 150 MB.
 const MAX_BYTES: i64 = 8 << 20;
@@ -823,7 +823,7 @@ async fn advance(
     conn: &mut Session<'_>,
     shared: &StoreInner,
     (held, lease): (OperationLease, Duration),
-    (most, number): (u32, &AtomicU32),
+    (most, number): (u32, &Arc<AtomicU32>),
     (on_lock, earlier): (OnLock, PriorRun),
     remake: &Remake,
 ) -> Result<BatchOutcome, sqlx::Error> {
@@ -866,11 +866,12 @@ async fn advance(
         found: found.iter().copied().collect(),
         keys: ahead.keys,
         slow: ahead.slow.into_iter().map(JobId::from_uuid).collect(),
+        number: Arc::clone(number),
         ..Work::default()
     };
     // In id order, because the walk is.
     let ids: Vec<Uuid> = ahead.left.into_iter().chain(found).collect::<BTreeSet<_>>().into_iter().collect();
-    number.store(u32::try_from(ids.len()).unwrap_or(u32::MAX), Ordering::Relaxed);
+    work.tries(ids.len());
     if !ids.is_empty() {
         work.carry_out(conn, shared, operation, &ids, remake, now).await?;
     }
@@ -1076,6 +1077,8 @@ async fn lock_rows(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<(), sqlx::Err
 struct Work {
     /// Most jobs that the batch may handle.
     most: usize,
+    /// The number of jobs that the transaction has, for the sizes of later ones if MySQL does not carry it out.
+    number: Arc<AtomicU32>,
     batched: BatchOutcome,
     done: Vec<Uuid>,
     /// True if the batch does not wait for locks that keep it from other jobs.
@@ -1104,6 +1107,11 @@ struct Work {
 }
 
 impl Work {
+    /// Note how many jobs the transaction has from here on.
+    fn tries(&self, jobs: usize) {
+        self.number.store(u32::try_from(jobs).unwrap_or(u32::MAX), Ordering::Relaxed);
+    }
+
     async fn carry_out(
         &mut self,
         conn: &mut Session<'_>,
@@ -1154,6 +1162,7 @@ impl Work {
         let fit = count_fitting(conn, &ids).await?;
         self.until = ids.get(fit).map(|next| just_before(*next));
         ids.truncate(fit);
+        self.tries(fit);
         Ok(ids)
     }
 

@@ -83,7 +83,7 @@ pub use attempts::claim::{Claim, Claimed, Opened, Unreadable};
 pub use attempts::claim_batches::{BatchPage, LapseRule, Lapsed};
 pub use attempts::deferred::{Deferral, DeferredAttempt, FinishKeyDigest, Reported};
 pub use attempts::lease::{
-    GiveBack, HeartbeatConnection, OwedPage, Reaped, RunnerBeat, RunnerRow, ServedKinds, UnstoppedRunners,
+    GiveBack, HeartbeatConnection, OwedPage, Reaped, Returned, RunnerBeat, RunnerRow, ServedKinds, UnstoppedRunners,
 };
 pub use attempts::limited::LimitSweep;
 pub use attempts::permits::{MayJudge, PermitGrant, PermitRequest};
@@ -102,6 +102,7 @@ pub use batches::callbacks::{Callback, CallbackEvent};
 pub use batches::cancel::{BatchCancelled, CancelMark, LEFT_AT_ONCE};
 pub use batches::count::{BatchCounted, ChangedBatches};
 pub use batches::create::{BatchCreated, BatchProblems, NewBatch};
+pub use batches::read::{MAX_NESTED, MAX_WITH_FAILURES};
 pub use batches::rows::{Batch, BatchCounts, BatchState};
 pub use bench::bare::{BareClaims, BareLane};
 pub use bench::growth::Growth;
@@ -109,7 +110,7 @@ pub use bench::links::OutboxWriter;
 pub use bench::server_counters::{CounterConnection, JobCounts, ServerCounters, StatementCounts};
 pub use bench::waits::{ParkedJobs, StartedJob};
 pub use breakers::OpenBreaker;
-pub use bulk::{BatchOutcome, CancelOutcome, MadeJobs, OperationLease, ReleaseRunning};
+pub use bulk::{BatchOutcome, CancelOutcome, MAX_OPERATED_JOBS, MadeJobs, OperationLease, ReleaseRunning};
 pub use bulk_pauses::{OperationPause, PauseOperation};
 pub use canary::CanaryTurn;
 pub use change_summary::ChangeSummary;
@@ -159,7 +160,7 @@ pub use outbox::source::{OUTBOX_SCHEMA, OutboxSource, SourceBacklog, SourcePage,
 pub use outbox::source_error::SourceError;
 pub use outbox::source_rows::CopiedRow;
 pub use queues::{MAX_QUEUES, Pause, PauseRequest, QueueChange, QueueChangeOutcome, QueueSetting};
-pub use reports::files::{PartsOf, RemovedPlace, RemovedReport};
+pub use reports::files::{PARTS_AT_ONCE, PartsOf, RemovedPlace, RemovedReport};
 pub use reports::query::{InvalidUrl, ReportQueries};
 pub use retention::forget::{KEEP_RUNNERS, TallyPlace, UniqueKeyPlace};
 pub use retention::purge::Purged;
@@ -184,11 +185,12 @@ pub use sql::error::{ServerError, StoreError};
 pub use sql::pools::PoolSizes;
 #[doc(hidden)]
 pub use sql::table_names::with_prefix;
+pub use sql::topology::{Topology, TopologyKind};
 pub use verify::evidence::{
     Evidence, EvidencePage, JobEvidence, JobRow, LedgerRow, OwedRow, Tallies, TallyKey, TickPlace, Walk,
 };
 pub use verify::links::ParentRow;
-pub use verify::order::{OrderCursor, PlaceRow};
+pub use verify::order::{LifeSpan, OrderCursor, PlaceRow};
 pub use verify::startable::{Startable, StuckJob};
 pub use verify::verifications::{BeginOutcome, Verification};
 
@@ -408,7 +410,7 @@ impl Store {
             batches_changed: Notify::new(),
             children: PageSize::new(jobs::dependencies::CHILDREN),
             cancelled_jobs: PageSize::new(batches::cancel::JOBS),
-            operated_jobs: PageSize::new(bulk::JOBS),
+            operated_jobs: PageSize::new(bulk::MAX_OPERATED_JOBS),
             ticks: PageSize::new(schedules::ticks::LINES),
             purged_jobs: PageSize::new(retention::purge::PAGE),
             purged_discarded: PageSize::new(retention::purge::DISCARDED),

@@ -873,7 +873,7 @@ async fn load(tickr: &TestApp, over: &CancellationToken) -> u32 {
 /// The janitor of a real runner, which is the eldest because it is alone.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "inserts 700,000 rows and measures; wants a machine of its own and a release build"]
-async fn the_janitor_keeps_up_with_fifteen_thousand_jobs_and_answers_per_second_beside_load() {
+async fn the_janitor_removes_ten_thousand_jobs_and_answers_per_second_beside_load() {
     let own = Services::start(&server_options()).unwrap();
     let url = own.mysql_url("purged");
     Store::create_database(&url).await.unwrap();
@@ -908,7 +908,7 @@ async fn the_janitor_keeps_up_with_fifteen_thousand_jobs_and_answers_per_second_
         assert_eq!(tickr.count(format!("SELECT COUNT(*) FROM {table} WHERE {old}")).await, 0, "{table}");
     }
     tickr.until_idle().await;
-    // One and a half times the time at 15,000 rows per second.
+    // The janitor removes all three at once, beside the load. Each alone goes at 15,000 rows per second.
     assert!(longest <= Duration::from_secs(u64::from(jobs) / 10_000), "{longest:.1?}");
     tickr.stop_broken("its old jobs were written by hand").await;
 }

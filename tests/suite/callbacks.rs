@@ -14,6 +14,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hmac::{Hmac, Mac};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use sha2::Sha256;
 use tickr::app::App;
@@ -22,6 +23,7 @@ use tickr::handlers::Registry;
 use tickr::job::State;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
+use tokio::sync::Barrier;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
@@ -57,6 +59,14 @@ impl Listener for Door {
 
 impl Counting {
     async fn start() -> Self {
+        Self::start_with(|| std::future::ready(())).await
+    }
+
+    /// Do the same as [`start`](Self::start). Each answer waits for `before`.
+    async fn start_with<F>(before: impl Fn() -> F + Clone + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let (accepted, called) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
@@ -64,7 +74,11 @@ impl Counting {
         let answer = move |uri: axum::http::Uri| {
             calls.fetch_add(1, Ordering::SeqCst);
             let status = uri.path().split('/').nth(1).and_then(|word| word.parse().ok()).unwrap_or(200);
-            std::future::ready((StatusCode::from_u16(status).unwrap(), "so it is"))
+            let before = before();
+            async move {
+                before.await;
+                (StatusCode::from_u16(status).unwrap(), "so it is")
+            }
         };
         let app = axum::Router::new().fallback(answer);
         let door = Door(listener, Arc::clone(&accepted));
@@ -108,6 +122,39 @@ async fn callbacks_to_one_receiver_use_its_connections_again() {
 #[ignore = "a minute in a debug build; the same as above, ten times as long"]
 async fn twenty_thousand_callbacks_to_one_receiver_use_its_connections_again() {
     one_receiver(20_000).await;
+}
+
+/// Each wave of calls has one for each worker, and none is answered before all have arrived. So a wave opens as many
+/// connections as there are fewer idle ones than workers. In one of the first waves that is none: a call that comes
+/// before the connection of the last wave is given back may open one more.
+#[tokio::test(flavor = "multi_thread")]
+async fn six_hundred_workers_use_their_connections_to_one_receiver_again() {
+    const WORKERS: usize = 600;
+    // A shell gives a program 1,024 open files. Both ends of the connections are in this process.
+    let limits = getrlimit(Resource::Nofile);
+    let enough = limits.maximum.map_or(8_192, |maximum| maximum.min(8_192));
+    setrlimit(Resource::Nofile, Rlimit { current: limits.current.map(|now| now.max(enough)), ..limits }).unwrap();
+    let tickr = TestApp::start_with(|config| config.workers = WORKERS, Registry::new()).await;
+    let all_are_here = Arc::new(Barrier::new(WORKERS));
+    let receiver = Counting::start_with(move || {
+        let all_are_here = Arc::clone(&all_are_here);
+        async move {
+            all_are_here.wait().await;
+        }
+    })
+    .await;
+    let (mut jobs, mut opened) = (0, Vec::new());
+    while opened.last() != Some(&0) {
+        assert!(opened.len() < 10, "connections that each wave opened: {opened:?}");
+        let before = receiver.accepted.load(Ordering::SeqCst);
+        tickr.enqueue_many((0..WORKERS).map(|_| receiver.callback("/in"))).await;
+        tickr.until_count("SELECT COUNT(*) FROM owed", 0).await;
+        opened.push(receiver.accepted.load(Ordering::SeqCst) - before);
+        jobs += WORKERS;
+    }
+    println!("connections that each wave opened: {opened:?}");
+    tickr.assert_each_ran_once(i64::try_from(jobs).unwrap()).await;
+    tickr.stop().await;
 }
 
 /// Start a receiver behind TLS that speaks HTTP/2 alone. Return its port, its certificate, and the numbers of accepted

@@ -591,7 +591,7 @@ async fn rejected_rows_of_the_outbox_are_shown_replayed_and_discarded() {
 }
 
 /// Create a batch, and return the address of its page.
-async fn make_batch(tickr: &TestApp, body: Value) -> String {
+pub(crate) async fn make_batch(tickr: &TestApp, body: Value) -> String {
     let made = tickr.post("/v1/batches", body).await;
     assert_eq!(made.status, 201, "{:#}", made.body);
     format!("/batches/{}", made.body["id"].as_str().unwrap())
@@ -1109,7 +1109,7 @@ async fn give_key(page: &Page, key: &str) {
 }
 
 /// The same, after the server has refused the page without an API key.
-async fn sign_in(page: &Page, key: &str) {
+pub(crate) async fn sign_in(page: &Page, key: &str) {
     give_key(page, key).await;
     page.expected("401").await;
 }

@@ -9,7 +9,7 @@ use tickr::config::{Config, ServerUrl};
 use tickr::handlers::Registry;
 use tickr::job::{AttemptToken, JobId, RunnerId, State};
 use tickr::services::{Services, start_galera};
-use tickr::store::{Store, StoreSettings};
+use tickr::store::{Returned, Store, StoreSettings};
 use uuid::Uuid;
 
 use crate::support::limits::{NO_ROWS_LEFT, set_and_wait};
@@ -37,6 +37,7 @@ async fn on_two_nodes(change: impl FnOnce(&mut Config)) -> (TestApp, App, Vec<Se
     let tickr = TestApp::start_on_own(nodes.remove(0), change).await;
     let elsewhere = on_node(&tickr, &nodes[0]);
     let other = tickr.another_with(|config| config.mysql_url = Some(elsewhere), Registry::new()).await;
+    assert_eq!(tickr.get("/readyz").await.body["topology"], "galera");
     (tickr, other, nodes)
 }
 
@@ -197,7 +198,8 @@ async fn a_job_that_is_given_back_at_one_node_is_not_handed_out_again_at_another
     eventually("the repeated request has read", || async { proxy.holds_one_back().then_some(()) }).await;
     let token = AttemptToken::from_uuid(token);
     let why = "its answer got lost";
-    let given = tickr.app.broker().store().give_back_unreached(&runner, token, vec![id], why).await.unwrap();
+    let at_first = tickr.app.broker().store();
+    let given = at_first.give_back_free(&runner, token, vec![id], why, Returned::Unreached).await.unwrap();
     assert_eq!(given.given.len(), 1);
     proxy.pass_held_back();
     let repeated = repeated.await.unwrap();

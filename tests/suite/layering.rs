@@ -53,6 +53,9 @@ const BOXED: &[&str] = &["store", "index", "broker"];
 /// Calls that only tests may contain.
 const GIVING_UP: &[&str] = &[".unwrap()", ".unwrap_err()", "todo!(", "unimplemented!(", "dbg!("];
 
+/// Beginnings of names of limits that are not the one word for it.
+const OTHER_THAN_MAX: &[&str] = &["MOST_", "LONGEST_"];
+
 /// A line of code outside tests and comments, with its position.
 struct Line {
     file: PathBuf,
@@ -542,6 +545,17 @@ fn nothing_gives_up_with_a_panic() {
     let given_up = code().into_iter().filter(|line| GIVING_UP.iter().any(|word| line.text.contains(word)));
     let wrong: Vec<String> = given_up.map(|line| line.place()).collect();
     assert!(wrong.is_empty(), "outside tests:\n{}", wrong.join("\n"));
+}
+
+/// A stranger searches for `MAX_`.
+#[test]
+fn constants_for_limits_are_named_max() {
+    let is_other = |name: &str| OTHER_THAN_MAX.iter().any(|word| name.starts_with(word));
+    let lines = code().into_iter();
+    let others =
+        lines.filter(|line| ["const ", "static "].iter().any(|word| line.text.split(word).skip(1).any(is_other)));
+    let wrong: Vec<String> = others.map(|line| line.place()).collect();
+    assert!(wrong.is_empty(), "name them MAX_…:\n{}", wrong.join("\n"));
 }
 
 #[test]

@@ -208,6 +208,17 @@ async fn migrations_at_once_come_to_the_same_tables_where_a_server_gives_no_lock
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_migration_killed_again_and_again_is_completed_by_the_next_run() {
+    kill_migrations().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "has the whole number of kills with TICKR_TEST_FULL, which `make test-long` sets"]
+async fn a_migration_killed_two_hundred_times_is_completed_by_the_next_run() {
+    kill_migrations().await;
+}
+
+/// Kill migrations at random moments. Each database is then migrated to the end.
+async fn kill_migrations() {
     const LINES: usize = 3;
     /// Number of kills of one database, before it is migrated to the end.
     const KILLS_OF_ONE: usize = 5;
@@ -256,6 +267,7 @@ async fn a_migration_killed_again_and_again_is_completed_by_the_next_run() {
     };
     let lines = futures_util::future::join_all((0..LINES).map(|_| line())).await;
     let (kills, half_done) = lines.into_iter().fold((0, 0), |sum, line| (sum.0 + line.0, sum.1 + line.1));
+    println!("{kills} kills, of which {half_done} left a database half done");
     assert!(kills >= wanted_kills, "{kills}");
     // If there are fewer, the kills came before the first change or after the last one.
     assert!(half_done >= wanted_kills / 2, "only {half_done} of {kills} left a database half done");

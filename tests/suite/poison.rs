@@ -395,18 +395,20 @@ impl OneOfThree {
     /// Kill a runner under half load. The two that are left can carry that, so the loss may slow them by nothing.
     async fn at_half_load(self) {
         let killed = self.kill_under_load().await;
-        // The number of starts shows what the other runners can carry, whatever the length of the jobs.
+        // The number of starts shows what the other runners can carry, whatever the length of the jobs. Each step counts
+        // by itself, because a slow one would not show in a sum that began with faster ones.
         let mut starts = Vec::new();
         for from in self.steps() {
-            starts.push((killed.ran_for(from + 5), killed.started("number = 1", 0, from + 5).await));
+            starts.push((killed.ran_within(from, from + 5), killed.started("number = 1", from, from + 5).await));
         }
         let again_ms = killed.again_ms().await;
         println!(
-            "{} jobs, load {}/s, started by these seconds after the kill: {starts:?}, {} lost, the last of them started again after {again_ms} ms",
+            "{} jobs, load {}/s, seconds and starts of each step after the kill: {starts:?}, {} lost, the last of them started again after {again_ms} ms",
             killed.sent, self.per_second, killed.lost
         );
         for (seconds, started) in &starts {
-            // Those of half a second may be on their way, which takes as long on a busy machine.
+            // At the end of a step, those of half a second may be on their way, which takes as long on a busy machine.
+            // They start in the next step.
             let due = self.per_second * (0.9 * seconds - 0.5);
             assert!(*started as f64 >= due, "{starts:?} of {}/s", self.per_second);
         }
@@ -476,12 +478,15 @@ impl Killed {
         self.tickr.count(sql).await
     }
 
-    /// Return the part of these seconds after the kill in which the machine did not stand still. What was late because
-    /// of a stall is caught up within a second and a half.
-    fn ran_for(&self, seconds: i64) -> f64 {
-        let whole = Duration::from_secs(seconds.unsigned_abs());
-        let ran = self.pulse.time_between(self.killed, self.killed + whole);
-        if ran < whole { ran.as_secs_f64() - 1.5 } else { whole.as_secs_f64() }
+    /// Return the part of the time between these seconds after the kill in which the machine did not stand still. The
+    /// runners go on within a second and a half after a stall, also after one that ended shortly before.
+    fn ran_within(&self, from: i64, to: i64) -> f64 {
+        const GO_ON: Duration = Duration::from_millis(1_500);
+        let after = |seconds: i64| self.killed + Duration::from_secs(seconds.unsigned_abs());
+        let (from, to) = (after(from), after(to));
+        let ran = self.pulse.time_between(from, to);
+        let was_still = self.pulse.time_between(from - GO_ON, to) < to - from + GO_ON;
+        if was_still { ran.saturating_sub(GO_ON).as_secs_f64() } else { ran.as_secs_f64() }
     }
 
     /// Return the time from the kill until the last lost job started again, by the clock of MySQL.

@@ -1,6 +1,6 @@
 //! The commands, configurations and requests that the documents show work unchanged.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -528,6 +528,114 @@ fn every_long_test_is_run_by_a_documented_command() {
     assert!(missing.is_empty(), "CONTRIBUTING.md: {missing:#?}");
 }
 
+/// A function of the suite that stands by itself.
+struct Function<'s> {
+    name: &'s str,
+    lines: Vec<&'s str>,
+    is_test: bool,
+    is_ignored: bool,
+}
+
+fn functions(source: &str) -> Vec<Function<'_>> {
+    let (mut found, mut attributes, mut is_open) = (Vec::<Function<'_>>::new(), Vec::new(), false);
+    for line in source.lines() {
+        if is_open {
+            found.last_mut().unwrap().lines.push(line);
+            is_open = line != "}";
+            continue;
+        }
+        if line.starts_with("#[") {
+            attributes.push(line);
+            continue;
+        }
+        let plain = line.trim_start_matches("pub(crate) ").trim_start_matches("async ");
+        if let Some(rest) = plain.strip_prefix("fn ") {
+            let name = rest.split(['(', '<']).next().unwrap();
+            let has = |word: &str| attributes.iter().any(|attribute| attribute.contains(word));
+            let (is_test, is_ignored) = (has("test"), has("#[ignore"));
+            found.push(Function { name, lines: vec![line], is_test, is_ignored });
+            is_open = !line.ends_with('}');
+        }
+        attributes.clear();
+    }
+    found
+}
+
+/// The choice between the whole size of a promise and a smaller one.
+const SIZE: &str = "is_full()";
+
+impl Function<'_> {
+    fn sizes(&self) -> usize {
+        self.lines.iter().map(|line| line.matches(SIZE).count()).sum()
+    }
+
+    fn calls(&self, name: &str) -> bool {
+        let call = format!("{name}(");
+        let is_whole = |before: &str| !before.ends_with(|c: char| c.is_alphanumeric() || "_.:".contains(c));
+        self.lines[1..].iter().any(|line| line.match_indices(&call).any(|(at, _)| is_whole(&line[..at])))
+    }
+
+    /// Return the names of the functions that it calls, also through others, and its own.
+    fn reaches<'s>(&'s self, all: &'s [Function<'s>]) -> BTreeSet<&'s str> {
+        let (mut reached, mut new) = (BTreeSet::new(), vec![self]);
+        while let Some(function) = new.pop() {
+            if reached.insert(function.name) {
+                new.extend(all.iter().filter(|other| function.calls(other.name)));
+            }
+        }
+        reached
+    }
+}
+
+/// Return the functions of a module that choose a size by `is_full` and have no long test. `make test-long` runs ignored
+/// tests alone. So the function is called by an ignored test; or it is a test, and an ignored test calls all functions
+/// of the module that it calls itself.
+fn without_long_test(source: &str) -> Vec<&str> {
+    let all = functions(source);
+    let long: Vec<BTreeSet<&str>> =
+        all.iter().filter(|function| function.is_ignored).map(|test| test.reaches(&all)).collect();
+    let has_long = |sized: &Function<'_>| {
+        let called: Vec<&str> = if sized.is_test {
+            all.iter().map(|other| other.name).filter(|name| sized.calls(name)).collect()
+        } else {
+            vec![sized.name]
+        };
+        sized.is_ignored
+            || !called.is_empty() && long.iter().any(|reached| called.iter().all(|name| reached.contains(name)))
+    };
+    let sized: Vec<&Function<'_>> = all.iter().filter(|function| function.sizes() > 0).collect();
+    let read: usize = sized.iter().map(|function| function.sizes()).sum();
+    assert_eq!(read, source.matches(SIZE).count(), "call `is_full` in a function that stands by itself");
+    sized.into_iter().filter(|function| !has_long(function)).map(|function| function.name).collect()
+}
+
+#[test]
+fn every_smaller_size_of_a_promise_has_a_long_test() {
+    let (mut sized, mut missing) = (0, Vec::new());
+    for entry in std::fs::read_dir(root().join("tests/suite")).unwrap() {
+        let path = entry.unwrap().path();
+        let Ok(source) = std::fs::read_to_string(&path) else { continue };
+        let module = path.file_stem().unwrap().to_str().unwrap();
+        if module == "readme" {
+            continue;
+        }
+        sized += source.matches(SIZE).count();
+        missing.extend(without_long_test(&source).iter().map(|name| format!("{module}::{name}")));
+    }
+    assert!(missing.is_empty(), "`make test-long` runs the whole size of none of these: {missing:#?}");
+    assert!(sized > 5, "only {sized} sizes were found");
+    // The reader finds what it should.
+    let (helper, test) = ("async fn fill() {\n    if is_full() {}\n}\n", "#[test]\nfn small() {\n    fill()\n}\n");
+    let own =
+        "async fn fill(n: u32) {\n}\n#[test]\nfn small() {\n    fill(if support::is_full() { 2 } else { 1 })\n}\n";
+    let other = "#[test]\n#[ignore = \"long\"]\nfn whole() {\n    refill(2)\n}\n";
+    let whole = "#[test]\n#[ignore = \"long\"]\nfn whole() {\n    fill(2)\n}\n";
+    assert_eq!(without_long_test(&[helper, test, other].concat()), ["fill"]);
+    assert!(without_long_test(&[helper, test, whole].concat()).is_empty());
+    assert_eq!(without_long_test(&[own, other].concat()), ["small"]);
+    assert!(without_long_test(&[own, whole].concat()).is_empty());
+}
+
 /// A new user reads this page first.
 #[test]
 fn the_readme_is_short() {
@@ -536,11 +644,31 @@ fn the_readme_is_short() {
     assert!(readme.len() <= 10_240, "{} bytes", readme.len());
 }
 
+/// Return the documents whose blocks are doctests of the crate.
+fn pages_of_doctests() -> Vec<String> {
+    let source = std::fs::read_to_string(root().join("internal/lib.rs")).unwrap();
+    let included = source.split(r#"include_str!("../"#).skip(1);
+    included.map(|rest| rest.split('"').next().unwrap().to_owned()).collect()
+}
+
+/// The published crate includes them in a build of its doctests alone, which `make publish-check` does not make.
+#[test]
+fn the_package_has_every_document_whose_blocks_are_doctests() {
+    let manifest: toml::Table = std::fs::read_to_string(root().join("Cargo.toml")).unwrap().parse().unwrap();
+    let packed: Vec<&str> =
+        manifest["package"]["include"].as_array().unwrap().iter().map(|path| path.as_str().unwrap()).collect();
+    let pages = pages_of_doctests();
+    assert!(pages.len() > 3, "{pages:?}");
+    for page in pages {
+        assert!(packed.contains(&format!("/{page}").as_str()), "the package does not include {page}");
+    }
+}
+
 /// rustdoc takes a block without a language for Rust, and an indented one as well.
 #[test]
 fn every_block_of_the_documents_has_a_language() {
-    for page in ["README.md", "docs/HANDLERS.md"] {
-        let prose = document(page).prose();
+    for page in pages_of_doctests() {
+        let prose = document(&page).prose();
         assert!(!prose.lines().any(|line| line.starts_with("    ")), "{page} has an indented block");
     }
     for document in documents() {

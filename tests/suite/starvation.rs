@@ -508,7 +508,7 @@ async fn keys_hold_for_ten_seconds_when_it_cannot_be_read_whether_they_were_revo
     // The ten seconds begin at the last read. MySQL may rename slowly, and the machine may stand still meanwhile.
     tickr.app.operator_settings().listen().changed().await.unwrap();
     tickr.sql("RENAME TABLE api_keys TO api_keys_away").await;
-    let away = Instant::now() - tickr.app.operator_settings().age();
+    let away = Instant::now() - tickr.app.operator_settings().api_keys_age();
     let mut follow = JoinSet::from_iter([async move {
         while stream.chunk().await.unwrap().is_some() {}
         Instant::now()

@@ -17,12 +17,15 @@ use super::CONNECT_TIMEOUT;
 
 /// Time after which an idle connection is closed.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Most idle connections of one runner, to all authorities together: a quarter of the files that its unit allows.
-const MOST_IDLE: usize = 4_096;
-/// Most idle connections to one authority.
-const MOST_IDLE_TO_ONE: usize = 512;
+/// Most idle connections of one runner to all authorities together: a quarter of the files that its unit allows.
+const MAX_IDLE: usize = 4_096;
+/// The same for a runner with so many workers that few authorities would have a place: half of these files. The most
+/// workers, the clients of the API and MySQL need less than the other half.
+const MAX_IDLE_OF_MANY: usize = 8_192;
+/// More workers than these are many. It follows that at least eight authorities have a place with up to 1,024 workers.
+const FEW_WORKERS: usize = 512;
 /// Most authorities with a place, however few connections each may have.
-const MOST_PLACES: usize = 1_024;
+const MAX_PLACES: usize = 1_024;
 /// Time from the end of the last call to an authority until no connection to it is idle. The client looks for old
 /// connections once in each idle timeout. A connection that was begun for a call may be open only after that call,
 /// which found another one.
@@ -32,23 +35,23 @@ const UNTIL_CLOSED: Duration = Duration::from_secs(2 * IDLE_TIMEOUT.as_secs() + 
 pub(super) struct Clients {
     keeping: Client,
     closing: Client,
-    places: Places,
+    places: ReceiverPlaces,
 }
 
 /// The client for one call, until the call is over.
 pub(super) struct LentClient<'c> {
     client: &'c Client,
     /// The place of the authority, if it has one.
-    place: Option<(&'c Places, String)>,
+    place: Option<(&'c ReceiverPlaces, String)>,
 }
 
 impl Clients {
-    /// Make both clients with `build`, which gets the most idle connections that a client keeps to one authority. As
-    /// many as `idle` are of use.
-    pub(super) fn new<E>(idle: usize, build: impl Fn(usize) -> Result<Client, E>) -> Result<Self, E> {
-        let to_one = idle.clamp(1, MOST_IDLE_TO_ONE);
-        let places = Places { most: (MOST_IDLE / to_one).min(MOST_PLACES), taken: Mutex::default() };
-        Ok(Self { keeping: build(to_one)?, closing: build(0)?, places })
+    /// Make both clients for a runner with so many workers. `build` gets the most idle connections that a client keeps
+    /// to one authority.
+    pub(super) fn new<E>(workers: usize, build: impl Fn(usize) -> Result<Client, E>) -> Result<Self, E> {
+        let bounds = Bounds::new(workers);
+        let places = ReceiverPlaces { most: bounds.places, taken: Mutex::default() };
+        Ok(Self { keeping: build(bounds.to_one)?, closing: build(0)?, places })
     }
 
     /// Return the client for a call to this URL. Hold it until the answer is read.
@@ -59,6 +62,23 @@ impl Clients {
         } else {
             LentClient { client: &self.closing, place: None }
         }
+    }
+}
+
+/// Bounds of the keeping client. Their product bounds all its idle connections.
+struct Bounds {
+    /// Idle connections to one authority. Each worker has one call under way at most, so with one for each worker no
+    /// call has to open a connection because those of earlier calls were closed.
+    to_one: usize,
+    /// Authorities with a place.
+    places: usize,
+}
+
+impl Bounds {
+    fn new(workers: usize) -> Self {
+        let all = if workers > FEW_WORKERS { MAX_IDLE_OF_MANY } else { MAX_IDLE };
+        let to_one = workers.clamp(1, all);
+        Self { to_one, places: (all / to_one).min(MAX_PLACES) }
     }
 }
 
@@ -79,21 +99,21 @@ impl Drop for LentClient<'_> {
 }
 
 /// The authorities to which the keeping client may have connections.
-struct Places {
+struct ReceiverPlaces {
     most: usize,
-    taken: Mutex<HashMap<String, Place>>,
+    taken: Mutex<HashMap<String, ReceiverPlace>>,
 }
 
 /// One authority.
-struct Place {
+struct ReceiverPlace {
     /// Calls that are under way.
     calls: usize,
     /// End of the last call.
     used: Instant,
 }
 
-impl Places {
-    fn taken(&self) -> MutexGuard<'_, HashMap<String, Place>> {
+impl ReceiverPlaces {
+    fn taken(&self) -> MutexGuard<'_, HashMap<String, ReceiverPlace>> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -109,7 +129,7 @@ impl Places {
         }
         let is_free = taken.len() < self.most;
         if is_free {
-            taken.insert(authority.to_owned(), Place { calls: 1, used: now });
+            taken.insert(authority.to_owned(), ReceiverPlace { calls: 1, used: now });
         }
         is_free
     }
@@ -127,8 +147,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_receiver_has_an_idle_connection_for_each_worker_and_all_together_have_a_bounded_number() {
+        for workers in 0..=4_096 {
+            let Bounds { to_one, places } = Bounds::new(workers);
+            assert_eq!(to_one, workers.max(1));
+            assert!(places >= 1 && to_one * places <= MAX_IDLE_OF_MANY, "{workers}: {to_one} to each of {places}");
+            assert!(workers > FEW_WORKERS || to_one * places <= MAX_IDLE, "{workers}: {to_one} to each of {places}");
+        }
+        let places = [1, 64, FEW_WORKERS, 1_024, 4_096].map(|workers| Bounds::new(workers).places);
+        assert_eq!(places, [MAX_PLACES, 64, 8, 8, 2]);
+    }
+
+    #[test]
     fn an_authority_keeps_its_place_until_its_connections_are_closed() {
-        let places = Places { most: 2, taken: Mutex::default() };
+        let places = ReceiverPlaces { most: 2, taken: Mutex::default() };
         let now = Instant::now();
         let later = now + UNTIL_CLOSED;
         assert!(places.begin_call("a", now) && places.begin_call("b", now) && places.begin_call("b", now));

@@ -185,8 +185,8 @@ pub struct CallbackSettings {
     pub allow_private: bool,
     /// Hosts and networks that callbacks may reach in addition to the public internet.
     pub allow: Vec<Allowed>,
-    /// Idle connections kept for each receiver: as many as callbacks may run at the same time, 512 at most, and 4,096
-    /// for all receivers together.
+    /// Idle connections kept for each receiver: as many as callbacks may run at the same time. The number for all
+    /// receivers together is bounded.
     pub idle: usize,
     /// Longest time limit that a callback may have.
     pub longest: Duration,
@@ -355,8 +355,8 @@ impl HttpHandler {
     /// Make the call. It has ended when the status is known.
     async fn call(&self, callback: &HttpCallback, url: Url, ctx: &Context) -> Result<Answered, Failure> {
         let target = format!("{} {}", reqwest::Method::from(callback.method), exchange::endpoint(&url));
+        ctx.host_call_is_to_come();
         // First, because it waits while MySQL is out, and the time of the signature must be that of the call.
-        ctx.host_is_called(false);
         let key = if callback.finish.is_some() { Some(ctx.finish_key().await?) } else { None };
         let own_limit = callback.timeout_ms.map_or(TOTAL_TIMEOUT, Duration::from_millis);
         let limit = own_limit.min(self.longest).min(ctx.time_left());
@@ -377,7 +377,7 @@ impl HttpHandler {
         if let Some(body) = &callback.body {
             request = request.body(body.get().to_owned());
         }
-        ctx.host_is_called(true);
+        ctx.host_call_begins();
         let sent = timeout(limit, request.send()).await;
         exchange.took_ms = Some(u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX));
         let unanswered = match sent {

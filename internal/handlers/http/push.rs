@@ -137,7 +137,7 @@ impl PushHandler {
         // A report during the call holds the attempt until the call has ended, however short the lease is.
         let silence = self.push.lease.map(|lease| lease.max(answer_within + WRITTEN_WITHIN));
         let later = FinishLater { within: ctx.time_left(), report_within: silence };
-        ctx.host_is_called(false);
+        ctx.host_call_is_to_come();
         let key = ctx.finish_key_for(later).await?;
         let body = self.document(payload, key.expose(), ctx)?;
         let until = Instant::now() + answer_within.min(ctx.time_left());
@@ -252,7 +252,7 @@ impl PushHandler {
         let (began, limit) = (Instant::now(), until.saturating_duration_since(Instant::now()));
         let client = self.http.clients.for_call(url);
         let request = client.post(url.clone()).headers(headers).timeout(limit).body(body.to_vec());
-        ctx.host_is_called(true);
+        ctx.host_call_begins();
         let sent = timeout(limit, request.send()).await;
         exchange.took_ms = Some(u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX));
         let mut response = match sent {

@@ -53,17 +53,16 @@ pub struct RunnerRow {
 /// Why an attempt is given back whose worker has left.
 const LEFT: &str = "its worker ended and gave it back";
 
-/// Which of the attempts of a claim are given back.
-#[derive(Clone, PartialEq, Eq)]
-enum GivenBack {
-    /// Those whose rows no other session locks at this moment.
-    Free,
-    /// All of them, after a wait for their rows.
+/// Which attempts of a remote worker are given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Returned {
+    /// All of them.
     All,
-    /// Those that are free, unless they may have reached this remote worker by another answer.
-    UnreachedOf(RunnerId),
-    /// The same, and the claims are undone: the ledger gets no row of the attempts.
-    UndoneOf(RunnerId),
+    /// Those that cannot have reached their worker by another answer.
+    Unreached,
+    /// The same, and their claims are undone: the jobs wait as if they had not been claimed, and the ledger gets no row
+    /// of the attempts.
+    Undone,
 }
 
 /// The outcome for attempts that are given back without a wait for their rows.
@@ -410,66 +409,41 @@ impl Store {
         ids: Vec<JobId>,
         why: &'static str,
     ) -> Result<Vec<Reaped>, StoreError> {
-        Ok(self.give_back_with(token, ids, why, GivenBack::All).await?.given)
+        Ok(self.give_back_with(token, ids, why, None).await?.given)
     }
 
-    /// Do what [`give_back`](Self::give_back) does, without the rows that another session locks at this moment.
+    /// Do what [`give_back`](Self::give_back) does with attempts of a remote worker, without the rows that another session
+    /// locks at this moment.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     #[boxed]
     pub async fn give_back_free(
         &self,
-        token: AttemptToken,
-        ids: Vec<JobId>,
-        why: &'static str,
-    ) -> Result<GiveBack, StoreError> {
-        self.give_back_with(token, ids, why, GivenBack::Free).await
-    }
-
-    /// Do what [`give_back_free`](Self::give_back_free) does with claims for an answer to a remote worker, unless they
-    /// may have reached it by another answer.
-    ///
-    /// # Errors
-    /// When MySQL cannot be reached or refuses.
-    #[boxed]
-    pub async fn give_back_unreached(
-        &self,
         worker: &RunnerId,
         token: AttemptToken,
         ids: Vec<JobId>,
         why: &'static str,
+        which: Returned,
     ) -> Result<GiveBack, StoreError> {
-        self.give_back_with(token, ids, why, GivenBack::UnreachedOf(worker.clone())).await
+        self.give_back_with(token, ids, why, Some((worker.clone(), which))).await
     }
 
-    /// Do what [`give_back_unreached`](Self::give_back_unreached) does, and undo the claims: their jobs wait as if they
-    /// had not been claimed, and the ledger gets no row of the attempts.
-    ///
-    /// # Errors
-    /// When MySQL cannot be reached or refuses.
-    #[boxed]
-    pub async fn undo_unreached(
-        &self,
-        worker: &RunnerId,
-        token: AttemptToken,
-        ids: Vec<JobId>,
-        why: &'static str,
-    ) -> Result<GiveBack, StoreError> {
-        self.give_back_with(token, ids, why, GivenBack::UndoneOf(worker.clone())).await
-    }
-
+    /// Give attempts back. Those `of_worker` are given back without a wait for their rows.
     async fn give_back_with(
         &self,
         token: AttemptToken,
         ids: Vec<JobId>,
         why: &'static str,
-        which: GivenBack,
+        of_worker: Option<(RunnerId, Returned)>,
     ) -> Result<GiveBack, StoreError> {
         let (shared, ids) = (self.shared.clone(), Arc::<[JobId]>::from(ids));
         let done = transact(&self.shared.pools.loops, "give attempts back", move |conn, _| {
-            let (shared, ids, which) = (shared.clone(), Arc::clone(&ids), which.clone());
-            Box::pin(async move { give_claim_back(conn, &shared, (token, &ids), why, &which).await })
+            let (shared, ids, of_worker) = (shared.clone(), Arc::clone(&ids), of_worker.clone());
+            Box::pin(async move {
+                let of_worker = of_worker.as_ref().map(|(worker, which)| (worker, *which));
+                give_claim_back(conn, &shared, (token, &ids), why, of_worker).await
+            })
         })
         .await?;
         for reaped in &done.given {
@@ -516,16 +490,16 @@ pub(crate) fn after_loss(owed: &Owed, policy: RetryPolicy) -> Again {
     if owed.losses == 0 { Again::Now } else { Again::Backoff(policy, rand::random()) }
 }
 
-/// Give back those attempts of a claim that are meant.
+/// Give back the attempts of a claim, or those `of_worker` that are meant.
 async fn give_claim_back(
     conn: &mut Session<'_>,
     shared: &StoreInner,
     (token, ids): (AttemptToken, &[JobId]),
     why: &str,
-    which: &GivenBack,
+    of_worker: Option<(&RunnerId, Returned)>,
 ) -> Result<GiveBack, sqlx::Error> {
     let uuids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect();
-    let waits = *which == GivenBack::All;
+    let waits = of_worker.is_none();
     let (ordered, mut held, locked) = if waits {
         let ordered = lock_keys_of(conn, &uuids).await?;
         (ordered, lock_held(conn, ids.iter().copied()).await?, BTreeSet::new())
@@ -536,7 +510,7 @@ async fn give_claim_back(
         (ordered, held, locked)
     };
     // Behind the locks of their rows: a repeated request may have got them meanwhile.
-    if let GivenBack::UnreachedOf(worker) | GivenBack::UndoneOf(worker) = which {
+    if let Some((worker, Returned::Unreached | Returned::Undone)) = of_worker {
         match have_reached(conn, worker, token).await? {
             Some(false) => {}
             Some(true) => return Ok(GiveBack::default()),
@@ -545,8 +519,8 @@ async fn give_claim_back(
     }
     let mut ends: Vec<Settlement> = Vec::new();
     for (id, owed) in held.iter().filter(|(_, owed)| owed.token == token) {
-        ends.push(match which {
-            GivenBack::UndoneOf(_) => ending(*id, owed, Verdict::Interrupted, why, Again::Unstarted),
+        ends.push(match of_worker {
+            Some((_, Returned::Undone)) => ending(*id, owed, Verdict::Interrupted, why, Again::Unstarted),
             _ => given_back(*id, owed, why),
         });
     }

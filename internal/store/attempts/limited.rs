@@ -1527,8 +1527,8 @@ async fn read_share(conn: &mut Session<'_>, set: &LimitSetting) -> Result<FairSh
     .fetch_one(&mut *conn)
     .await?;
     let keys = keys_that_wait(conn, name).await?;
-    let keys = those_that_may_go(conn, set, keys).await?;
-    let keys: BTreeSet<String> = keys.into_iter().map(|key| String::from_utf8_lossy(&key).into_owned()).collect();
+    let keys = those_that_may_go(conn, keys).await?;
+    let keys: BTreeSet<String> = keys.into_iter().map(|key| key.key).collect();
     let used =
         sqlx::query("SELECT limit_key, COUNT(*) AS slots FROM limit_slots WHERE limit_name = ? GROUP BY limit_key");
     let mut elsewhere = 0;
@@ -1546,25 +1546,17 @@ async fn read_share(conn: &mut Session<'_>, set: &LimitSetting) -> Result<FairSh
     Ok(FairShare::among(u64::try_from(workers - elsewhere).unwrap_or(0), &keys))
 }
 
-/// Read the first keys of a limit that have parked jobs. As in [`KeysBehind::read`], each statement reads a few rows only.
-async fn keys_that_wait(conn: &mut Session<'_>, limit: &str) -> Result<Vec<Vec<u8>>, sqlx::Error> {
-    let mut keys: Vec<Vec<u8>> = Vec::new();
+/// Read the first keys of a limit that have parked jobs.
+async fn keys_that_wait(conn: &mut Session<'_>, limit: &str) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
+    let mut keys: BTreeSet<LimitKey> = BTreeSet::new();
     loop {
         // Before every key stands nothing, and the empty key is one.
         let rest = if keys.is_empty() { ">=" } else { ">" };
-        let query = statement(format!(
-            "SELECT limit_key, COUNT(*) AS n FROM (SELECT limit_key FROM {WAITS} WHERE limit_name = ? \
-             AND limit_key {rest} ? ORDER BY limit_key LIMIT {KEYS_READ}) k GROUP BY limit_key ORDER BY limit_key"
-        ));
-        let query = query.bind(limit.to_owned()).bind(keys.last().cloned().unwrap_or_default());
-        let mut found = 0;
-        for row in query.fetch_all(&mut *conn).await? {
-            keys.push(row.try_get("limit_key")?);
-            found += row.try_get::<i64, _>("n")?;
-        }
-        if keys.len() >= MAX_WEIGHED || usize::try_from(found).unwrap_or(0) < KEYS_READ {
-            keys.truncate(MAX_WEIGHED);
-            return Ok(keys);
+        let last = keys.last().map_or_else(Vec::new, |last| last.key.clone().into_bytes());
+        let query = keys_of_rows(WAITS, &format!("limit_name = ? AND limit_key {rest} ?"), KEYS_READ);
+        let query = query.bind(limit.to_owned()).bind(last);
+        if !add_keys(conn, query, KEYS_READ, &mut keys).await? || keys.len() >= MAX_WEIGHED {
+            return Ok(keys.into_iter().take(MAX_WEIGHED).collect());
         }
     }
 }
@@ -1572,18 +1564,14 @@ async fn keys_that_wait(conn: &mut Session<'_>, limit: &str) -> Result<Vec<Vec<u
 /// Return those of these keys that have parked jobs in queues that are not paused: the others take nothing from anyone.
 async fn those_that_may_go(
     conn: &mut Session<'_>,
-    set: &LimitSetting,
-    keys: Vec<Vec<u8>>,
-) -> Result<Vec<Vec<u8>>, sqlx::Error> {
+    keys: BTreeSet<LimitKey>,
+) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
     // Without paused queues, which is the usual case, the keys alone tell it.
     if !is_any_queue_paused(conn).await? {
         return Ok(keys);
     }
-    let key =
-        |key: Vec<u8>| LimitKey { limit: set.limit.name.clone(), key: String::from_utf8_lossy(&key).into_owned() };
-    let keys: Vec<LimitKey> = keys.into_iter().map(key).collect();
     let found = keys_with_parked_jobs(conn, &keys.iter().collect::<Vec<_>>()).await?;
-    Ok(found.into_iter().map(|key| key.key.into_bytes()).collect())
+    Ok(found.into_iter().collect())
 }
 
 async fn is_any_queue_paused(conn: &mut Session<'_>) -> Result<bool, sqlx::Error> {
@@ -1635,6 +1623,32 @@ fn bind_place(query: Sql, place: Option<&SlotPlace>) -> Sql {
 const WAITS: &str = "limit_waits FORCE INDEX (limit_waits_line)";
 const SLOTS: &str = "limit_slots FORCE INDEX (PRIMARY)";
 
+/// Build the statement that reads the keys of the first `most` rows of a table for which `condition` holds. A key may have
+/// a million rows. So each statement reads a few, and the next one begins behind the key of the last of them.
+fn keys_of_rows(table: &str, condition: &str, most: usize) -> Sql {
+    statement(format!(
+        "SELECT limit_name, limit_key, COUNT(*) AS n FROM (SELECT limit_name, limit_key FROM {table} \
+         WHERE {condition} ORDER BY limit_name, limit_key LIMIT {most}) k \
+         GROUP BY limit_name, limit_key ORDER BY limit_name, limit_key"
+    ))
+}
+
+/// Add the keys that a statement of [`keys_of_rows`] reads. Return whether it has read `most` rows, so that there may be
+/// more.
+async fn add_keys(
+    conn: &mut Session<'_>,
+    query: Sql,
+    most: usize,
+    keys: &mut BTreeSet<LimitKey>,
+) -> Result<bool, sqlx::Error> {
+    let mut rows = 0;
+    for row in query.fetch_all(&mut *conn).await? {
+        keys.insert(key_in(&row)?);
+        rows += row.try_get::<i64, _>("n")?;
+    }
+    Ok(usize::try_from(rows).unwrap_or(0) >= most)
+}
+
 /// Keys that have rows in a table.
 struct KeysBehind {
     keys: BTreeSet<LimitKey>,
@@ -1643,24 +1657,15 @@ struct KeysBehind {
 }
 
 impl KeysBehind {
-    /// Read keys behind this one for a while. A key may have a million rows. So each statement reads a few, and the next
-    /// one begins behind the key of the last of them.
+    /// Read keys behind this one for a while.
     async fn read(conn: &mut Session<'_>, table: &str, mut after: Option<LimitKey>) -> Result<Self, sqlx::Error> {
         let (mut keys, looking) = (BTreeSet::new(), Instant::now());
         loop {
             let (limit, key) = after.map_or_else(Default::default, |key| (key.limit.to_string(), key.key));
-            let query = statement(format!(
-                "SELECT limit_name, limit_key, COUNT(*) AS n FROM (SELECT limit_name, limit_key FROM {table} \
-                 WHERE limit_name > ? OR (limit_name = ? AND limit_key > ?) ORDER BY limit_name, limit_key \
-                 LIMIT {KEYS_READ}) k GROUP BY limit_name, limit_key ORDER BY limit_name, limit_key"
-            ));
+            let query = keys_of_rows(table, "limit_name > ? OR (limit_name = ? AND limit_key > ?)", KEYS_READ);
             let query = query.bind(limit.clone()).bind(limit).bind(key.into_bytes());
-            let mut found = 0;
-            for row in query.fetch_all(&mut *conn).await? {
-                keys.insert(key_in(&row)?);
-                found += row.try_get::<i64, _>("n")?;
-            }
-            after = keys.last().filter(|_| usize::try_from(found).unwrap_or(0) == KEYS_READ).cloned();
+            let may_have_more = add_keys(conn, query, KEYS_READ, &mut keys).await?;
+            after = keys.last().filter(|_| may_have_more).cloned();
             if after.is_none() || keys.len() >= KEYS_READ || looking.elapsed() >= LOOKING {
                 return Ok(Self { keys, last: after });
             }

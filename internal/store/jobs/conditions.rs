@@ -6,7 +6,7 @@
 use uuid::Uuid;
 
 use crate::sql::batches::{Sql, padded, padded_len, placeholders, statement};
-use tickr_job::{Filter, Name, State, Tag, Timestamp, Wanted};
+use tickr_job::{BatchId, Filter, Name, State, Tag, Timestamp, Wanted};
 
 /// The condition that the newest error of a job contains a text.
 const ERROR_CONTAINS: &str = "LOCATE(LOWER(CAST(? AS CHAR CHARACTER SET utf8mb4)), LOWER((SELECT a.error FROM attempts a \
@@ -149,6 +149,16 @@ pub(crate) fn narrow(filter: &Filter, conditions: &mut Piece) {
         }
     }
     for choice in &filter.choices {
+        if let Some(batches) = choice.batches() {
+            // There may be a hundred of them.
+            let ids: Vec<Uuid> = batches.into_iter().map(BatchId::uuid).collect();
+            let places = placeholders(padded_len(ids.len()));
+            let sql = format!(
+                " AND (SELECT COUNT(*) FROM batch_jobs b WHERE b.job_id = j.id AND b.batch_id IN {places}) = 1"
+            );
+            conditions.add(&sql, padded(&ids).map(Bind::Id));
+            continue;
+        }
         let mut either = Piece::default();
         if choice.of.is_empty() {
             either.add("FALSE", []);

@@ -30,7 +30,7 @@ use crate::sql::batches::{Sql, padded, padded_len, placeholders};
 use crate::sql::connection::on_pool;
 use crate::sql::session::Session;
 use crate::{Store, StoreError};
-use tickr_job::{Action, Among, Filter, Name, State, Timestamp, first_id_of};
+use tickr_job::{Action, Among, BatchId, Choice, Filter, Name, State, Timestamp, first_id_of};
 
 /// Number of rows of a source in one chunk.
 const CHUNK: i64 = 2_000;
@@ -206,10 +206,10 @@ impl Search {
             source.add("SELECT job_id AS id FROM job_tags FORCE INDEX (PRIMARY) WHERE tag = ?", [text(tag.as_str())]);
             self.key = "job_id";
         } else if let Some(batch) = filter.batch {
-            source.add(
-                "SELECT job_id AS id FROM batch_jobs FORCE INDEX (batch_jobs_batch) WHERE batch_id = ?",
-                [Bind::Id(batch.uuid())],
-            );
+            source = of_batch(batch);
+            self.key = "job_id";
+        } else if let Some(batches) = filter.choices.iter().find_map(Choice::batches) {
+            self.sources = batches.into_iter().map(of_batch).collect();
             self.key = "job_id";
         } else if let Some(key) = &filter.order_key {
             source.add(
@@ -628,6 +628,16 @@ fn in_part(among: Among, conditions: &mut Piece) {
         Among::Owed => conditions.add(" AND o.id IS NOT NULL", []),
         Among::Ended => conditions.add(" AND o.id IS NULL", []),
     }
+}
+
+/// Build the source with the jobs of a batch. A job is in one batch at most.
+fn of_batch(batch: BatchId) -> Piece {
+    let mut source = Piece::default();
+    source.add(
+        "SELECT job_id AS id FROM batch_jobs FORCE INDEX (batch_jobs_batch) WHERE batch_id = ?",
+        [Bind::Id(batch.uuid())],
+    );
+    source
 }
 
 /// Return the number of rows in one chunk.

@@ -23,8 +23,9 @@ use tickr_job::{AttemptToken, JobId, ReportRecord, RunnerId, Timestamp, first_id
 
 /// Largest part in bytes, on a server that accepts more.
 const MAX_PART_BYTES: usize = 512 << 10;
-/// Number of parts removed by one transaction. The number is small because a binary log holds their content once more.
-const PARTS_AT_ONCE: u64 = 8;
+/// Number of parts that one transaction removes, and that are removed between two rests. The number is small because a
+/// binary log holds their content once more.
+pub const PARTS_AT_ONCE: u64 = 8;
 /// Number of rows in one page.
 const PAGE: u32 = 200;
 /// Number of parts in one page of a search for remains.

@@ -144,7 +144,7 @@ fn page<'c>(
     Box::pin(async move {
         let now = read_clock(conn, &shared.clock).await?;
         let before = |age: Duration| now - TimeDelta::from_std(age).unwrap_or(TimeDelta::MAX / 4);
-        let newest = first_id_of(before(keep.shortest_ended()));
+        let newest = first_id_of(before(keep.shortest_of_ended()));
         // The kind is stored in `jobs`. It is looked up only if some kind has a retention time of its own.
         let kind = if keep.kinds.is_empty() { "NULL" } else { "(SELECT j.kind FROM jobs j WHERE j.id = a.job_id)" };
         let found = statement(format!(
@@ -221,7 +221,7 @@ async fn old_ahead(
          ORDER BY job_id LIMIT ?) w LEFT JOIN attempts a ON a.job_id = w.job_id \
          AND a.number = (SELECT MAX(l.number) FROM attempts l WHERE l.job_id = w.job_id) ORDER BY w.job_id"
     ))
-    .bind(before(keep.shortest_ended()))
+    .bind(before(keep.shortest_of_ended()))
     .bind(from)
     .bind(PAGE)
     .fetch_all(&mut *conn)

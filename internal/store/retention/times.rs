@@ -55,21 +55,26 @@ impl Retention {
         self.kinds.values().flat_map(|kind| [kind.completed, kind.cancelled, kind.failed]).flatten()
     }
 
-    /// Return all retention times of ended jobs, whatever their kinds and states. The shortest one comes first.
-    #[must_use]
-    pub fn ages_of_ended(&self) -> BTreeSet<Duration> {
-        self.of_kinds().chain([self.completed, self.cancelled, self.failed]).collect()
+    fn each_of_ended(&self) -> impl Iterator<Item = Duration> {
+        self.of_kinds().chain([self.completed, self.cancelled, self.failed])
     }
 
-    /// Return the shortest retention time. Retention removes nothing younger, except discarded dead letters.
-    pub(crate) fn shortest_ended(&self) -> Duration {
-        self.of_kinds().chain([self.cancelled, self.failed]).fold(self.completed, Duration::min)
+    /// Return all retention times of ended jobs, whatever their kinds and states. The shortest one comes first.
+    #[must_use]
+    pub fn times_of_ended(&self) -> BTreeSet<Duration> {
+        self.each_of_ended().collect()
+    }
+
+    /// Return the shortest retention time of ended jobs. Retention removes nothing younger, except discarded dead
+    /// letters.
+    pub(crate) fn shortest_of_ended(&self) -> Duration {
+        self.each_of_ended().fold(self.completed, Duration::min)
     }
 
     /// Return the shortest retention time, discarded dead letters included. Retention removes nothing younger.
     #[must_use]
     pub fn shortest(&self) -> Duration {
-        self.shortest_ended().min(self.discarded)
+        self.shortest_of_ended().min(self.discarded)
     }
 
     /// Return the longest time that a job stays after its end. A failed job may be discarded on its last day, so both
