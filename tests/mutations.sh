@@ -130,7 +130,10 @@ mutants() {
         'text == "0" || text' 'text != "2" || text' \
         failover::runners_with_two_servers_in_their_url_use_the_one_that_takes_writes
     mutant 'refusal of a server that only reads' internal/app/mod.rs \
-        'store.check_primary().await.map_err(|e| start_error(e, config))?;' 'let _ = Store::check_primary;' \
+        'store.check_primary(PATIENCE).await.map_err(|e| start_error(e, config))?;' 'let _ = Store::check_primary;' \
+        failover::a_runner_does_not_start_at_a_server_that_only_reads_and_says_why
+    mutant 'patience with a server that only reads' internal/store/sql/durability.rs \
+        'if !may_change || began.elapsed() >= patience {' 'if may_change || began.elapsed() >= patience {' \
         failover::a_runner_does_not_start_at_a_server_that_only_reads_and_says_why
     mutant 'connections from before a refused write' internal/store/sql/read_only.rs \
         'age >= RENEWED && age + RENEWED > last.elapsed()' 'age > age + RENEWED + last.elapsed()' \
@@ -599,6 +602,9 @@ mutants() {
     mutant 'palette of commands' internal/dashboard/assets/ui/keyboard.js \
         "event.key === 'k' && !" "event.key === 'K' && !" \
         dashboard_use::the_palette_leads_to_screens_and_queues_and_pauses_one
+    mutant 'values of a word of a repeated operation' internal/dashboard/assets/ui/filter-text.js \
+        'MOST_VALUES = 20' 'MOST_VALUES = 200' \
+        dashboard_use::an_operation_that_is_started_again_means_the_same_jobs
     mutant 'whole filter of a repeated operation' internal/dashboard/assets/ui/filter-text.js \
         '...choices.filter(Boolean)]' ']' \
         dashboard_use::an_operation_that_is_started_again_means_the_same_jobs
@@ -1104,13 +1110,28 @@ mutants() {
     mutant 'most batches of a retry' internal/store/batches/read.rs \
         '|| failed.len() > MAX_WITH_FAILURES' '|| failed.len() > 10 * MAX_WITH_FAILURES' \
         batches::a_retry_of_a_batch_with_too_many_nested_ones_is_refused
+    mutant 'most levels of a retry' internal/store/batches/read.rs \
+        'if levels > MAX_LEVELS' 'if levels > 10 * MAX_LEVELS' \
+        batches::a_retry_of_a_batch_with_too_many_nested_ones_is_refused
+    mutant 'cancelled batches of a retry' internal/store/batches/read.rs \
+        'AND b.cancelled_at IS NULL AS may_retry' 'AS may_retry' \
+        batches::a_retry_of_a_batch_leaves_its_cancelled_nested_batches_alone
     mutant 'parents of a chain' internal/api/jobs/mod.rs \
-        'ids.last().filter(|_| body.chain)' 'ids.last().filter(|_| body.chain && ids.len() < 2)' \
+        'if body.chain
+            && let' 'if body.chain
+            && ids.len() < 2
+            && let' \
         dependencies::the_jobs_of_a_chain_run_one_after_the_other_without_a_word_about_parents \
         dependencies::a_failure_in_a_chain_ends_it_unless_a_job_says_otherwise
     mutant 'parents of a chain of a client' internal/client/direct.rs \
-        'if shape == RequestShape::Chain {' 'if shape == RequestShape::Chain && jobs.len() > 1 {' \
+        'RequestShape::Chain && place > 0' 'RequestShape::Chain && place > 1' \
         client::a_chain_of_every_client_runs_in_its_order_and_once_for_its_key
+    mutant 'parent of a chain that a job names as well' internal/api/jobs/mod.rs \
+        'parent.id(&ids) != Ok(before)' 'parent.id(&ids) != Ok(before) || place > 99' \
+        dependencies::the_jobs_of_a_chain_run_one_after_the_other_without_a_word_about_parents
+    mutant 'unique keys in a chain' internal/api/jobs/mod.rs \
+        'body.chain && place > 0' 'body.chain && place > 1' \
+        dependencies::a_chain_takes_no_job_that_another_one_may_answer_for
     mutant 'index of the rows of ended parents' internal/store/jobs/dependencies.rs \
         'WHERE id IN {places} ORDER BY id LIMIT {}", rows.len());' 'WHERE id IN {places}");' \
         dependencies::children_start_while_another_session_holds_the_row_of_another_parent
@@ -3804,6 +3825,12 @@ mutants() {
         return Ok(());' \
         '    if !api.held || api.held {
         return Ok(());' \
+        held::a_restored_backup_starts_nothing_while_held_and_all_that_it_owes_after_it
+    mutant 'bulk operations of a held process' internal/api/bulk.rs \
+        'if api.held {' 'if api.held && !api.held {' \
+        held::a_restored_backup_starts_nothing_while_held_and_all_that_it_owes_after_it
+    mutant 'history of a held process' internal/engine/recorder.rs \
+        'if !held {' 'if !held || held {' \
         held::a_restored_backup_starts_nothing_while_held_and_all_that_it_owes_after_it
     mutant 'restored database beside an empty Redis' internal/verify/drift.rs \
         'if !settings.repair && store.runner_counts().await?.alive == 0 {' \

@@ -48,7 +48,14 @@ pub(crate) fn command() -> Command {
         .subcommand(one("show", "Show a batch"))
         .subcommand(one("close", "Close a batch: it ends with its last job"))
         .subcommand(one("cancel", "Cancel a batch with all of its jobs"))
-        .subcommand(one("retry", "Retry the failed jobs of a batch and of those nested in it"))
+        .subcommand(
+            one("retry", "Retry the failed jobs of a batch and of those nested in it").arg(
+                Arg::new("alone")
+                    .long("alone")
+                    .action(ArgAction::SetTrue)
+                    .help("Only the failed jobs of the batch itself, and none of nested batches"),
+            ),
+        )
 }
 
 pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
@@ -110,7 +117,9 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
                 print(&client.post(&format!("/v1/batches/{}/{verb}", id()), &json!({}), None).await?, as_json);
             }
             _ => {
-                let operation = client.post(&format!("/v1/batches/{}/retry", id()), &json!({}), None).await?;
+                let alone = if matches.get_flag("alone") { "?nested=false" } else { "" };
+                let path = format!("/v1/batches/{}/retry{alone}", id());
+                let operation = client.post(&path, &json!({}), None).await?;
                 if as_json {
                     println!("{operation:#}");
                 } else {

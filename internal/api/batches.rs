@@ -329,6 +329,15 @@ pub(super) async fn show(State(api): State<Api>, BatchPath(id): BatchPath) -> Re
     Ok(json(StatusCode::OK, BatchView::new(&batch)))
 }
 
+/// The batches whose failed jobs are retried.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct RetryQuery {
+    /// With `false`, only the failed jobs of the batch itself, and none of nested batches.
+    nested: Option<bool>,
+}
+
 /// Page of the batches.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -459,16 +468,17 @@ pub(super) async fn cancel(
 
 /// Retry the failed jobs of a batch
 ///
-/// Starts a bulk operation that gives each of them a full set of attempts, also those of nested batches. When all jobs of
-/// the batch have completed after that, `on_success` is enqueued. 422 `too_many`: more than 1,000 nested batches have not
-/// succeeded, or more than 100 of them have failed jobs. Then retry nested batches.
+/// Starts a bulk operation that gives each of them a full set of attempts, also those of nested batches that are not
+/// cancelled. When all jobs of the batch have completed after that, `on_success` is enqueued. 422 `too_many`: there are
+/// more than 10,000 nested batches or 100 levels, or more than 100 of them have failed jobs. Then retry nested batches, or
+/// send `nested=false`.
 #[utoipa::path(
     post, path = "/v1/batches/{id}/retry", tag = "batches", operation_id = "retry_batch",
-    params(("id" = Uuid, Path, description = "The batch's id")),
+    params(("id" = Uuid, Path, description = "The batch's id"), RetryQuery),
     responses(
         (status = 202, description = "The bulk operation is accepted", body = OperationView),
         (status = 404, description = "not_found", body = Problem),
-        (status = 422, description = "invalid_id, too_many", body = Problem),
+        (status = 422, description = "invalid_id, invalid_request, too_many", body = Problem),
         (status = 429, description = "overloaded: fifty bulk operations have not ended, paused ones included, or this runner is at its limit of heavy reads", body = Problem),
     )
 )]
@@ -476,17 +486,21 @@ pub(super) async fn retry(
     State(api): State<Api>,
     RequestActor(who): RequestActor,
     BatchPath(id): BatchPath,
+    QueryParams(query): QueryParams<RetryQuery>,
     key: Key,
 ) -> Result<Response, Problem> {
-    let idempotent = key.request(&format!("POST /v1/batches/{id}/retry"), None)?;
+    let with_nested = query.nested.unwrap_or(true);
+    let alone = if with_nested { "" } else { "?nested=false" };
+    let idempotent = key.request(&format!("POST /v1/batches/{id}/retry{alone}"), None)?;
     let store = api.broker.store();
     if store.batch(id).await?.is_none() {
         return replay_stored(&api, idempotent, ResponseContent::Other, Problem::not_found("batch", id)).await;
     }
-    let Some(nested) = store.nested_with_failures(id).await? else {
+    let nested = if with_nested { store.nested_with_failures(id).await? } else { Some(Vec::new()) };
+    let Some(nested) = nested else {
         let detail = format!(
-            "more than {MAX_NESTED} nested batches have not succeeded, or more than {MAX_WITH_FAILURES} of them have \
-             failed jobs; retry nested batches"
+            "there are more than {MAX_NESTED} nested batches or 100 levels, or more than {MAX_WITH_FAILURES} of them have \
+             failed jobs; retry nested batches, or send nested=false to retry the failed jobs of the batch itself"
         );
         return replay_stored(&api, idempotent, ResponseContent::Other, Problem::new(Code::TooMany, detail)).await;
     };

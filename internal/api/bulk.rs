@@ -319,6 +319,7 @@ pub(super) struct SampleView {
         (status = 409, description = "release_running: a bulk operation releases this group already", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
         (status = 429, description = "overloaded: fifty bulk operations have not ended, paused ones included, or this runner is at its limit of heavy reads", body = Problem),
+        (status = 503, description = "store_unavailable, stopping: this process is held", body = Problem),
     )
 )]
 pub(super) async fn start(
@@ -397,7 +398,8 @@ pub(super) async fn start(
     })
 }
 
-/// Start a bulk operation. The count of its jobs takes a seat, as that of a dry run does.
+/// Start a bulk operation. The count of its jobs takes a seat, as that of a dry run does. A held process starts none:
+/// no runner would carry it out before the normal start, and then it would race with the starts of its jobs.
 pub(super) async fn start_counted(
     api: &Api,
     new: NewOperation,
@@ -410,6 +412,11 @@ pub(super) async fn start_counted(
         Ok(new) => new,
         Err(outcome) => return Ok(outcome),
     };
+    if api.held {
+        let detail = "this process is held, and no runner carries bulk operations out before a start without the \
+                      setting held; cancel single jobs or batches, or pause queues and start the operation after it";
+        return Err(Problem::new(Code::Stopping, detail));
+    }
     let (counting, action, filter) = (store.clone(), new.action, new.filter.clone());
     let estimate = run_with_seat(api, async move { counting.count_for(action, filter).await }).await?;
     Ok(store.start_operation((new, estimate), who, idempotent, build).await?)

@@ -89,7 +89,7 @@ use crate::telemetry::{Exporter, Tracer, TracerError, TracerSettings};
 use connection::ClientTimeouts;
 use server::HttpLimits;
 
-/// Longest time that a start waits for MySQL before it fails.
+/// Longest time that a start waits for MySQL before it fails, and for a server that takes writes.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Time between two rounds of the janitor, before jitter.
 const JANITOR_EVERY: Duration = Duration::from_secs(60);
@@ -255,7 +255,7 @@ impl App {
         let (tracer, exporter) = tracer_of(config, &runner)?;
         let store = connect_store(config).await?;
         store.check_payload_size(config.body_limit_bytes).map_err(|e| start_error(e, config))?;
-        store.check_primary().await.map_err(|e| start_error(e, config))?;
+        store.check_primary(PATIENCE).await.map_err(|e| start_error(e, config))?;
         let durability = store.durability().await.map_err(|e| start_error(e, config))?;
         if !durability.durable {
             let weaknesses = durability.weaknesses.join("; ");
@@ -313,7 +313,7 @@ impl App {
         Box::pin(Engine::enlist(&store, &registry, &settings)).await;
         let engine = Engine::start(broker.clone(), index.clone(), operator_settings.clone(), registry, settings)
             .map_err(StartError::Thread)?;
-        let recorder = Recorder::start(broker.clone(), engine.runner().clone(), queues.clone());
+        let recorder = Recorder::start(broker.clone(), engine.runner().clone(), queues.clone(), config.held);
         let stop_telling = CancellationToken::new();
         let events = broker.events().clone();
         let cluster_events =

@@ -39,13 +39,14 @@ impl Signals {
         Self::listen(hangup, false)
     }
 
-    /// Start to listen as [`register`](Self::register) does, in a process of this supervisor. If it hears from the
-    /// process, SIGHUP asks for the configuration to be read again: such a process has no terminal that it could lose.
+    /// Start to listen as [`register`](Self::register) does, in a process of this supervisor. If the supervisor started
+    /// it and hears from it, SIGHUP asks for the configuration to be read again: such a process has no terminal that it
+    /// could lose.
     ///
     /// # Errors
     /// As [`register`](Self::register).
     pub fn register_under(supervisor: &Supervisor) -> std::io::Result<Self> {
-        if supervisor.hears() { Self::listen(Some(SIGHUP), true) } else { Self::register() }
+        if supervisor.reloads() { Self::listen(Some(SIGHUP), true) } else { Self::register() }
     }
 
     fn listen(hangup: Option<i32>, hangup_reloads: bool) -> std::io::Result<Self> {

@@ -31,6 +31,8 @@ pub struct Supervisor {
     line: Option<Line>,
     /// Time without a message after which the supervisor kills this process.
     watchdog: Option<Duration>,
+    /// The process does not merely inherit the variables of the one that the supervisor started.
+    is_own: bool,
 }
 
 impl Supervisor {
@@ -50,15 +52,16 @@ impl Supervisor {
             }
         };
         // A process that the main process of a unit started inherits the variables, and is not meant.
-        let is_meant = variable("WATCHDOG_PID").is_none_or(|pid| pid == std::process::id().to_string());
-        let usec = variable("WATCHDOG_USEC").filter(|_| is_meant).and_then(|usec| usec.parse().ok());
+        let is_meant = |name: &str| variable(name).is_none_or(|pid| pid == std::process::id().to_string());
+        let usec = variable("WATCHDOG_USEC").filter(|_| is_meant("WATCHDOG_PID")).and_then(|usec| usec.parse().ok());
         let watchdog = usec.filter(|usec| *usec > 0).map(Duration::from_micros);
-        Self { line: Some(line), watchdog }
+        Self { line: Some(line), watchdog, is_own: is_meant("SYSTEMD_EXEC_PID") }
     }
 
-    /// Return whether the supervisor hears from this process.
-    pub(super) const fn hears(&self) -> bool {
-        self.line.is_some()
+    /// Return whether the supervisor may ask this process to read its configuration again. A process that only inherits
+    /// the socket is not the one that is asked, and may have a terminal that it can lose.
+    pub(super) const fn reloads(&self) -> bool {
+        self.line.is_some() && self.is_own
     }
 
     /// Ask for time until `starting` has ended, so that a migration is not taken for a start that hangs.
@@ -184,12 +187,26 @@ mod tests {
             let rest = message.strip_prefix("RELOADING=1\nMONOTONIC_USEC=").unwrap_or_else(|| panic!("{message}"));
             rest.split_once('\n').unwrap().0.parse::<u64>().unwrap()
         };
-        let (first, began) = (usec(), std::time::Instant::now());
+        let began = std::time::Instant::now();
+        let first = usec();
         std::thread::sleep(Duration::from_millis(20));
         let second = usec();
         let passed = u64::try_from(began.elapsed().as_micros()).unwrap();
-        assert!(second >= first + 20_000 && second <= first + passed + 1_000_000, "{first} {second} {passed}");
-        assert!(supervisor.hears() && !Supervisor::default().hears());
+        assert!(second >= first + 20_000 && second <= first + passed, "{first} {second} {passed}");
+    }
+
+    #[test]
+    fn a_process_that_inherits_the_socket_of_another_one_does_not_reload() {
+        let dir = tempfile::tempdir().unwrap();
+        let (_ear, name) = ear(dir.path());
+        let own = std::process::id().to_string();
+        assert!(supervisor(&[("NOTIFY_SOCKET", &name)]).reloads(), "a supervisor that tells no process id");
+        for (pid, reloads) in [(own.as_str(), true), ("1", false)] {
+            let supervisor = supervisor(&[("NOTIFY_SOCKET", &name), ("SYSTEMD_EXEC_PID", pid)]);
+            assert_eq!(supervisor.reloads(), reloads, "{pid}");
+            assert!(supervisor.line.is_some(), "it goes on to send messages");
+        }
+        assert!(!supervisor(&[("SYSTEMD_EXEC_PID", &own)]).reloads() && !Supervisor::default().reloads());
     }
 
     /// Return the messages that have come.

@@ -725,7 +725,8 @@ impl Broker {
         let (id, verdict) = (settlement.id, settlement.verdict);
         let is_open = attempt.open.as_ref().is_some_and(|(token, ..)| *token == settlement.token);
         let slots: Arc<[LimitKey]> = if is_open { Arc::clone(&attempt.slots) } else { Arc::default() };
-        // As for a handler of this process, the time until the verdict is written is no part of it.
+        // As for a handler of this process, the time until the verdict is written is no part of it. An outage after which
+        // the worker has to send its verdict again is.
         let ran = self.run_time_of(attempt);
         let settled = self.store.settle_and_free(settlement, slots).await;
         if let Err(error @ StoreError::Corrupt { .. }) = &settled {
@@ -738,9 +739,14 @@ impl Broker {
             }
             Settled::Done { state, execute_at, line, released, .. } => {
                 if is_open {
-                    self.meters.record_ended(&attempt.queue, ran, Some((verdict, state)));
+                    match ran {
+                        Some(ran) => self.meters.record_ended(&attempt.queue, ran, Some((verdict, state))),
+                        None => self.meters.record_settled(Some(&attempt.queue), verdict, state),
+                    }
                     let kind = attempt.kind.to_string();
-                    metrics::histogram!("tickr_run_seconds", "kind" => kind.clone()).record(ran.as_secs_f64());
+                    if let Some(ran) = ran {
+                        metrics::histogram!("tickr_run_seconds", "kind" => kind.clone()).record(ran.as_secs_f64());
+                    }
                     metrics::counter!("tickr_attempts_total", "kind" => kind, "verdict" => verdict.as_str())
                         .increment(1);
                 }
@@ -754,12 +760,12 @@ impl Broker {
         }
     }
 
-    /// Return for how long an attempt has run, by the clock of MySQL, which says when it started. Steps of that clock
-    /// that this process knows of are no part of it.
-    fn run_time_of(&self, attempt: &RemoteAttempt) -> Duration {
-        let Some(started_at) = attempt.started_at else { return Duration::ZERO };
-        let age = (self.store.clock().now() - started_at).to_std().unwrap_or_default();
-        age.saturating_sub(self.polls.limits.set_ahead_since(started_at))
+    /// Return for how long an attempt has run, by the clock of MySQL, which says when it started. Steps ahead of that
+    /// clock that this process knows of are no part of it. Returns nothing if the clock was set back behind the start.
+    fn run_time_of(&self, attempt: &RemoteAttempt) -> Option<Duration> {
+        let started_at = attempt.started_at?;
+        let age = (self.store.clock().now() - started_at).to_std().ok()?;
+        Some(age.saturating_sub(self.polls.limits.set_ahead_since(started_at)))
     }
 
     fn policy_of(&self, attempt: &RemoteAttempt) -> RetryPolicy {

@@ -139,15 +139,21 @@ fn prepare(
     for (place, body) in bodies.iter().enumerate() {
         let prefix = shape.prefix(place);
         let mut draft = body.draft(trace);
-        if shape == RequestShape::Chain {
-            draft.after.extend(jobs.last().map(|before: &NewJob| before.id));
+        let is_behind = shape == RequestShape::Chain && place > 0;
+        if is_behind {
+            // Behind a job that is not valid any id will do, because the request is refused.
+            draft.after.push(jobs.last().map_or_else(JobId::new, |before: &NewJob| before.id));
         }
         let checked = body.check_size(&prefix).and_then(|()| {
             let job = match declared.get(broker, &draft.kind) {
                 Some(kind) => broker.prepare_as(draft, &kind),
                 None => broker.prepare(draft),
             };
-            job.map_err(|invalid| Error::invalid(&prefix, invalid))
+            let job = job.map_err(|invalid| Error::invalid(&prefix, invalid))?;
+            match job.on_conflict.problem_in_chain().filter(|_| is_behind && job.unique_key.is_some()) {
+                Some(why) => Err(Error::refused(Problem::at(format!("{prefix}/unique_key"), why))),
+                None => Ok(job),
+            }
         });
         match (checked, &mut refused) {
             (Ok(job), _) => jobs.push(job),

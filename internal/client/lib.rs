@@ -261,6 +261,10 @@ impl Client {
     /// # }
     /// ```
     ///
+    /// A job behind the first takes a unique key only with [`OnConflict::Reject`](tickr_job::OnConflict::Reject) or
+    /// [`OnConflict::Replace`](tickr_job::OnConflict::Replace): another job that answers in its place would not wait for
+    /// the job before it.
+    ///
     /// # Errors
     /// See [`Error`].
     pub fn enqueue_chain(&self, jobs: impl IntoIterator<Item = Enqueue>) -> EnqueueChain {

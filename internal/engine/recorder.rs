@@ -7,7 +7,8 @@
 //! a gap, and nothing else is affected.
 //!
 //! The recorder stops after the last request was served, later than the loops of the engine. Then it writes the open
-//! slot.
+//! slot. The recorder of a held process ends slots, so that counted figures take no memory, and writes and removes no
+//! row.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -51,6 +52,8 @@ struct RecorderState {
     runner: RunnerId,
     /// Queues that always have a series of their own.
     queues: Vec<Name>,
+    /// The process changes no row of its own accord.
+    held: bool,
     unwritten: Mutex<UnwrittenSamples>,
     /// Wakes the loop that writes rows.
     filled: Notify,
@@ -64,18 +67,21 @@ impl std::fmt::Debug for RecorderState {
 }
 
 impl Recorder {
-    /// Start to record what this runner counts. `queues` are the queues that it serves.
+    /// Start to record what this runner counts. `queues` are the queues that it serves. If the process is `held`, what
+    /// it counts is forgotten.
     #[must_use]
-    pub fn start(broker: Broker, runner: RunnerId, queues: Vec<Name>) -> Self {
+    pub fn start(broker: Broker, runner: RunnerId, queues: Vec<Name>, held: bool) -> Self {
         let stop = CancellationToken::new();
         let unwritten = UnwrittenSamples::open(SlotWidth::FiveSeconds.floor(broker.store().clock().now()));
         // What was counted before this moment happened while the process started. It belongs to the first slot as well.
         broker.meters().serve(&queues);
         let (unwritten, filled) = (Mutex::new(unwritten), Notify::new());
-        let shared = Arc::new(RecorderState { broker, runner, queues, unwritten, filled, stop: stop.clone() });
+        let shared = Arc::new(RecorderState { broker, runner, queues, held, unwritten, filled, stop: stop.clone() });
         let loops = TaskTracker::new();
         keep_running(&loops, &shared, "recorder", |shared| async move { shared.turn_until_stopped().await });
-        keep_running(&loops, &shared, "samples", |shared| async move { shared.write_until_stopped().await });
+        if !held {
+            keep_running(&loops, &shared, "samples", |shared| async move { shared.write_until_stopped().await });
+        }
         Self { shared, loops, _stop: stop.drop_guard() }
     }
 
@@ -130,7 +136,9 @@ impl RecorderState {
         // that only the queues served here keep theirs; others get one again with their next event.
         let keep = SlotWidth::Quarter.floor(next) == SlotWidth::Quarter.floor(unwritten.slot);
         let slot = self.broker.meters().close_slot(Slot::new(self.queues.iter().cloned()), keep);
-        unwritten.take(&slot);
+        if !self.held {
+            unwritten.take(&slot);
+        }
         unwritten.slot = next;
         let lost = unwritten.drop_oldest();
         let filled = !unwritten.waiting.is_empty();

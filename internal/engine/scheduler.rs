@@ -58,7 +58,8 @@ pub(super) async fn run_until_stopped(shared: Arc<EngineState>, alarm: Arc<Alarm
                 if !report.refill.is_empty() {
                     shared.refill.notify_one();
                 }
-                if report.moved == MAX_AT_ONCE {
+                // The moves of several partitions add up.
+                if report.moved >= MAX_AT_ONCE {
                     continue;
                 }
                 let now = shared.store.clock().now();

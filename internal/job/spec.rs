@@ -408,6 +408,18 @@ impl OnConflict {
     pub const fn changes_holder(self) -> bool {
         matches!(self, Self::Replace | Self::Postpone)
     }
+
+    /// Return why a job with a unique key may not behave like this in a chain, behind the first job.
+    #[must_use]
+    pub const fn problem_in_chain(self) -> Option<&'static str> {
+        match self {
+            Self::Return | Self::Postpone => Some(
+                "may not be given behind the first job of a chain with on_conflict return or postpone: a job that \
+                 answers in its place would not wait for the job before it",
+            ),
+            Self::Reject | Self::Replace => None,
+        }
+    }
 }
 
 /// The batch of a job. The jobs of a batch are accepted all or none.

@@ -155,7 +155,8 @@ static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
 /// `filter` has the syntax of `tracing` filters, such as `info` or `tickr=debug,info`. A filter that cannot be parsed
 /// is replaced by `info`. Lines of `attempts` and above are offered to the logs of attempts, whatever the filter is.
 pub fn init_logs(filter: &str, json: bool, attempts: LevelFilter) {
-    // The bridge from the crate `log` reads the most detailed level once, when it is set up.
+    // The bridge from the crate `log` reads the most detailed level when it is set up, and again when the filter changes
+    // (`reload::Handle`).
     keep_attempt_logs(attempts);
     let (filter, handle) = reload::Layer::new(filter_of(filter));
     let lines = if json {

@@ -80,7 +80,7 @@ pub static METRICS: &[Metric] = &[
         Histogram(RUN),
         Runner,
         &["kind"],
-        "From the start of a handler to its end; of a remote worker, from the claim of a job to its verdict",
+        "From the start of a handler to its end; of a remote worker, from the claim of a job to the request with its verdict that MySQL took",
     ),
     row("tickr_settle_seconds", Histogram(WRITE), Runner, &[], "From a verdict to its commit, including repeats"),
     row(

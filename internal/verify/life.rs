@@ -107,8 +107,11 @@ pub(super) fn faults(job: &JobEvidence, moment: &SnapshotFacts<'_>) -> Vec<Fault
             }
             let is_over =
                 |patience: Option<TimeDelta>| patience.is_some_and(|time| owed.lease_until + time < moment.at);
-            if owed.departed && is_over(moment.patience_with_departed) {
-                wrong(Check::Departed, format!("its runner is gone, and its lease ended {}", owed.lease_until));
+            if owed.departed {
+                // Reapers look for these more rarely than for those of runners that live.
+                if is_over(moment.patience_with_departed) {
+                    wrong(Check::Departed, format!("its runner is gone, and its lease ended {}", owed.lease_until));
+                }
             } else if is_over(moment.patience) {
                 wrong(Check::Abandoned, format!("its lease ended {}", owed.lease_until));
             }
@@ -218,5 +221,47 @@ impl Life {
             self.losses_at_most = count(self.losses_at_most);
         }
         self.snoozes += u32::from(line.verdict == Verdict::Snoozed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use chrono::DateTime;
+
+    use tickr_job::JobId;
+    use tickr_store::OwedRow;
+
+    use super::*;
+
+    #[test]
+    fn an_attempt_of_a_departed_worker_has_the_longer_time_of_the_reapers_that_look_for_it() {
+        let at = DateTime::UNIX_EPOCH;
+        let (patience, longer) = (TimeDelta::seconds(20), TimeDelta::seconds(25));
+        let moment = SnapshotFacts { at, patience: Some(patience), patience_with_departed: Some(longer), steps: &[] };
+        let found = |departed: bool, ended_ago_s: i64| {
+            let owed = OwedRow {
+                kind: "noop".parse().unwrap(),
+                max_attempts: 5,
+                keyed: false,
+                key_held: true,
+                placed: true,
+                parked: false,
+                blocked: false,
+                state: State::Executing,
+                execute_at: at - TimeDelta::minutes(5),
+                attempt: 1,
+                leased: Some(true),
+                started_at: at - TimeDelta::minutes(5),
+                lease_until: at - TimeDelta::seconds(ended_ago_s),
+                departed,
+            };
+            let job =
+                JobEvidence { id: JobId::new(), row: None, owed: Some(owed), lines: Vec::new(), dead_letter: false };
+            let checks = faults(&job, &moment).into_iter().map(|(check, _)| check);
+            checks.filter(|check| matches!(check, Check::Departed | Check::Abandoned)).collect::<Vec<_>>()
+        };
+        assert_eq!([found(false, 19), found(true, 19), found(true, 22)], [vec![], vec![], vec![]]);
+        assert_eq!(found(false, 22), [Check::Abandoned]);
+        assert_eq!(found(true, 26), [Check::Departed]);
     }
 }

@@ -19,6 +19,9 @@ use uuid::Uuid;
 /// Verdicts that the handler of an attempt gave. Every other one may come while its process still runs.
 const OF_HANDLERS: [&str; 5] = ["succeeded", "failed", "rejected", "snoozed", "panicked"];
 
+/// Verdicts that use up no attempt.
+const SPARING: [&str; 3] = ["interrupted", "snoozed", "expired"];
+
 /// A row of the ledger about an attempt that a runner executed.
 #[derive(Clone, Debug)]
 pub(crate) struct Attempt {
@@ -78,7 +81,11 @@ pub(crate) fn runs_of(job: Uuid, starts: &[Start], attempts: &[Attempt], last_li
         let own = |attempt: &&Attempt| attempt.token == Some(start.token);
         // The success of another execution is not this one's.
         let others = |attempt: &&Attempt| attempt.token.is_none_or(|token| !known.contains(&token));
-        let fits = |attempt: &&Attempt| [start.attempt, start.attempt.saturating_sub(1)].contains(&attempt.burned);
+        // The row of an attempt that used up none has the number of those before it.
+        let fits = |attempt: &&Attempt| {
+            attempt.burned == start.attempt
+                || (attempt.burned + 1 == start.attempt && SPARING.contains(&attempt.verdict.as_str()))
+        };
         let mut rows: Vec<&Attempt> = attempts.iter().filter(own).collect();
         if rows.is_empty() {
             rows = attempts.iter().filter(others).filter(fits).collect();

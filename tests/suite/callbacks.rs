@@ -133,6 +133,7 @@ async fn six_hundred_workers_use_their_connections_to_one_receiver_again() {
     // A shell gives a program 1,024 open files. Both ends of the connections are in this process.
     let limits = getrlimit(Resource::Nofile);
     let enough = limits.maximum.map_or(8_192, |maximum| maximum.min(8_192));
+    assert!(enough >= 4_096, "the hard limit of open files is {enough}, too few for this test");
     setrlimit(Resource::Nofile, Rlimit { current: limits.current.map(|now| now.max(enough)), ..limits }).unwrap();
     let tickr = TestApp::start_with(|config| config.workers = WORKERS, Registry::new()).await;
     let all_are_here = Arc::new(Barrier::new(WORKERS));

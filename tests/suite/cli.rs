@@ -913,8 +913,11 @@ async fn batches_are_made_filled_closed_cancelled_and_retried() {
     }
 
     let id = ok(client(&app, &["batches", "create"])).await.trim().to_owned();
-    ok(client(&app, &["enqueue", "broken", "--batch", &id, "--max-attempts", "1"])).await;
-    ok(client(&app, &["batches", "close", &id])).await;
+    let inner = ok(client(&app, &["batches", "create", "--parent", &id])).await.trim().to_owned();
+    for batch in [&inner, &id] {
+        ok(client(&app, &["enqueue", "broken", "--batch", batch, "--max-attempts", "1"])).await;
+        ok(client(&app, &["batches", "close", batch])).await;
+    }
     let until = async |state: &str| {
         eventually(&format!("the batch is {state}"), async || {
             let shown = ok(client(&app, &["batches", "show", &id])).await;
@@ -924,6 +927,8 @@ async fn batches_are_made_filled_closed_cancelled_and_retried() {
     };
     until("failed").await;
     mended.cancel();
+    let alone = json_of(&app, &["batches", "retry", &id, "--alone", "--json"]).await;
+    assert_eq!((&alone["action"], &alone["filter"]["batch"]), (&json!("retry"), &json!(id)), "{alone:#}");
     let retries = ok(client(&app, &["batches", "retry", &id])).await;
     let operation = app.get("/v1/operations").await.body["data"][0]["id"].as_str().unwrap().to_owned();
     assert_eq!(retries, format!("the operation {operation} retries the failed jobs\n"));

@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use serde_json::json;
 use tickr::prelude::*;
-use tickr::{Cancelled, Conflict, Enqueue, Enqueued, Error, OnConflict, Problem, State, UniqueUntil};
+use tickr::{Cancelled, Conflict, Enqueue, Enqueued, Error, OnConflict, OnParentFailure, Problem, State, UniqueUntil};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -175,6 +175,11 @@ async fn a_chain_of_every_client_runs_in_its_order_and_once_for_its_key() {
         let wrong = [client.enqueue(&stamp("")), client.enqueue(&words[0]).order_key("k")];
         let wrong = client.enqueue_chain(wrong).await.unwrap_err();
         assert!(pointers(&wrong).contains(&"/jobs/0/payload/word"), "{wrong:?}");
+        // A job behind one that is not valid has a parent all the same.
+        let wrong = [client.enqueue(&stamp("")), client.enqueue(&words[0]).on_parent_failure(OnParentFailure::Run)];
+        assert_eq!(pointers(&client.enqueue_chain(wrong).await.unwrap_err()), ["/jobs/0/payload/word"]);
+        let keyed = [client.enqueue(&words[0]).unique_key("k"), client.enqueue(&words[1]).unique_key("l")];
+        assert_eq!(pointers(&client.enqueue_chain(keyed).await.unwrap_err()), ["/jobs/1/unique_key"]);
         assert!(client.enqueue_chain([]).await.unwrap().is_empty());
         client.close().await;
     }

@@ -247,6 +247,12 @@ async fn the_jobs_of_a_chain_run_one_after_the_other_without_a_word_about_parent
         batch.body["jobs"].as_array().unwrap().iter().map(|id| id.as_str().unwrap().parse().unwrap()).collect();
     assert_eq!(parents_of(&tickr, ids[2]).await, [ids[1].to_string()].into());
     tickr.until(ids[2], State::Completed).await;
+    // A job may have a hundred parents, and the one before it among them is no further one.
+    let mut jobs = vec![json!({"kind": "noop", "payload": {}}); 101];
+    jobs[100]["after"] = (0..100).collect();
+    let ids = enqueue_together(&tickr, json!({"jobs": jobs, "chain": true})).await;
+    assert_eq!(parents_of(&tickr, ids[100]).await.len(), 100);
+    tickr.until(ids[100], State::Completed).await;
     // Without the word, jobs do not wait for each other.
     let ids = enqueue_together(&tickr, json!({"jobs": vec![json!({"kind": "noop", "payload": {}}); 2]})).await;
     assert_eq!(parents_of(&tickr, ids[1]).await, BTreeSet::new());
@@ -278,8 +284,35 @@ async fn a_failure_in_a_chain_ends_it_unless_a_job_says_otherwise() {
     let refused = tickr.post("/v1/jobs/batch", json!({"jobs": [{"kind": "nope", "payload": {}}, noop], "chain": true}));
     let refused = refused.await;
     assert_eq!((refused.status, refused.pointers()), (422, vec!["/jobs/0/kind"]), "{:#}", refused.body);
+    let body = json!({"jobs": [{"kind": "nope", "payload": {}}, anyway, anyway], "chain": true});
+    let refused = tickr.post("/v1/jobs/batch", body).await;
+    assert_eq!((refused.status, refused.pointers()), (422, vec!["/jobs/0/kind"]), "{:#}", refused.body);
     tickr.until_idle().await;
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 5);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chain_takes_no_job_that_another_one_may_answer_for() {
+    let tickr = TestApp::start().await;
+    let noop = json!({"kind": "noop", "payload": {}});
+    let keyed = |key: &str, to: &str| json!({"kind": "noop", "payload": {}, "unique_key": key, "on_conflict": to});
+    let plain = json!({"kind": "noop", "payload": {}, "unique_key": "k"});
+    let fields = json!({"kind": "sleep", "payload": {"ms": 1}, "unique_fields": ["/ms"]});
+    for one in [plain, fields, keyed("k", "return"), keyed("k", "postpone")] {
+        let refused = tickr.post("/v1/jobs/batch", json!({"jobs": [noop, one, noop, one], "chain": true})).await;
+        let at = vec!["/jobs/1/unique_key", "/jobs/3/unique_key"];
+        assert_eq!((refused.status, refused.pointers()), (422, at), "{:#}", refused.body);
+        // The first job of a chain waits for none, so another one may answer for it.
+        let keep = json!({"jobs": [one, noop], "chain": true});
+        tickr.until(enqueue_together(&tickr, keep).await[1], State::Completed).await;
+    }
+    let jobs = [noop, keyed("a", "reject"), keyed("b", "replace")];
+    let ids = enqueue_together(&tickr, json!({"jobs": jobs, "chain": true})).await;
+    assert_eq!(parents_of(&tickr, ids[2]).await, [ids[1].to_string()].into());
+    tickr.until(ids[2], State::Completed).await;
+    tickr.until_idle().await;
+    assert_eq!(tickr.count(INVERSIONS).await, 0);
     tickr.stop().await;
 }
 

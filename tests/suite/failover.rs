@@ -381,9 +381,11 @@ async fn a_runner_does_not_start_at_a_server_that_only_reads_and_says_why() {
     for part in [reason.as_str(), "name the primary in mysql_url", "SET GLOBAL read_only = OFF", "\nthe server is "] {
         assert!(log.contains(part), "{part}: {log}");
     }
-    // The remedy that it names is enough.
-    tickr.sql("SET GLOBAL read_only = OFF").await;
+    // A start waits for the end of a failover. The remedy that the reason names is enough.
     let runner = Runner::start(&tickr, &[]);
+    let waits = "the mysql server takes no writes, waiting";
+    eventually("the start waits", || async { runner.log().contains(waits).then_some(()) }).await;
+    tickr.sql("SET GLOBAL read_only = OFF").await;
     let ready = answer(http().get(format!("{}/readyz", runner.base().await))).await;
     assert_eq!(ready.status, 200, "{:#}", ready.body);
     drop(runner);

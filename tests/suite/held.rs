@@ -123,14 +123,17 @@ impl Restored {
     }
 }
 
-/// Rows that a loop of a runner changes: open attempts, ended ones, ticks, rows of the outbox, and all that is owed.
-const STATE: [&str; 6] = [
+/// Rows that a loop of a runner changes: open attempts, ended ones, ticks, rows of the outbox, all that is owed, the
+/// history of the charts, and bulk operations.
+const STATE: [&str; 8] = [
     "SELECT COUNT(*) FROM owed WHERE state = 'executing'",
     "SELECT COUNT(*) FROM owed",
     "SELECT COUNT(*) FROM attempts",
     "SELECT COUNT(*) FROM ticks",
     "SELECT COUNT(*) FROM tickr_outbox",
     "SELECT COUNT(*) FROM schedules WHERE next_at < UTC_TIMESTAMP(6)",
+    "SELECT COUNT(*) FROM samples",
+    "SELECT COUNT(*) FROM operations",
 ];
 
 #[tokio::test(flavor = "multi_thread")]
@@ -173,6 +176,15 @@ async fn a_restored_backup_starts_nothing_while_held_and_all_that_it_owes_after_
         .execute(&mut connect(restored.url()).await)
         .await
         .unwrap();
+    // A figure that is older than any that the charts keep, as those of an old backup are.
+    sqlx::query(
+        "INSERT INTO samples \
+         (step, at, queue, runner, counted_to, accepted, completed, failed, ended, lateness, run_time) \
+         VALUES (5, '2020-01-01 00:00:00', '', 'old', '2020-01-01 00:00:05', 1, 1, 0, 1, '', '')",
+    )
+    .execute(&mut connect(restored.url()).await)
+    .await
+    .unwrap();
     let held = {
         let config = restored.config.clone();
         let hold = move |changed: &mut Config| *changed = Config { held: true, workers: 4, ..config };
@@ -211,6 +223,12 @@ async fn a_restored_backup_starts_nothing_while_held_and_all_that_it_owes_after_
     let worker = json!({"name": "w", "kinds": ["step"], "slots": 1});
     let refused = call(&base, Method::POST, "/v1/workers", "", Some(worker)).await;
     assert_eq!((refused.status, refused.code()), (503, "stopping"), "{:#}", refused.body);
+    let cancel = json!({"action": "cancel", "filter": {"kind": "elsewhere"}});
+    let refused = call(&base, Method::POST, "/v1/operations", "", Some(cancel)).await;
+    assert_eq!((refused.status, refused.code()), (503, "stopping"), "{:#}", refused.body);
+    let cancel = json!({"action": "cancel", "filter": {"kind": "step"}, "dry_run": true});
+    let dry = call(&base, Method::POST, "/v1/operations", "", Some(cancel)).await;
+    assert_eq!((dry.status, &dry.body["would_change"]), (200, &json!(3)), "{:#}", dry.body);
     let (code, said) = restored.verify().await;
     assert_eq!(code, 0, "{said}");
 

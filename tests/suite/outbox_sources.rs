@@ -1045,11 +1045,12 @@ async fn an_idle_runner_that_has_moved_rows_asks_both_servers_ten_times_a_second
         let (id, inserted) = (Uuid::now_v7(), Instant::now());
         insert(app, id, "noop", "{}").await;
         until(&tickr, id, State::Completed).await;
-        assert!(inserted.elapsed() < Duration::from_secs(4), "{:?} after a quiet time", inserted.elapsed());
+        assert!(inserted.elapsed() < Duration::from_secs(6), "{:?} after a quiet time", inserted.elapsed());
     }
     let again = statements_a_second(&mut own, &mut source, Duration::from_secs(3)).await;
+    // Slow looks rest longer, so a busy machine has fewer of them.
     for at in [0, 1] {
-        assert!(often[at] > idle[at] + 3.0 && again[at] > idle[at] + 3.0, "{often:?}, {idle:?}, {again:?}");
+        assert!(often[at].min(again[at]) >= 1.5 * idle[at], "{often:?}, {idle:?}, {again:?}");
     }
     tickr.stop().await;
 }

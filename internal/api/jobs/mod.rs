@@ -430,7 +430,8 @@ pub(crate) struct BatchBody {
     #[schema(min_items = 1, max_items = 1000, value_type = Vec<NewJobBody>)]
     jobs: Vec<Object<NewJobBody>>,
     /// True if the jobs run one after the other: each also waits for the end of the job before it, as if its `after` named
-    /// that one. `on_parent_failure` says what happens when that one fails. Default: false.
+    /// that one. `on_parent_failure` says what happens when that one fails. Behind the first job a unique key takes
+    /// `on_conflict` `reject` or `replace` alone. Default: false.
     #[serde(default)]
     chain: bool,
 }
@@ -557,8 +558,14 @@ pub(crate) fn prepare_all(api: &Api, body: BatchBody, trace: Option<&TraceContex
     let mut keys: HashMap<(Name, String), usize> = HashMap::new();
     for (place, Object(mut one)) in body.jobs.into_iter().enumerate() {
         let prefix = format!("/jobs/{place}");
-        if let Some(Some(before)) = ids.last().filter(|_| body.chain) {
-            one.after.push(ParentBody::Id(before.to_string()));
+        if body.chain
+            && let Some(before) = ids.last()
+        {
+            // Behind a job that is not valid any id will do, because the request is refused.
+            let before = before.unwrap_or_else(JobId::new);
+            if one.after.iter().all(|parent| parent.id(&ids) != Ok(before)) {
+                one.after.push(ParentBody::Id(before.to_string()));
+            }
         }
         let job = match prepare(api, one, &prefix, trace, &ids) {
             Ok(job) => job,
@@ -571,7 +578,11 @@ pub(crate) fn prepare_all(api: &Api, body: BatchBody, trace: Option<&TraceContex
         ids.push(Some(job.id));
         if let Some(key) = &job.unique_key {
             let first = *keys.entry((job.kind.clone(), key.clone())).or_insert(place);
-            if first < place && job.on_conflict != OnConflict::Return {
+            if let Some(why) = job.on_conflict.problem_in_chain().filter(|_| body.chain && place > 0) {
+                let here = tickr_handlers::Problem::at("/unique_key", why);
+                let detail = "another job may answer in place of a job of the chain";
+                wrong(Problem::new(Code::InvalidRequest, detail).at(&prefix, vec![here]));
+            } else if first < place && job.on_conflict != OnConflict::Return {
                 let here =
                     tickr_handlers::Problem::at("/unique_key", format!("is also the unique key of /jobs/{first}"));
                 let detail = "a job can neither reject, replace nor postpone another one of its own batch";

@@ -22,7 +22,7 @@ const MAX_IDLE: usize = 4_096;
 /// The same for a runner with so many workers that few authorities would have a place: half of these files. The most
 /// workers, the clients of the API and MySQL need less than the other half.
 const MAX_IDLE_OF_MANY: usize = 8_192;
-/// More workers than these are many. It follows that at least eight authorities have a place with up to 1,024 workers.
+/// More workers than these are many.
 const FEW_WORKERS: usize = 512;
 /// Most authorities with a place, however few connections each may have.
 const MAX_PLACES: usize = 1_024;
@@ -68,7 +68,8 @@ impl Clients {
 /// Bounds of the keeping client. Their product bounds all its idle connections.
 struct Bounds {
     /// Idle connections to one authority. Each worker has one call under way at most, so with one for each worker no
-    /// call has to open a connection because those of earlier calls were closed.
+    /// call has to open a connection because those of earlier calls were closed. A runner with more than 1,024 workers
+    /// keeps no more than these, so that eight authorities have a place.
     to_one: usize,
     /// Authorities with a place.
     places: usize,
@@ -77,7 +78,7 @@ struct Bounds {
 impl Bounds {
     fn new(workers: usize) -> Self {
         let all = if workers > FEW_WORKERS { MAX_IDLE_OF_MANY } else { MAX_IDLE };
-        let to_one = workers.clamp(1, all);
+        let to_one = workers.clamp(1, MAX_IDLE_OF_MANY / 8);
         Self { to_one, places: (all / to_one).min(MAX_PLACES) }
     }
 }
@@ -150,12 +151,12 @@ mod tests {
     fn a_receiver_has_an_idle_connection_for_each_worker_and_all_together_have_a_bounded_number() {
         for workers in 0..=4_096 {
             let Bounds { to_one, places } = Bounds::new(workers);
-            assert_eq!(to_one, workers.max(1));
-            assert!(places >= 1 && to_one * places <= MAX_IDLE_OF_MANY, "{workers}: {to_one} to each of {places}");
+            assert_eq!(to_one, workers.clamp(1, 1_024));
+            assert!(places >= 8 && to_one * places <= MAX_IDLE_OF_MANY, "{workers}: {to_one} to each of {places}");
             assert!(workers > FEW_WORKERS || to_one * places <= MAX_IDLE, "{workers}: {to_one} to each of {places}");
         }
         let places = [1, 64, FEW_WORKERS, 1_024, 4_096].map(|workers| Bounds::new(workers).places);
-        assert_eq!(places, [MAX_PLACES, 64, 8, 8, 2]);
+        assert_eq!(places, [MAX_PLACES, 64, 8, 8, 8]);
     }
 
     #[test]

@@ -28,8 +28,10 @@ fn columns() -> String {
     columns
 }
 
-/// Nested batches that [`Store::nested_with_failures`] looks at at most.
-pub const MAX_NESTED: usize = 1_000;
+/// Nested batches that [`Store::nested_with_failures`] looks at at most, those that succeeded included.
+pub const MAX_NESTED: usize = 10_000;
+/// Most batches inside each other that it looks at. Each level is a statement.
+const MAX_LEVELS: usize = 100;
 /// Nested batches with failures that [`Store::nested_with_failures`] returns at most.
 pub const MAX_WITH_FAILURES: usize = 100;
 /// Batches that are looked at in one page of the retention.
@@ -89,7 +91,8 @@ impl Store {
     }
 
     /// Read which batches that are nested in this one, directly or through others, have failed jobs of their own or of
-    /// batches nested in them. Returns nothing if there are too many.
+    /// batches nested in them. A cancelled one is left out with all that is nested in it. Returns nothing if there are too
+    /// many.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -98,16 +101,20 @@ impl Store {
         on_pool(&self.shared.pools.reads, "read nested batches", move |conn, _| {
             Box::pin(async move {
                 let (mut met, mut failed, mut level) = (BTreeSet::from([id.uuid()]), Vec::new(), vec![id.uuid()]);
+                let mut levels = 0;
                 while !level.is_empty() {
                     let mut next = Vec::new();
                     for parents in level.chunks(MAX_ROWS) {
-                        let sql = "SELECT id, b.failed + (SELECT COALESCE(SUM(c.failed), 0) FROM batch_changes c \
+                        let sql = "SELECT b.id, b.succeeded_at IS NULL AND b.cancelled_at IS NULL AS may_retry, \
+                                   b.failed + (SELECT COALESCE(SUM(c.failed), 0) FROM batch_changes c \
                                    FORCE INDEX (batch_changes_batch) WHERE c.batch_id = b.id) > 0 AS has_failures \
-                                   FROM batches b FORCE INDEX (batches_parent) WHERE succeeded_at IS NULL AND parent IN";
-                        let tail = format!(" LIMIT {}", MAX_NESTED + 1);
+                                   FROM (SELECT id FROM batches FORCE INDEX (batches_parent) WHERE parent IN";
+                        let most = MAX_NESTED + 1;
+                        let tail =
+                            format!(" LIMIT {most}) n STRAIGHT_JOIN batches b FORCE INDEX (PRIMARY) ON b.id = n.id");
                         for row in in_list(sql, parents, &tail).fetch_all(&mut *conn).await? {
                             let nested: Uuid = row.try_get("id")?;
-                            if met.insert(nested) {
+                            if met.insert(nested) && row.try_get("may_retry")? {
                                 next.push(nested);
                                 if row.try_get("has_failures")? {
                                     failed.push(BatchId::from_uuid(nested));
@@ -117,6 +124,10 @@ impl Store {
                         if met.len() > MAX_NESTED + 1 || failed.len() > MAX_WITH_FAILURES {
                             return Ok(None);
                         }
+                    }
+                    levels += 1;
+                    if levels > MAX_LEVELS {
+                        return Ok(None);
                     }
                     level = next;
                 }

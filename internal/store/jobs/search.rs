@@ -211,6 +211,9 @@ impl Search {
         } else if let Some(batches) = filter.choices.iter().find_map(Choice::batches) {
             self.sources = batches.into_iter().map(of_batch).collect();
             self.key = "job_id";
+            // Each source is read as far as the whole chunk may reach.
+            let sources = i64::try_from(self.sources.len()).unwrap_or(CHUNK).max(1);
+            self.chunk = self.chunk.min((CHUNK / sources).max(HEAVY_CHUNK));
         } else if let Some(key) = &filter.order_key {
             source.add(
                 "SELECT job_id AS id FROM order_places FORCE INDEX (order_places_job) WHERE order_key = ?",
@@ -841,4 +844,19 @@ pub(crate) async fn count(conn: &mut Session<'_>, mut search: Search) -> Result<
         place = chunk.rest;
     }
     Ok(Counted { jobs: jobs.unsigned_abs(), capped: false })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_of_many_batches_has_fewer_rows_of_each() {
+        let chunk = |batches: usize| {
+            let choice = Choice::of_batches((0..batches).map(|_| BatchId::new()));
+            let filter = Filter { choices: vec![choice], ..Filter::default() };
+            Search::among(&filter, Order::OldestFirst, Among::All).chunk
+        };
+        assert_eq!([chunk(1), chunk(4), chunk(101)], [CHUNK, CHUNK / 4, HEAVY_CHUNK]);
+    }
 }

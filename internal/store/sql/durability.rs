@@ -1,7 +1,7 @@
 //! Checks of the server's settings: whether a commit is durable (G1), and whether tickr can work with them.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_recursion::async_recursion as boxed;
 use sqlx::{AssertSqlSafe, Row};
@@ -15,6 +15,8 @@ use crate::{Store, StoreError};
 /// Time after which a commit that tries a write counts as lost. Its connection is closed then, and the next try has
 /// another one.
 const PROBE_LIMIT: Duration = Duration::from_secs(3);
+/// Pause between two questions whether a server takes writes by now.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// The durability of an acknowledged commit, according to the server's settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,20 +48,36 @@ impl Store {
     }
 
     /// Check that a runner may start on this server: it takes writes, so that no read after a claim asks a replica, and
-    /// no other server takes writes of the same rows without its locks. A running process stays with a server that
-    /// becomes read-only, because that is an outage, which ends.
+    /// no other server takes writes of the same rows without its locks. A server that only reads is asked again until
+    /// `patience` is over, because a failover may be under way. A running process stays with a server that becomes
+    /// read-only, because that is an outage, which ends.
     ///
     /// # Errors
     /// [`StoreError::Refused`] with the reason and what an operator can do, otherwise [`StoreError`] when MySQL cannot
     /// be reached.
     #[boxed]
-    pub async fn check_primary(&self) -> Result<(), StoreError> {
+    pub async fn check_primary(&self, patience: Duration) -> Result<(), StoreError> {
         const ATTEMPTED: &str = "use the mysql server";
-        let refusal = on_pool(&self.shared.pools.loops, ATTEMPTED, |conn, _| {
-            Box::pin(async move { Ok(within(FIRST_WORDS, ServerFacts::read(conn)).await?.refusal()) })
-        })
-        .await?;
-        refusal.map_or(Ok(()), |cause| Err(StoreError::refused(ATTEMPTED, cause)))
+        let began = Instant::now();
+        let mut is_told = false;
+        loop {
+            let (may_change, refusal) = on_pool(&self.shared.pools.loops, ATTEMPTED, |conn, _| {
+                Box::pin(async move {
+                    let facts = within(FIRST_WORDS, ServerFacts::read(conn)).await?;
+                    Ok((facts.is_read_only(), facts.refusal()))
+                })
+            })
+            .await?;
+            let Some(cause) = refusal else { return Ok(()) };
+            if !may_change || began.elapsed() >= patience {
+                return Err(StoreError::refused(ATTEMPTED, cause));
+            }
+            if !is_told {
+                tracing::warn!("the mysql server takes no writes, waiting for the end of a failover");
+                is_told = true;
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
     }
 
     /// Read the settings as [`durability`](Self::durability) does, change a row and commit. A server that was demoted

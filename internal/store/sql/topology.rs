@@ -187,21 +187,39 @@ impl ServerFacts {
         }
     }
 
+    /// Return the settings that keep the server from taking writes.
+    fn read_only(&self) -> impl Iterator<Item = &'static str> {
+        ["super_read_only", "read_only", "innodb_read_only"].into_iter().filter(move |name| self.is_on(name))
+    }
+
+    /// Return whether the server takes no writes now. A failover that is under way may end that.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.read_only().next().is_some()
+    }
+
     /// Return the reason why no runner may start on this server, and what an operator can do.
     pub(crate) fn refusal(&self) -> Option<String> {
         let name = self.told("hostname");
-        let read_only =
-            ["super_read_only", "read_only", "innodb_read_only"].into_iter().filter(|name| self.is_on(name));
-        let read_only: Vec<&str> = read_only.collect();
+        let read_only: Vec<&str> = self.read_only().collect();
         if !read_only.is_empty() {
             let is = if self.is_in_group() {
                 "a secondary of a replication group, or one of its members that has failed"
+            } else if self.has_group() {
+                "a server that has left its replication group"
             } else {
                 "a replica, or a primary that was demoted"
             };
             let settings = read_only.join(" and ");
             let off = if self.is_on("innodb_read_only") {
                 "start it without innodb_read_only".to_owned()
+            } else if self.is_in_group() {
+                // A second server that takes writes would part from its group.
+                "call the function group_replication_set_as_primary with its server_uuid on a member of the group"
+                    .to_owned()
+            } else if self.has_group() {
+                "let it join its group again, and then call the function group_replication_set_as_primary with its \
+                 server_uuid"
+                    .to_owned()
             } else {
                 let off: Vec<String> = read_only.iter().map(|name| format!("{name} = OFF")).collect();
                 format!("SET GLOBAL {}", off.join(", "))
@@ -304,7 +322,18 @@ mod tests {
         }
         let mut secondary = member("ON");
         secondary.told.extend(["read_only", "super_read_only"].map(|name| (name.to_owned(), "ON".to_owned())));
-        assert!(secondary.refusal().unwrap().contains("a secondary of a replication group"));
+        assert!(secondary.is_read_only() && !member("ON").is_read_only());
+        for (is_member, parts) in [
+            (None, ["a secondary of a replication group", "call the function group_replication_set_as_primary"]),
+            (Some(true), ["a secondary of a replication group", "call the function group_replication_set_as_primary"]),
+            (Some(false), ["a server that has left its replication group", "let it join its group again"]),
+        ] {
+            secondary.is_member = is_member;
+            let why = secondary.refusal().unwrap();
+            assert!(parts.iter().all(|part| why.contains(part)), "{why}");
+            // Its rows would part from those of the group.
+            assert!(!why.contains("SET GLOBAL"), "{why}");
+        }
     }
 
     #[test]

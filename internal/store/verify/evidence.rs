@@ -322,13 +322,15 @@ impl Evidence {
     }
 
     async fn read_page(&mut self) -> Result<EvidencePage, sqlx::Error> {
-        // A process gives remote workers with longer leases a minute after an outage, and others their leases.
+        // A process gives remote workers with longer leases a minute after an outage, and others their leases, also
+        // those that have not come back yet.
         let (at, longest_lease_ms, longest_pause_ms) = sqlx::query_as(
-            "SELECT UTC_TIMESTAMP(6), MAX(r.lease_ms), \
-             CAST(IF(SUM(r.via = 'process') > 0, MAX(IF(r.via = 'http', LEAST(r.lease_ms, 60000), r.lease_ms)), NULL) \
-             AS SIGNED) \
-             FROM (SELECT 1 AS n) one LEFT JOIN runners r ON r.stopped_at IS NULL \
-             AND r.heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL r.lease_ms * 1000 MICROSECOND",
+            "SELECT UTC_TIMESTAMP(6), MAX(IF(r.lives, r.lease_ms, NULL)), \
+             CAST(IF(SUM(r.lives AND r.via = 'process') > 0, \
+             MAX(IF(r.via = 'http', LEAST(r.lease_ms, 60000), r.lease_ms)), NULL) AS SIGNED) \
+             FROM (SELECT 1 AS n) one LEFT JOIN (SELECT via, lease_ms, \
+             heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND AS lives \
+             FROM runners WHERE stopped_at IS NULL) r ON TRUE",
         )
         .fetch_one(&mut self.conn)
         .await?;

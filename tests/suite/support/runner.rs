@@ -57,6 +57,8 @@ impl Runner {
             .env("TICKR_TEST_KINDS", "1")
             .env("TICKR_LEASE", "2s")
             .env("RUST_BACKTRACE", "0")
+            // If a supervisor started the tests, it names their process.
+            .env_remove("SYSTEMD_EXEC_PID")
             .envs(env.iter().copied())
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())

@@ -7,7 +7,7 @@ import { go } from '../core/route.js';
 import { Allowed, Badge, Copy, Empty, Figure, Head, Panel, Skeleton, Time, Trouble, useNow } from '../ui/base.js';
 import { actions } from '../ui/bulk.js';
 import { CanaryProgress } from '../ui/canary.js';
-import { filterText } from '../ui/filter-text.js';
+import { filterText, requestOf } from '../ui/filter-text.js';
 import {
   again,
   FilterLink,
@@ -48,7 +48,8 @@ export default function Operation({ params: [id] }) {
     const operation = await again(it);
     if (operation) go(`/operations/${operation.id}`);
   };
-  const text = filterText(it.filter);
+  // A copy of a part of the filter would find other jobs.
+  const text = requestOf(it.filter) === undefined ? '' : filterText(it.filter);
   return html`
     <${Head}
       title=${html`${nameOf(it.action)} <${Badge} is=${stateOf(it)} />`}

@@ -6,6 +6,8 @@ import { quoted } from '../core/words.js';
 
 /** The longest filter that a listing takes, in bytes. */
 const LONGEST = 2000;
+/** The most values that a word of a filter takes. The retry of a batch with many nested ones has more. */
+const MOST_VALUES = 20;
 
 const plain = {
   state: 'state',
@@ -78,7 +80,8 @@ const written = ([field, value]) => (field ? `${field}:${value}` : value);
 function choiceWord({ not, of }) {
   const each = of.map(conditionsOf);
   const strange = of.some((one) => one.choices?.length || unknownIn(one).length || isTyped(one.payload));
-  if (strange || each.length === 0 || each.some((conditions) => conditions.length !== 1)) return null;
+  if (strange || each.length === 0 || each.length > MOST_VALUES) return null;
+  if (each.some((conditions) => conditions.length !== 1)) return null;
   const parts = each.map(([condition]) => condition);
   // A plain word is an id when it looks like one, so ids and texts may stand beside one another.
   const bare = parts.every(([field]) => field === '' || field === 'id');
@@ -168,7 +171,10 @@ export function filterWords(filter) {
   const rest = Object.fromEntries([...ranges, 'runner', 'choices'].map((name) => [name, filter[name]]));
   const { words } = wordsOf(rest);
   if (words.length) parts.push(`that match ${words.join(' ')}`);
-  const missing = [...unknownIn(filter), ...(filter.choices ?? []).filter((choice) => !choiceWord(choice))];
+  const unsaid = (filter.choices ?? []).filter((choice) => !choiceWord(choice));
+  for (const { not, of } of unsaid.filter((choice) => choice.of.length > MOST_VALUES))
+    parts.push(`that match ${not ? 'none' : 'one'} of ${of.length} conditions`);
+  const missing = [...unknownIn(filter), ...unsaid.filter((choice) => choice.of.length <= MOST_VALUES)];
   if (missing.length) parts.push('with conditions that this page does not know');
   return parts.length || ids || filter.dead_letter || filter.state ? [subject, ...parts].join(' ') : 'all jobs';
 }
