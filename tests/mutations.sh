@@ -2162,7 +2162,7 @@ mutants() {
         '.pool_max_idle_per_host(idle)' '.pool_max_idle_per_host(idle.min(4))' \
         callbacks::callbacks_to_one_receiver_use_its_connections_again
     mutant 'idle connections of a receiver for every worker' internal/handlers/http/clients.rs \
-        'let to_one = workers.clamp(1, all);' 'let to_one = workers.clamp(1, 512);' \
+        'workers.clamp(1, MAX_IDLE_OF_MANY / 8)' 'workers.clamp(1, MAX_IDLE_OF_MANY / 16)' \
         callbacks::six_hundred_workers_use_their_connections_to_one_receiver_again
     mutant 'HTTP/2 of callbacks' internal/handlers/http/mod.rs \
         'vec![b"h2".to_vec(), b"http/1.1".to_vec()]' 'vec![b"http/1.1".to_vec()]' \
@@ -2376,7 +2376,7 @@ mutants() {
         'if again && line.verdict.burns_attempt() && spent && place > 1_000 {' \
         verify::a_life_beyond_its_bounds_is_found_and_one_that_just_keeps_them_is_not
     mutant 'attempts of departed workers in a check' internal/verify/life.rs \
-        'owed.departed && is_over(moment.patience_with_departed)' 'owed.departed && is_over(moment.patience)' \
+        'if is_over(moment.patience_with_departed) {' 'if is_over(moment.patience) {' \
         verify::an_attempt_that_a_departed_worker_holds_is_found_beside_long_leases_and_not_while_it_may_be_given_back
     mutant 'time to give back what a departed worker holds' internal/verify/lib.rs \
         'TimeDelta::milliseconds(ms) + DEPARTED_WITHIN' 'TimeDelta::milliseconds(ms / 100_000) + DEPARTED_WITHIN / 100' \
@@ -2385,7 +2385,7 @@ mutants() {
         "AND (r.via = 'process' OR r.stopped_at IS NULL)" "AND r.via = 'process'" \
         verify::an_attempt_that_a_departed_worker_holds_is_found_beside_long_leases_and_not_while_it_may_be_given_back
     mutant 'process that gives back in a check of departed workers' internal/store/verify/evidence.rs \
-        "SUM(r.via = 'process') > 0" "SUM(r.via = 'process') >= 0" \
+        "SUM(r.lives AND r.via = 'process') > 0" "SUM(r.lives AND r.via = 'process') >= 0" \
         verify::an_attempt_that_a_departed_worker_holds_is_found_beside_long_leases_and_not_while_it_may_be_given_back
     mutant 'run time of an attempt of a remote worker' internal/broker/remote_workers.rs \
         '(self.store.clock().now() - started_at).to_std()' '(started_at - started_at).to_std()' \
