@@ -61,7 +61,7 @@ impl Signals {
             match self.receive().await {
                 Signal::Stop(name) => return name,
                 Signal::Reload => {
-                    tracing::warn!("SIGHUP during the start or the stop: the configuration is not read again")
+                    tracing::warn!("SIGHUP during the start or the stop: the configuration is not read again");
                 }
             }
         }

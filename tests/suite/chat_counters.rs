@@ -85,7 +85,8 @@ async fn create(callers: usize, total: usize, chats: u64) {
     let (one, two) = (world.server(&counts).await, world.server(&counts).await);
     let token = application(&one).await;
     let answered = Arc::<Answered>::default();
-    answered.chats.lock().unwrap().push(chat(&one, &token).await);
+    let first = chat(&one, &token).await;
+    answered.chats.lock().unwrap().push(first);
     let urls = Arc::new(Mutex::new([one.url.clone(), two.url.clone()]));
     let left = Arc::new(AtomicU64::new(total as u64));
     // Chats that callers make or have made.
