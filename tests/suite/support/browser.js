@@ -13,6 +13,15 @@
   const squeeze = (text) => (text ?? '').replace(/\s+/g, ' ').trim();
   const seen = (el) => el.checkVisibility({ visibilityProperty: true }) && el.getClientRects().length > 0;
 
+  /** A text without its spaces and capitals. Whatever can be read of an element is part of what its `textContent` has then. */
+  const bare = (text) => (text ?? '').replace(/\s+/g, '').toLowerCase();
+
+  /** Whether an element may have this name. Unlike [`nameOf`], this lays out nothing. */
+  function mayBeNamed(el, name) {
+    const named = el.labels?.length || ['aria-labelledby', 'aria-label', 'title', 'placeholder'].some((by) => el.hasAttribute(by));
+    return named || bare(el.textContent).includes(name);
+  }
+
   function nameOf(el) {
     const by = el.getAttribute('aria-labelledby');
     if (by) return squeeze(by.split(/\s+/).map((id) => document.getElementById(id)?.textContent ?? '').join(' '));
@@ -43,16 +52,32 @@
   function find({ role, name, near }) {
     const root = [...document.querySelectorAll('dialog[open]')].at(-1) ?? document;
     const wanted = squeeze(name);
+    const likely = bare(name);
     let best = null;
     let rank = Infinity;
     for (const el of root.querySelectorAll(roles[role])) {
-      if (!seen(el)) continue;
+      if (!mayBeNamed(el, likely) || !seen(el)) continue;
       const has = nameOf(el);
       if (!has.includes(wanted)) continue;
       const here = (near ? 3 * distance(el, near) : 0) + (has === wanted ? 0 : has.startsWith(wanted) ? 1 : 2);
       if (here < rank) [best, rank] = [el, here];
     }
     return best;
+  }
+
+  // Tests ask the same until the answer is the wanted one, and each question lays the page out anew. So an answer is kept
+  // until the page changes, and never for longer than this: style sheets may change what is shown as well.
+  const KEPT_MS = 300;
+  const kept = new Map();
+  new MutationObserver(() => kept.clear()).observe(document, { subtree: true, childList: true, characterData: true, attributes: true });
+  for (const type of ['resize', 'focus', 'blur']) window.addEventListener(type, () => kept.clear(), { capture: true });
+  function ask(question, wanted) {
+    const key = JSON.stringify([question, wanted]);
+    const before = kept.get(key);
+    if (before && performance.now() - before.at < KEPT_MS) return before.answer;
+    const answer = eye[question](wanted);
+    kept.set(key, { answer, at: performance.now() });
+    return answer;
   }
 
   const frame = () => new Promise((resolve) => requestAnimationFrame(resolve));
@@ -132,9 +157,13 @@
     },
     value: (wanted) => find({ role: 'field', ...wanted })?.value ?? null,
     has: (wanted) => find(wanted) !== null,
+    /** The answer of `has` or `reads`, which may be as old as the page is unchanged. */
+    ask,
     /** All that can be read. Style sheets may change capitals, so they do not count. */
     text: () => squeeze(document.body?.innerText),
-    reads: (text) => squeeze(document.body?.innerText).toLowerCase().includes(squeeze(text).toLowerCase()),
+    reads: (text) =>
+      bare(document.body?.textContent).includes(bare(text)) &&
+      squeeze(document.body?.innerText).toLowerCase().includes(squeeze(text).toLowerCase()),
     /** A screen is there when its heading is, and nothing is on its way any more. */
     settled: () => document.readyState === 'complete' && document.querySelector('h1') !== null && document.querySelector('[aria-busy=true]') === null,
     /** Go where a link would lead, without loading the page anew. */

@@ -480,22 +480,22 @@ impl Page {
 
     /// Wait until the page shows this text.
     pub(crate) async fn reads(&self, text: &str) {
-        self.until(&format!("{text:?} is read"), &format!("__eye.reads({})", json!(text))).await;
+        self.until(&format!("{text:?} is read"), &format!("__eye.ask('reads', {})", json!(text))).await;
     }
 
     /// Wait until the page does not show this text any more.
     pub(crate) async fn reads_not(&self, text: &str) {
-        self.until(&format!("{text:?} is not read"), &format!("!__eye.reads({})", json!(text))).await;
+        self.until(&format!("{text:?} is not read"), &format!("!__eye.ask('reads', {})", json!(text))).await;
     }
 
     /// Wait until the element is there.
     pub(crate) async fn has(&self, thing: &Thing) {
-        self.until(&format!("{thing:?} is there"), &format!("__eye.has({})", thing.json())).await;
+        self.until(&format!("{thing:?} is there"), &format!("__eye.ask('has', {})", thing.json())).await;
     }
 
     /// Wait until the element is not there.
     pub(crate) async fn has_not(&self, thing: &Thing) {
-        self.until(&format!("{thing:?} is not there"), &format!("!__eye.has({})", thing.json())).await;
+        self.until(&format!("{thing:?} is not there"), &format!("!__eye.ask('has', {})", thing.json())).await;
     }
 
     /// Return the path and the query of the page.
