@@ -7,19 +7,29 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use sqlx::{Connection, Executor};
 use tickr::config::Config;
 use tickr::event::Event;
 use tickr::handlers::{Context, Failure, Kind, Output, Registry};
-use tickr::job::{JobId, State};
-use tickr::store::Retention;
+use tickr::job::{
+    Actor, AttemptToken, Bounds, Due, JobId, JobOptions, Limit, NewJob, OnConflict, OnFailure, Order, Priority,
+    RunnerId, SharedBy, State, Verdict,
+};
+use tickr::store::{
+    ActionOutcome, Again, CheckpointUse, Claim, Claimant, Claimed, Condition, Retention, Settled, Settlement, Store,
+    StoreSettings,
+};
 use tokio::sync::broadcast::{self, error::TryRecvError};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::program::{self, command, outcome};
-use crate::support::{Proxy, Pulse, Runner, TestApp, bystander, eventually, eventually_seen, http, while_unavailable};
+use crate::support::{
+    Proxy, Pulse, Runner, TestApp, bystander, connect, default_queue, drop_database, eventually, eventually_seen,
+    halted, http, migrated_database, table_prefix, until_said, while_unavailable,
+};
 
 /// A job of a line. It notes its start and its end.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -671,6 +681,267 @@ async fn a_job_that_killed_its_runners_to_the_end_lets_the_next_one_go_if_it_ski
     tickr.until(next, State::Completed).await;
     drop(other);
     tickr.stop_broken("two of the losses are only counted").await;
+}
+
+/// A store behind a proxy, without an engine: the test itself claims the jobs of a key and ends them.
+struct Line {
+    store: Store,
+    claimant: Claimant,
+    proxy: Proxy,
+    url: String,
+    name: String,
+}
+
+/// Return jobs with this order key.
+fn noops(key: &str, count: usize) -> Vec<NewJob> {
+    let order = || Order { key: key.to_owned(), on_failure: OnFailure::default() };
+    let job = |_| NewJob {
+        id: JobId::new(),
+        kind: "noop".parse().unwrap(),
+        queue: default_queue().clone(),
+        payload: RawValue::from_string("{}".into()).unwrap(),
+        due: Due::Now,
+        expires: None,
+        priority: Priority::NORMAL,
+        max_attempts: 5,
+        unique_key: None,
+        on_conflict: OnConflict::Reject,
+        host: None,
+        options: JobOptions { order: Some(order()), ..JobOptions::default() },
+        batch: None,
+    };
+    (0..count).map(job).collect()
+}
+
+impl Line {
+    async fn start() -> Self {
+        let (name, url) = migrated_database().await;
+        let proxy = Proxy::start(&url).await;
+        let settings = StoreSettings { url: proxy.url(), connections: 4, flushers: 1, table_prefix: table_prefix() };
+        let store = Store::connect(&settings, Duration::from_secs(10)).await.unwrap();
+        store.migrate().await.unwrap();
+        let kinds = vec!["noop".parse().unwrap()];
+        let claimant = store.claimant(RunnerId::new_for_host("test"), kinds, Duration::from_secs(30));
+        Self { store, claimant, proxy, url, name }
+    }
+
+    async fn claimed(&self, id: JobId) -> Claimed {
+        match self.claimant.claim(id, default_queue()).await.unwrap() {
+            Claim::Won(claimed) => *claimed,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Accept these jobs, and end the first one. Return the second one, whose claim knows those behind it, and all ids.
+    async fn second_of(&self, jobs: Vec<NewJob>) -> (Claimed, Vec<JobId>) {
+        let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
+        self.store.insert(jobs).await.unwrap();
+        let first = self.claimed(ids[0]).await;
+        (self.end(&first).await.1.expect("the second job"), ids)
+    }
+
+    /// End the attempt as a success, and claim the next job of its key.
+    async fn end(&self, claimed: &Claimed) -> (Settled, Option<Claimed>) {
+        let success = Settlement {
+            id: claimed.id,
+            token: claimed.token,
+            number: claimed.number,
+            opened: Some(claimed.opened()),
+            verdict: Verdict::Succeeded,
+            error: None,
+            exchange: None,
+            log: None,
+            result: None,
+            follow_ups: Vec::new(),
+            again: Again::Now,
+            call: None,
+            checkpoint: CheckpointUse::Unused,
+        };
+        let (settled, next) = self.store.settle_and_claim_next(success, &self.claimant).await.unwrap();
+        let next = next.map(|claim| match claim {
+            Claim::Won(claimed) => *claimed,
+            other => panic!("{other:?}"),
+        });
+        (settled, next)
+    }
+
+    /// End the attempt, which no other job follows at once. Return the jobs that were let go.
+    async fn end_alone(&self, claimed: &Claimed) -> Vec<JobId> {
+        let (settled, next) = self.end(claimed).await;
+        let Settled::Done { state: State::Completed, released, .. } = settled else { panic!("{settled:?}") };
+        assert_eq!(next.map(|next| next.id), None);
+        assert_eq!(self.store.unanswered_claims(), 0);
+        released.into_iter().map(|job| job.id).collect()
+    }
+
+    async fn count(&self, sql: &'static str) -> i64 {
+        sqlx::query_scalar(sql).fetch_one(&mut connect(&self.url).await).await.unwrap()
+    }
+
+    async fn stop(self) {
+        halted::assert_sound_without_index(&self.url, &self.name).await;
+        drop(self.claimant);
+        self.store.close().await;
+        drop_database(&self.url, &self.name).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_jobs_of_a_key_follow_each_other_with_one_request_each() {
+    let line = Line::start().await;
+    // More than are read ahead at once.
+    let (mut running, ids) = line.second_of(noops("k", 40)).await;
+    let mut requests = Vec::new();
+    for next in &ids[2..] {
+        let before = line.proxy.requests();
+        let (settled, claimed) = line.end(&running).await;
+        requests.push(line.proxy.requests() - before);
+        assert!(matches!(settled, Settled::Done { state: State::Completed, .. }), "{settled:?}");
+        running = claimed.expect("the next job");
+        assert_eq!((running.id, running.number, running.attempt), (*next, 1, 1));
+        // The reaper finds the attempt if this process dies now.
+        let listed = "SELECT COUNT(*) FROM claim_batches b JOIN owed o ON o.token = b.token AND o.id = b.ids \
+                      AND o.state = 'executing'";
+        assert_eq!(line.count(listed).await, 1);
+    }
+    // After a rest, a connection is tried and the limits are read besides.
+    let of_one = requests.iter().filter(|requests| **requests == 1).count();
+    assert!(of_one > 30, "{requests:?}");
+    assert_eq!(line.end_alone(&running).await, []);
+    assert_eq!(line.count("SELECT CAST(SUM(n) AS SIGNED) FROM tallies").await, 40);
+    assert_eq!(line.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'").await, 40);
+    // No attempt overlaps another one: the order is checked here.
+    line.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_end_in_one_request_writes_nothing_unless_token_cancel_and_head_are_as_they_were() {
+    let line = Line::start().await;
+    let mut mysql = connect(&line.url).await;
+    // Another attempt has the job.
+    let (running, ids) = line.second_of(noops("token", 3)).await;
+    let set = "UPDATE owed SET token = ? WHERE id = ?";
+    let other = AttemptToken::new();
+    sqlx::query(set).bind(other.uuid()).bind(running.id.uuid()).execute(&mut mysql).await.unwrap();
+    let (settled, next) = line.end(&running).await;
+    assert!(matches!(settled, Settled::NotOurs) && next.is_none(), "{settled:?} {next:?}");
+    assert_eq!(line.count("SELECT COUNT(*) FROM attempts").await, 1);
+    assert_eq!(line.count("SELECT COUNT(*) FROM owed WHERE YEAR(execute_at) = 9999").await, 1);
+    assert_eq!(line.count("SELECT CAST(head AS SIGNED) FROM order_keys").await, 2);
+    // Its own attempt ends once.
+    sqlx::query(set).bind(running.token.uuid()).bind(running.id.uuid()).execute(&mut mysql).await.unwrap();
+    let next = line.end(&running).await.1.expect("the next job");
+    assert_eq!((next.id, line.end_alone(&next).await), (ids[2], vec![]));
+    assert_eq!(line.count("SELECT COUNT(*) FROM attempts").await, 3);
+
+    // A client asks the job to stop.
+    let (running, ids) = line.second_of(noops("cancel", 3)).await;
+    assert_eq!(line.store.cancel(running.id, &Actor::tickr()).await.unwrap(), ActionOutcome::StopRequested);
+    assert_eq!(line.end_alone(&running).await, ids[2..]);
+    let asked = "SELECT COUNT(*) FROM attempts WHERE end_state = 'completed' AND cancel_requested_at IS NOT NULL";
+    assert_eq!(line.count(asked).await, 1);
+    assert_eq!(line.end_alone(&line.claimed(ids[2]).await).await, []);
+
+    // The head is not at the job. No version of tickr moves it while the job runs, so this is done by hand.
+    let (running, ids) = line.second_of(noops("head", 3)).await;
+    mysql.execute("UPDATE order_keys SET head = head + 1 WHERE order_key = 'head'").await.unwrap();
+    assert_eq!(line.end_alone(&running).await, []);
+    assert_eq!(line.count("SELECT COUNT(*) FROM owed WHERE YEAR(execute_at) = 9999").await, 1);
+    mysql.execute("UPDATE owed SET execute_at = UTC_TIMESTAMP(3)").await.unwrap();
+    assert_eq!(line.end_alone(&line.claimed(ids[2]).await).await, []);
+    assert_eq!(line.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'").await, 9);
+    line.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_has_left_its_place_behind_the_one_that_runs_does_not_start_there() {
+    let line = Line::start().await;
+    let (running, ids) = line.second_of(noops("k", 4)).await;
+    // A cancelled job that an operator lets run again has the last place.
+    assert_eq!(line.store.cancel(ids[2], &Actor::tickr()).await.unwrap(), ActionOutcome::Done(State::Cancelled));
+    assert!(matches!(line.store.retry(ids[2], &Actor::tickr()).await.unwrap(), ActionOutcome::Waits(_)));
+    let next = line.end(&running).await.1.expect("the job behind it");
+    assert_eq!((next.id, line.store.unanswered_claims()), (ids[3], 0));
+    let last = line.end(&next).await.1.expect("the job with the last place");
+    assert_eq!((last.id, last.attempt), (ids[2], 1));
+    assert_eq!(line.end_alone(&last).await, []);
+    line.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_behind_the_one_that_runs_that_may_not_follow_at_once_is_let_go_and_not_claimed() {
+    let line = Line::start().await;
+    type Change = fn(&mut NewJob);
+    let cases: [(&str, Change); 5] = [
+        ("another queue", |job| job.queue = "other".parse().unwrap()),
+        ("another kind", |job| job.kind = "sleep".parse().unwrap()),
+        ("its last attempt", |job| job.max_attempts = 1),
+        ("due later", |job| job.due = Due::After(Duration::from_secs(600))),
+        ("limited", |_| {}),
+    ];
+    for (case, change) in cases {
+        let mut jobs = noops(case, 3);
+        change(&mut jobs[2]);
+        let (running, ids) = line.second_of(jobs).await;
+        if case == "limited" {
+            let limit = Limit {
+                name: "m".parse().unwrap(),
+                kind: None,
+                queue: None,
+                shared_by: SharedBy::Key,
+                fair: false,
+                breaker: None,
+                bounds: Bounds { concurrency: Some(1), ..Bounds::default() },
+                overrides: BTreeMap::new(),
+            };
+            line.store.set_limit(limit, Condition::Any, &Actor::tickr()).await.unwrap();
+            let limits = line.store.limits().await.unwrap();
+            line.store.follow_limits(&Arc::new(limits), std::time::Instant::now());
+        }
+        assert_eq!(line.end_alone(&running).await, ids[2..], "{case}");
+        assert_eq!(line.count("SELECT COUNT(*) FROM owed WHERE state <> 'waiting'").await, 0, "{case}");
+        let is_due = line.count("SELECT COUNT(*) FROM owed WHERE execute_at <= UTC_TIMESTAMP(6)").await;
+        assert_eq!(is_due, i64::from(case != "due later"), "{case}");
+        assert!(matches!(line.store.cancel(ids[2], &Actor::tickr()).await.unwrap(), ActionOutcome::Done(_)));
+    }
+    line.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_end_in_one_request_that_is_not_answered_counts_once_and_gives_the_next_job_back() {
+    let line = Line::start().await;
+    let (running, ids) = line.second_of(noops("k", 4)).await;
+    line.proxy.cut_after("COMMIT");
+    let (settled, next) = line.end(&running).await;
+    assert!(matches!(settled, Settled::Done { state: State::Completed, .. }) && next.is_none(), "{settled:?} {next:?}");
+    assert_eq!((line.proxy.cuts(), line.store.unanswered_claims()), (1, 1));
+    let given = line.store.give_back_unanswered().await.unwrap();
+    assert_eq!(given.iter().map(|given| given.id).collect::<Vec<_>>(), ids[2..3]);
+    let again = line.claimed(ids[2]).await;
+    assert_eq!((again.number, again.attempt), (2, 1));
+    let last = line.end(&again).await.1.expect("the last job");
+    assert_eq!((last.id, line.end_alone(&last).await), (ids[3], vec![]));
+    assert_eq!(line.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'").await, 4);
+    line.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_end_in_one_request_that_waits_for_the_next_job_locks_no_tally() {
+    let line = Line::start().await;
+    let (running, ids) = line.second_of(noops("k", 3)).await;
+    let mut operator = connect(&line.url).await;
+    let mut held = operator.begin().await.unwrap();
+    let lock = "SELECT id FROM owed WHERE id = ? FOR UPDATE";
+    sqlx::query(lock).bind(ids[2].uuid()).execute(&mut *held).await.unwrap();
+    let ((_, next), ()) = tokio::join!(line.end(&running), async {
+        until_said(&line.url, &line.name, "UPDATE owed", 1).await;
+        let tallies = connect(&line.url).await.fetch_all("SELECT n FROM tallies FOR UPDATE NOWAIT").await.unwrap();
+        assert_eq!(tallies.len(), 1);
+        held.rollback().await.unwrap();
+    });
+    let next = next.expect("the next job");
+    assert_eq!((next.id, line.end_alone(&next).await), (ids[2], vec![]));
+    line.stop().await;
 }
 
 /// Return the job of this number in a line. Most note their starts, and some of these fail or snooze first. Each tenth

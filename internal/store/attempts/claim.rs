@@ -12,14 +12,14 @@ use uuid::Uuid;
 use crate::attempts::claim_batches::OpenClaims;
 use crate::rows::checkpoints::HAS_CHECKPOINT;
 use crate::rows::limits::{KnownLimits, LimitKey, LimitsOfClaim};
-use crate::rows::order::held_until;
+use crate::rows::order::{Behind, IS_IN_PLACE, held_until};
 use crate::rows::owed::{DueJob, MAX_NUMBER, SKIP_LOCKED, SUSPECT_FROM, due_job, unreadable};
 use crate::sql::batch::Batch;
 use crate::sql::batches::placeholders;
 use crate::sql::connection::{DbFuture, PriorRun};
 use crate::sql::datetimes::Datetime;
 use crate::sql::error::corrupt;
-use crate::sql::script::{Script, Value};
+use crate::sql::script::{Script, Value, if_changed};
 use crate::sql::session::Session;
 use tickr_job::{AttemptToken, BatchId, IdHashes, JobId, JobOptions, Name, Priority, RunnerId, Timestamp};
 
@@ -61,6 +61,8 @@ pub struct Claimed {
     links: u8,
     pub(crate) slots: Arc<[LimitKey]>,
     pub(crate) was_parked: bool,
+    /// The next jobs of its order key, as far as the claim has looked for them.
+    pub(crate) behind: Vec<Behind>,
 }
 
 /// The data from the claim that no other process changes while the attempt is open. With it, a success is settled
@@ -83,6 +85,8 @@ pub struct Opened {
     pub(crate) order_key: Option<Arc<str>>,
     /// Keys of limits of which the attempt has a slot.
     pub(crate) slots: Arc<[LimitKey]>,
+    /// The next jobs of its order key, as far as the claim has looked for them.
+    pub(crate) behind: Vec<Behind>,
 }
 
 impl Claimed {
@@ -119,6 +123,7 @@ impl Claimed {
             batch: self.options.batch,
             order_key: self.options.order.as_ref().map(|order| order.key.as_str().into()),
             slots: Arc::clone(&self.slots),
+            behind: self.behind.clone(),
         }
     }
 }
@@ -512,6 +517,23 @@ impl Claims {
         self.claim(script, ids, token, [", execute_at = ?", is_held, &not_last], values);
     }
 
+    /// Add the step that claims this job, which is held at the place that is the head of its order key by now, if it is
+    /// still there, is due and is in this queue. It is not claimed for its last attempt.
+    pub(super) fn claim_behind_step<'s>(
+        &'s self,
+        script: &mut Script<'s>,
+        behind: Behind,
+        queue: &'s Name,
+        token: AttemptToken,
+    ) {
+        let is_next = format!(" AND execute_at = ? AND queue = ? AND {IS_IN_PLACE}");
+        let of_next = vec![held_until().into(), queue.as_str().into(), behind.id.into(), behind.place.into()];
+        let not_last = format!(" AND NOT {LAST_ATTEMPT}");
+        // It was due before it was at the head, so it is due now.
+        let parts = [", execute_at = UTC_TIMESTAMP(3)", &is_next, &not_last];
+        self.claim(script, &[behind.id], token, parts, [Vec::new(), of_next, Vec::new()]);
+    }
+
     fn claim<'s>(
         &'s self,
         script: &mut Script<'s>,
@@ -563,13 +585,36 @@ impl Claims {
 
     /// Add the step that lets the reaper find the claims of these jobs.
     pub(super) fn batch_step<'s>(&'s self, script: &mut Script<'s>, ids: &'s [u8], token: AttemptToken, batch: Uuid) {
+        self.list_step(script, (ids, "?"), token, batch);
+    }
+
+    /// Do what [`batch_step`](Self::batch_step) does for a claim of one job. The step fails unless the statement before
+    /// it has claimed the job.
+    pub(super) fn guarded_batch_step<'s>(
+        &'s self,
+        script: &mut Script<'s>,
+        id: &'s [u8],
+        token: AttemptToken,
+        batch: Uuid,
+    ) {
+        self.list_step(script, (id, &if_changed(1)), token, batch);
+    }
+
+    fn list_step<'s>(
+        &'s self,
+        script: &mut Script<'s>,
+        (ids, list): (&'s [u8], &str),
+        token: AttemptToken,
+        batch: Uuid,
+    ) {
         let mut values = vec![Value::from(self.runner.as_str()), batch.into(), token.uuid().into(), Value::from(ids)];
         if let Some(remote) = &self.remote {
             values.push(remote.fetch.into());
-            let sql = "INSERT INTO claim_batches (runner, id, token, ids, fetch_id) VALUES (?, ?, ?, ?, ?)";
+            let sql =
+                format!("INSERT INTO claim_batches (runner, id, token, ids, fetch_id) VALUES (?, ?, ?, {list}, ?)");
             return script.push(sql, values);
         }
-        script.push("INSERT INTO claim_batches (runner, id, token, ids) VALUES (?, ?, ?, ?)", values);
+        script.push(format!("INSERT INTO claim_batches (runner, id, token, ids) VALUES (?, ?, ?, {list})"), values);
     }
 
     /// Read the rows of [`read_step`].
@@ -734,6 +779,7 @@ impl Claims {
             links: row.try_get("links")?,
             slots: Arc::default(),
             was_parked: false,
+            behind: Vec::new(),
         })
     }
 }

@@ -8,6 +8,10 @@
 //! The next job of an order key can be claimed in the same transaction, for the runner that ended the one before it. So
 //! the jobs of one key cost one commit each, and not two. The slots of limits by key are freed in it as well, if that
 //! needs no wait, and the next parked job of the key can be claimed.
+//!
+//! The jobs of one key follow each other strictly, so their speed is that of this transaction. A job that was claimed in
+//! this way knows those behind it, and is settled in one request, together with the claim of the next one
+//! ([`Ends::and_next`]). If something is not as it was, a guard stops the transaction, and the slower way follows.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -23,11 +27,14 @@ use crate::rows::attempt_logs::{AttemptLogRow, insert_logs_step};
 use crate::rows::checkpoints::HAS_CHECKPOINT;
 use crate::rows::limits::{KnownLimits, LimitKey, LimitSetting, LimitsOfClaim};
 use crate::rows::links::{AWAITED, BatchChanges, IN_BATCH};
-use crate::rows::order::{Successor, due_steps, heads_step, lock_step, successors_step};
+use crate::rows::order::{
+    Behind, Successor, behind_step, due_steps, heads_step, lock_step, pass_head_step, successors_step,
+};
 use crate::rows::owed::{DEFERRED, DueJob, RESTS};
 use crate::rows::tallies::Counts;
-use crate::sql::error::{Fault, fault, waited_for_lock};
-use crate::sql::script::{Script, Value};
+use crate::sql::connection::is_in_cluster;
+use crate::sql::error::{Fault, certainly_rolled_back, fault, waited_for_lock};
+use crate::sql::script::{Script, StepResult, Value, if_changed, is_guarded};
 use crate::sql::session::Session;
 use tickr_job::{AttemptToken, JobId, Name, State, Timestamp, Verdict};
 
@@ -97,22 +104,15 @@ pub(crate) async fn complete<'a>(
         }
     }
     let limits = claims.map(|of| LimitsOfClaim::now(&of.limits));
-    let mut sorted: Vec<&Success<'_>> = successes.iter().collect();
-    sorted.sort_unstable_by_key(|success| success.item.id);
-    let logs: Vec<AttemptLogRow<'_>> = sorted.iter().filter_map(|success| success.log()).collect();
-    let bytes = sorted.iter().map(|success| success.bytes()).sum::<usize>();
-    let bytes = bytes + logs.iter().map(AttemptLogRow::bytes).sum::<usize>();
-
-    let ids: Vec<Uuid> = sorted.iter().map(|success| success.item.id.uuid()).collect();
-    // The fence is the pair of id and token. The token alone is not enough: it belongs to a whole batch of claims, and
-    // one job of that batch may have a newer attempt. The primary key of the ledger is a second fence: a lost attempt
-    // has its row there, and MySQL refuses another one.
-    let pairs: Vec<[u8; 32]> = sorted.iter().map(|success| pair(success.item)).collect();
-    let pairs: Vec<&[u8]> = pairs.iter().map(<[u8; 32]>::as_slice).collect();
-    let mut take = Script::about(sorted.len(), bytes);
-    let ((ids_list, mut values), (pairs_list, pairs)) = (take.list(&ids), take.list(&pairs));
-    values.extend(pairs);
-    values.push(i64::try_from(ids.len()).unwrap_or(i64::MAX).into());
+    let ends = Ends::of(successes);
+    if let (Some(limits), false) = (&limits, frees)
+        && let Some((mut claim, linked)) = ends.and_next(conn, lane).await?
+    {
+        claim.leave_what_a_limit_concerns(conn, limits).await?;
+        return Ok(Some(Completed { claim: Some(claim), linked, ..Completed::default() }));
+    }
+    let sorted = &ends.sorted;
+    let mut take = ends.script();
     take.push("BEGIN", Vec::new());
     let order_key = |success: &&Success<'_>| success.opened.order_key.clone();
     let keys: Vec<Arc<str>> = sorted.iter().filter_map(order_key).collect();
@@ -125,12 +125,7 @@ pub(crate) async fn complete<'a>(
         // Before any other row.
         lock_step(&mut take, &keys);
     }
-    // A single-table DELETE accepts no index hint. The ORDER BY and the LIMIT have the same effect.
-    let delete = format!(
-        "DELETE FROM owed WHERE id IN {ids_list} AND CONCAT(id, token) IN {pairs_list} AND cancel_requested_at IS NULL \
-         AND links < {AWAITED} ORDER BY id LIMIT ?"
-    );
-    take.push(delete, values);
+    ends.take_step(&mut take, "");
     if !keys.is_empty() {
         successors_step(&mut take, &keys);
     }
@@ -139,7 +134,7 @@ pub(crate) async fn complete<'a>(
     let taken = done.last().map_or(0, |deleted| deleted.affected);
     let locked: usize = done.iter().map(|step| step.rows.len()).sum();
     let ordered = sorted.iter().filter(|success| success.opened.order_key.is_some()).count();
-    let successors = if taken == ids.len() as u64 && locked == keys.len() && ordered == keys.len() {
+    let successors = if taken == sorted.len() as u64 && locked == keys.len() && ordered == keys.len() {
         Successor::read_all(conn, &found, &heads).await?
     } else {
         None
@@ -149,47 +144,9 @@ pub(crate) async fn complete<'a>(
         return Ok(None);
     };
 
-    let mut write = Script::about(sorted.len(), bytes);
-    // SYSDATE is read after the locks are taken, so a request that was made while this statement waited comes before
-    // the end. GREATEST makes sure that an attempt does not end before it began when the clock was set back.
-    let ledger = [
-        "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, end_state, \
-         result) VALUES",
-        "(?,?,?,?,?,?,GREATEST(SYSDATE(6), TIMESTAMP(?)),'succeeded','completed',?)",
-        "",
-    ];
-    write.insert(
-        ledger,
-        &sorted,
-        |success| success.bytes(),
-        |success, values| {
-            let (item, opened) = (success.item, success.opened);
-            values.extend([
-                Value::from(item.id.uuid()),
-                item.number.into(),
-                opened.burned.into(),
-                opened.runner.as_str().into(),
-                opened.execute_at.into(),
-                opened.started_at.into(),
-                opened.started_at.into(),
-                item.result.as_ref().map(|raw| raw.get()).into(),
-            ]);
-        },
-    );
-    let mut ended: BTreeMap<(&Name, &Name), i64> = BTreeMap::new();
-    for success in &sorted {
-        *ended.entry((&success.opened.queue, &success.opened.kind)).or_default() += 1;
-    }
-    let counts = ended.into_iter().map(|((queue, kind), n)| (queue, kind, State::Completed, n)).collect();
-    let counts = Counts::new(lane, counts);
-    insert_logs_step(&mut write, &logs);
-    let mut changes = BatchChanges::default();
-    for batch in sorted.iter().filter_map(|success| success.opened.batch) {
-        changes.of(batch.uuid()).completed += 1;
-    }
-    let linked = if changes.is_empty() { 0 } else { IN_BATCH };
-    changes.add_step(&mut write);
-    let mut claim = claims.and_then(|claims| SuccessorClaim::new(claims, &sorted, &successors));
+    let (mut write, counts) = (ends.script(), ends.counts(lane));
+    let linked = ends.record_steps(&mut write, "?");
+    let mut claim = claims.and_then(|claims| SuccessorClaim::new(claims, sorted, &successors));
     if let Some(claim) = &claim {
         claim.add_steps(&mut write);
     }
@@ -211,9 +168,9 @@ pub(crate) async fn complete<'a>(
     }
     let written = write.run(conn).await?;
     if let Some(claim) = &mut claim {
-        claim.answered(written.iter().flat_map(|step| &step.rows))?;
+        claim.answered(&written)?;
     }
-    let (freed, mut claim_of_parked) = match free_and_claim(conn, (&sorted, &ending), claims, &known.now()).await {
+    let (freed, mut claim_of_parked) = match free_and_claim(conn, (sorted, &ending), claims, &known.now()).await {
         Ok(done) => done,
         // The slower way settles the attempts, and leaves their slots.
         Err(error) if is_about_limits(&error) => {
@@ -247,6 +204,156 @@ pub(crate) async fn complete<'a>(
         }
     }
     Ok(Some(Completed { released, claim, claim_of_parked, linked, freed: freed.jobs }))
+}
+
+/// The ends of a batch of successes, by id.
+struct Ends<'b, 'a> {
+    sorted: Vec<&'b Success<'a>>,
+    ids: Vec<Uuid>,
+    /// The fence is the pair of id and token. The token alone is not enough: it belongs to a whole batch of claims, and
+    /// one job of that batch may have a newer attempt. The primary key of the ledger is a second fence: a lost attempt
+    /// has its row there, and MySQL refuses another one.
+    pairs: Vec<[u8; 32]>,
+    logs: Vec<AttemptLogRow<'a>>,
+    bytes: usize,
+}
+
+impl<'b, 'a> Ends<'b, 'a> {
+    fn of(successes: &'b [Success<'a>]) -> Self {
+        let mut sorted: Vec<&Success<'_>> = successes.iter().collect();
+        sorted.sort_unstable_by_key(|success| success.item.id);
+        let logs: Vec<AttemptLogRow<'_>> = sorted.iter().filter_map(|success| success.log()).collect();
+        let bytes = sorted.iter().map(|success| success.bytes()).sum::<usize>();
+        let bytes = bytes + logs.iter().map(AttemptLogRow::bytes).sum::<usize>();
+        let ids = sorted.iter().map(|success| success.item.id.uuid()).collect();
+        let pairs = sorted.iter().map(|success| pair(success.item)).collect();
+        Self { sorted, ids, pairs, logs, bytes }
+    }
+
+    fn script<'s>(&self) -> Script<'s> {
+        Script::about(self.sorted.len(), self.bytes)
+    }
+
+    /// Add the step that deletes the rows of those whose attempts still hold their jobs. `guard` is one more condition.
+    fn take_step<'s>(&'s self, script: &mut Script<'s>, guard: &str) {
+        let pairs: Vec<&[u8]> = self.pairs.iter().map(<[u8; 32]>::as_slice).collect();
+        let ((ids_list, mut values), (pairs_list, pairs)) = (script.list(&self.ids), script.list(&pairs));
+        values.extend(pairs);
+        values.push(i64::try_from(self.ids.len()).unwrap_or(i64::MAX).into());
+        // A single-table DELETE accepts no index hint. The ORDER BY and the LIMIT have the same effect.
+        let delete = format!(
+            "DELETE FROM owed WHERE id IN {ids_list} AND CONCAT(id, token) IN {pairs_list} AND cancel_requested_at IS NULL \
+             AND links < {AWAITED}{guard} ORDER BY id LIMIT ?"
+        );
+        script.push(delete, values);
+    }
+
+    /// Add the steps that write the ledger, the logs and the changes of batches. `number` stands for the number of an
+    /// attempt. Return the links of the jobs.
+    fn record_steps<'s>(&'s self, script: &mut Script<'s>, number: &str) -> u8 {
+        // SYSDATE is read after the locks are taken, so a request that was made while this statement waited comes before
+        // the end. GREATEST makes sure that an attempt does not end before it began when the clock was set back.
+        let tuple = format!("(?,{number},?,?,?,?,GREATEST(SYSDATE(6), TIMESTAMP(?)),'succeeded','completed',?)");
+        let ledger = [
+            "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, \
+             end_state, result) VALUES",
+            &tuple,
+            "",
+        ];
+        script.insert(
+            ledger,
+            &self.sorted,
+            |success| success.bytes(),
+            |success, values| {
+                let (item, opened) = (success.item, success.opened);
+                values.extend([
+                    Value::from(item.id.uuid()),
+                    item.number.into(),
+                    opened.burned.into(),
+                    opened.runner.as_str().into(),
+                    opened.execute_at.into(),
+                    opened.started_at.into(),
+                    opened.started_at.into(),
+                    item.result.as_ref().map(|raw| raw.get()).into(),
+                ]);
+            },
+        );
+        insert_logs_step(script, &self.logs);
+        let mut changes = BatchChanges::default();
+        for batch in self.sorted.iter().filter_map(|success| success.opened.batch) {
+            changes.of(batch.uuid()).completed += 1;
+        }
+        let linked = if changes.is_empty() { 0 } else { IN_BATCH };
+        changes.add_step(script);
+        linked
+    }
+
+    fn counts(&self, lane: u8) -> Counts<'a> {
+        let mut ended: BTreeMap<(&'a Name, &'a Name), i64> = BTreeMap::new();
+        for success in &self.sorted {
+            *ended.entry((&success.opened.queue, &success.opened.kind)).or_default() += 1;
+        }
+        let counts = ended.into_iter().map(|((queue, kind), n)| (queue, kind, State::Completed, n)).collect();
+        Counts::new(lane, counts)
+    }
+
+    /// Return the only one that has an order key, if it knows the job behind it and that one may be claimed.
+    fn in_line(&self) -> Option<(&'b Success<'a>, &'a Arc<Claims>, Behind)> {
+        let mut in_line = self.sorted.iter().copied().filter(|success| success.opened.order_key.is_some());
+        let (front, None) = (in_line.next()?, in_line.next()) else { return None };
+        let (claims, behind) = (front.successor_for?, front.opened.behind.first()?);
+        (!claims.limits.concern(Some(&front.opened.queue))).then_some((front, claims, *behind))
+    }
+
+    /// Settle all of them, and claim the job behind the only one that has an order key, in one request. Return the claim
+    /// and the links of the jobs. Returns nothing, with nothing written, if there is no such job, or if the request was
+    /// stopped by a guard:
+    ///
+    /// - The head of the key is not at the job that ends. Then the DELETE meets no row.
+    /// - The DELETE met fewer rows than there are ends: a token no longer holds its job, or a cancel was requested.
+    /// - The job behind was not claimed. It has left its place, or it may not start here and now.
+    ///
+    /// On a node of a cluster each statement is a request of its own, so there is nothing to gain.
+    async fn and_next(
+        &self,
+        conn: &mut Session<'_>,
+        lane: u8,
+    ) -> Result<Option<(SuccessorClaim<'a>, u8)>, sqlx::Error> {
+        let Some((front, claims, behind)) = self.in_line() else { return Ok(None) };
+        let mut script = self.script();
+        if !script.is_one_request() || is_in_cluster() {
+            return Ok(None);
+        }
+        let Some(mut claim) = SuccessorClaim::of_behind(claims, front, behind) else { return Ok(None) };
+        let key = front.opened.order_key.as_deref().unwrap_or_default();
+        let counts = self.counts(lane);
+        script.push("BEGIN", Vec::new());
+        // Before any other row.
+        pass_head_step(&mut script, key.as_bytes(), behind);
+        self.take_step(&mut script, " AND ROW_COUNT() = 1");
+        let linked = self.record_steps(&mut script, &if_changed(self.ids.len()));
+        claim.add_guarded_steps(&mut script, behind, &front.opened.queue);
+        // The tallies come last, because this may wait for the row of the next job, as in the slower way.
+        counts.add_step(&mut script);
+        script.push("COMMIT", Vec::new());
+        match script.run(conn).await {
+            Ok(done) => {
+                claim.answered(&done)?;
+                Ok(Some((claim, linked)))
+            }
+            Err(error) if is_guarded(&error) => {
+                claim.forget();
+                sqlx::raw_sql("ROLLBACK").execute(conn).await?;
+                Ok(None)
+            }
+            Err(error) => {
+                if certainly_rolled_back(&error) {
+                    claim.forget();
+                }
+                Err(error)
+            }
+        }
+    }
 }
 
 /// Free the slots of these attempts, as the last that the transaction may have to wait for, and claim parked jobs that
@@ -296,6 +403,10 @@ pub(crate) struct SuccessorClaim<'a> {
     /// When they are due, if they were held.
     execute_at: Timestamp,
     bytes: Vec<u8>,
+    /// The order key and the place of the job, if it is the only one.
+    place: Option<(Arc<str>, i64)>,
+    /// The jobs behind it, as far as they are known.
+    behind: Vec<Behind>,
 }
 
 impl<'a> SuccessorClaim<'a> {
@@ -309,15 +420,30 @@ impl<'a> SuccessorClaim<'a> {
             .filter_map(|success| Some((success.opened.order_key.as_ref()?.as_bytes(), *success)))
             .collect();
         // Those that were due before they were at the head are due now, all at the same time. The others come later.
-        let execute_at = successors.iter().filter_map(Successor::of_key).map(|(_, job)| job.execute_at).min()?;
-        let mut front_of = HashMap::new();
-        for (key, job) in successors.iter().filter_map(Successor::of_key) {
+        let execute_at = successors.iter().filter_map(Successor::of_key).map(|(_, _, job)| job.execute_at).min()?;
+        let (mut front_of, mut last) = (HashMap::new(), None);
+        for (key, place, job) in successors.iter().filter_map(Successor::of_key) {
             let Some(front) = front.get(key).filter(|_| job.execute_at == execute_at) else { continue };
             if front.opened.queue == job.queue && !claims.limits.concern(Some(&job.queue)) {
                 front_of.insert(job.id, front.item.id);
+                last = front.opened.order_key.clone().map(|key| (key, place));
             }
         }
-        Self::of(claims, front_of, execute_at)
+        // With many keys, each commit is shared by many jobs, and a look at the job behind each would cost more than it
+        // saves.
+        let place = last.filter(|_| front_of.len() == 1);
+        let mut claim = Self::of(claims, front_of, execute_at)?;
+        claim.place = place;
+        Some(claim)
+    }
+
+    /// Claim the job behind this one, which is in the same queue.
+    fn of_behind(claims: &'a Arc<Claims>, front: &Success<'_>, behind: Behind) -> Option<Self> {
+        let front_of = HashMap::from([(JobId::from_uuid(behind.id), front.item.id)]);
+        let mut claim = Self::of(claims, front_of, Timestamp::default())?;
+        claim.place = front.opened.order_key.clone().map(|key| (key, behind.place));
+        claim.behind = front.opened.behind.iter().skip(1).copied().collect();
+        Some(claim)
     }
 
     /// Claim jobs that were let go in this transaction: for each attempt that ends, whose seat and permit it needs, one
@@ -370,6 +496,8 @@ impl<'a> SuccessorClaim<'a> {
             without_room: Vec::new(),
             execute_at,
             bytes,
+            place: None,
+            behind: Vec::new(),
         })
     }
 
@@ -377,7 +505,21 @@ impl<'a> SuccessorClaim<'a> {
     fn add_steps<'s>(&'s self, script: &mut Script<'s>) {
         self.claims.claim_held_step(script, &self.ids, self.execute_at, self.token);
         self.claims.batch_step(script, &self.bytes, self.token, self.batch);
+        self.add_read_step(script);
+    }
+
+    /// Add the steps of the claim of the job behind. They fail unless it is claimed.
+    fn add_guarded_steps<'s>(&'s self, script: &mut Script<'s>, behind: Behind, queue: &'s Name) {
+        self.claims.claim_behind_step(script, behind, queue, self.token);
+        self.claims.guarded_batch_step(script, &self.bytes, self.token, self.batch);
+        self.add_read_step(script);
+    }
+
+    fn add_read_step<'s>(&'s self, script: &mut Script<'s>) {
         read_step(script, &self.ids, self.token);
+        if let Some((key, place)) = self.place.as_ref().filter(|_| self.behind.is_empty()) {
+            behind_step(script, key.as_bytes(), *place);
+        }
     }
 
     /// Return whether a limit has changed while the claim waited for a row: see [`LimitsOfClaim`]. The slower way then
@@ -432,10 +574,27 @@ impl<'a> SuccessorClaim<'a> {
         Ok(())
     }
 
-    /// Read the rows of the claim.
-    fn answered<'r>(&mut self, rows: impl Iterator<Item = &'r MySqlRow>) -> Result<(), sqlx::Error> {
-        self.won = self.claims.claims_in(rows, self.token)?;
+    /// Read the rows of the claim. No other step of its script returns rows.
+    fn answered(&mut self, done: &[StepResult]) -> Result<(), sqlx::Error> {
+        let rows = done.iter().flat_map(|step| &step.rows);
+        let (behind, claimed): (Vec<&MySqlRow>, Vec<&MySqlRow>) = rows.partition(|row| Behind::is_in(row));
+        self.won = self.claims.claims_in(claimed.into_iter(), self.token)?;
+        if let Some((_, place)) = &self.place {
+            if !behind.is_empty() {
+                self.behind = Behind::read_all(&behind, *place);
+            }
+            for claim in self.won.values_mut() {
+                if let Claim::Won(claimed) = claim {
+                    claimed.behind = std::mem::take(&mut self.behind);
+                }
+            }
+        }
         Ok(())
+    }
+
+    /// Forget a claim that was not committed.
+    fn forget(&mut self) {
+        self.ids.clear();
     }
 
     /// Return the claims, by the job in front, when the whole batch is written.

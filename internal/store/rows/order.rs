@@ -487,10 +487,56 @@ impl Successor {
         self.next.map(|(_, job)| job)
     }
 
-    /// Return the order key, and the job that is not held any more.
-    pub(crate) fn of_key(&self) -> Option<(&[u8], &DueJob)> {
-        self.next.as_ref().map(|(_, job)| (self.key.as_slice(), job))
+    /// Return the order key, the place of the job that is not held any more, and that job.
+    pub(crate) fn of_key(&self) -> Option<(&[u8], i64, &DueJob)> {
+        self.next.as_ref().map(|(place, job)| (self.key.as_slice(), *place, job))
     }
+}
+
+/// Most jobs behind the head that a claim reads at once.
+const MAX_BEHIND: i64 = 16;
+
+/// A job that was held behind the head of its order key when a claim read it, and its place. A later claim has to look
+/// whether it is still there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Behind {
+    pub(crate) id: Uuid,
+    pub(crate) place: i64,
+}
+
+impl Behind {
+    /// Return whether a row is one of [`behind_step`].
+    pub(crate) fn is_in(row: &MySqlRow) -> bool {
+        row.try_column("behind").is_ok()
+    }
+
+    /// Read the rows of [`behind_step`], as far as no place is missing. A missing place was closed, or was never taken.
+    pub(crate) fn read_all(rows: &[&MySqlRow], place: i64) -> Vec<Self> {
+        let next = |(row, place): (&&MySqlRow, i64)| {
+            let (id, at): (Uuid, u64) = (row.try_get("behind").ok()?, row.try_get("place").ok()?);
+            (i64::try_from(at) == Ok(place)).then_some(Self { id, place })
+        };
+        rows.iter().zip(place + 1..).map_while(next).collect()
+    }
+}
+
+/// Add the step that reads the jobs behind this place of a key to a script.
+pub(crate) fn behind_step<'a>(script: &mut Script<'a>, key: &'a [u8], place: i64) {
+    let sql = "SELECT job_id AS behind, place FROM order_places FORCE INDEX (order_places_line) \
+               WHERE order_key = ? AND place > ? AND place <= ? AND open ORDER BY place";
+    script.push(sql, vec![key.into(), place.into(), (place + MAX_BEHIND).into()]);
+}
+
+/// Condition: a job is at this place of its order key, whose row is locked, and it is due there. The values are its id and
+/// the place. A statement reads this once, because it does not depend on its rows.
+pub(crate) const IS_IN_PLACE: &str = "(SELECT COUNT(*) FROM order_places p FORCE INDEX (PRIMARY) WHERE p.job_id = ? \
+                                      AND p.place = ? AND p.due_at <= UTC_TIMESTAMP(3)) = 1";
+
+/// Add the step that locks a key and moves its head on to the job behind, if the head is in front of it. It changes one
+/// row, or none.
+pub(crate) fn pass_head_step<'a>(script: &mut Script<'a>, key: &'a [u8], behind: Behind) {
+    let sql = "UPDATE order_keys FORCE INDEX (PRIMARY) SET head = head + 1 WHERE order_key = ? AND head + 1 = ?";
+    script.push(sql, vec![key.into(), behind.place.into()]);
 }
 
 /// Add the step that moves the heads of the keys to a script.

@@ -11,6 +11,10 @@
 //! that with the next statement, except between two statements of one request: it drops the first one with its
 //! transaction, runs the second one outside of it, and commits that (seen with 10.11, in half of the conflicts).
 //!
+//! A text may end with its COMMIT though it depends on what its statements find. Then it has *guards*: values that are
+//! NULL, in a column that takes none, unless the statement before has changed as many rows as it should ([`if_changed`]).
+//! The server does not go on behind a failed statement, so nothing is committed.
+//!
 //! Literals cannot be broken out of. A text is put between quotes only if all of it is printable ASCII without quotes
 //! and backslashes, whatever the server's SQL mode. Any other text is written in hexadecimal digits.
 
@@ -24,13 +28,27 @@ use uuid::Uuid;
 use crate::sql::batches::{groups_by_bytes, padded, padded_len, placeholders, statement, tuples};
 use crate::sql::connection::{has_room_for_statements, is_in_cluster, statement_bytes};
 use crate::sql::datetimes::write_datetime;
-use crate::sql::error::corrupt;
+use crate::sql::error::{corrupt, number};
 use crate::sql::session::Session;
 use tickr_job::Timestamp;
 
 /// Most rows, and most bytes in them, for the text form, if the server has room for prepared statements.
 const MAX_TEXT_ROWS: usize = 64;
 const MAX_TEXT_BYTES: usize = 128 << 10;
+
+/// The server's error for NULL in a column that takes none.
+const NO_NULL: u16 = 1048;
+
+/// Return the placeholder of a value for a column that takes no NULL, as a guard: the statement fails unless the one
+/// before it in the same text has changed this many rows. An update counts the rows that it matched.
+pub(crate) fn if_changed(rows: usize) -> String {
+    format!("IF(ROW_COUNT() = {rows}, ?, NULL)")
+}
+
+/// Return whether a statement failed because of a guard. Its transaction is still open.
+pub(crate) fn is_guarded(error: &sqlx::Error) -> bool {
+    number(error) == Some(NO_NULL)
+}
 
 /// A value of a statement.
 #[derive(Clone, Copy, Debug)]
