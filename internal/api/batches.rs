@@ -27,7 +27,8 @@ use tickr_job::{
     TraceContext, limits,
 };
 use tickr_store::{
-    Batch, BatchCounts, BatchCreated, Callback, CallbackEvent, CancelMark, MAX_NESTED, MAX_WITH_FAILURES, NewBatch,
+    Batch, BatchCounts, BatchCreated, Callback, CallbackEvent, CancelMark, MAX_NESTED, MAX_NESTED_LEVELS,
+    MAX_WITH_FAILURES, NewBatch,
 };
 
 /// Longest time for which the response to a cancel waits for the nested batches and the jobs.
@@ -466,14 +467,19 @@ pub(super) async fn cancel(
     Ok(json(if all { StatusCode::OK } else { StatusCode::ACCEPTED }, BatchView::new(&batch)))
 }
 
+/// Describe a retry of a batch, with its bounds.
+fn about_retry() -> String {
+    format!(
+        "Starts a bulk operation that gives each of them a full set of attempts, also those of nested batches that are not \
+         cancelled. When all jobs of the batch have completed after that, `on_success` is enqueued. 422 `too_many`: there \
+         are more than {MAX_NESTED} nested batches or {MAX_NESTED_LEVELS} levels, or more than {MAX_WITH_FAILURES} of them \
+         have failed jobs. Then retry nested batches, or send `nested=false`."
+    )
+}
+
 /// Retry the failed jobs of a batch
-///
-/// Starts a bulk operation that gives each of them a full set of attempts, also those of nested batches that are not
-/// cancelled. When all jobs of the batch have completed after that, `on_success` is enqueued. 422 `too_many`: there are
-/// more than 10,000 nested batches or 100 levels, or more than 100 of them have failed jobs. Then retry nested batches, or
-/// send `nested=false`.
 #[utoipa::path(
-    post, path = "/v1/batches/{id}/retry", tag = "batches", operation_id = "retry_batch",
+    post, path = "/v1/batches/{id}/retry", tag = "batches", operation_id = "retry_batch", description = about_retry(),
     params(("id" = Uuid, Path, description = "The batch's id"), RetryQuery),
     responses(
         (status = 202, description = "The bulk operation is accepted", body = OperationView),
@@ -499,7 +505,7 @@ pub(super) async fn retry(
     let nested = if with_nested { store.nested_with_failures(id).await? } else { Some(Vec::new()) };
     let Some(nested) = nested else {
         let detail = format!(
-            "there are more than {MAX_NESTED} nested batches or 100 levels, or more than {MAX_WITH_FAILURES} of them have \
+            "there are more than {MAX_NESTED} nested batches or {MAX_NESTED_LEVELS} levels, or more than {MAX_WITH_FAILURES} of them have \
              failed jobs; retry nested batches, or send nested=false to retry the failed jobs of the batch itself"
         );
         return replay_stored(&api, idempotent, ResponseContent::Other, Problem::new(Code::TooMany, detail)).await;

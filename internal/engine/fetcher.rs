@@ -47,6 +47,11 @@ const LINES_AT_ONCE: usize = 8;
 /// runner may not take.
 const LARGER_PAGE: usize = 2_000;
 const LARGER_PAGES: usize = 8;
+/// Rows that are read at first of a lane in which keys take turns, beside those that the free workers need: as many as
+/// one key may have on their way to a worker.
+const MAX_ON_THEIR_WAY: usize = 64;
+/// Times that one look parks the jobs of a flood in such a lane.
+const MAX_READ_AGAIN: usize = 3;
 
 /// Free all seats but one, before the fetcher waits for an id. The next jobs of order keys and of limit keys start on free
 /// seats, without a way through Redis.
@@ -74,6 +79,8 @@ pub(super) struct Fetcher {
     /// Skipped jobs, by the position of their lane: jobs of kinds that this runner does not have, suspects that run or
     /// were put off, jobs that it gave back because it cannot read them, and jobs of locked keys of limits.
     skipped: HashMap<usize, Skipped>,
+    /// The first jobs of the last looks in MySQL at lanes in which keys take turns, by the positions of the lanes.
+    heads: HashMap<usize, JobId>,
     /// The last blocking pop waited for all lanes, and no id came. Then the next one needs no look before it.
     nothing_came: bool,
 }
@@ -83,7 +90,15 @@ impl Fetcher {
         let settings = shared.operator_settings.now();
         let queue_order = QueueOrder::new(&shared.settings.queues, &settings);
         let fetch = shared.index.fetch(queue_order.lines(), &shared.runner);
-        Self { shared, fetch, queue_order, settings, skipped: HashMap::new(), nothing_came: false }
+        Self {
+            shared,
+            fetch,
+            queue_order,
+            settings,
+            skipped: HashMap::new(),
+            heads: HashMap::new(),
+            nothing_came: false,
+        }
     }
 
     /// Take ids until the runner stops, and call `start` with each of them.
@@ -153,6 +168,7 @@ impl Fetcher {
             if now.queues != self.settings.queues {
                 self.queue_order.follow(&now);
                 self.skipped.clear();
+                self.heads.clear();
                 self.nothing_came = false;
             }
             self.settings = now;
@@ -307,11 +323,17 @@ impl Fetcher {
         let lines: Vec<usize> =
             order.lines.into_iter().filter(|place| filled.contains(&self.queue_order.due_line(*place))).collect();
         let (mut taken, mut barred) = (Vec::new(), Vec::new());
-        for places in lines.chunks(LINES_AT_ONCE) {
+        let in_turns: HashSet<usize> = lines.iter().copied().filter(|place| self.keys_take_turns(*place)).collect();
+        // A lane in which keys take turns is read alone.
+        let runs = lines.chunk_by(|one, other| !in_turns.contains(one) && !in_turns.contains(other));
+        for places in runs.flat_map(|run| run.chunks(LINES_AT_ONCE)) {
             let left = most - taken.len();
-            for (place, page) in self.read_lines(places, now, left * 4).await? {
+            let pages = match places {
+                [place] if in_turns.contains(place) => self.read_in_turns(*place, now, left).await?,
+                _ => self.read_runnable(places, now, left * 4).await?,
+            };
+            for (place, page, found) in pages {
                 let whole = page.next.is_none();
-                let found = self.runnable(&page).await?;
                 if found.is_empty() && !whole {
                     barred.push(place);
                     self.skip(place, &page);
@@ -328,6 +350,72 @@ impl Fetcher {
             return self.look_further(&barred, now, most).await;
         }
         Ok(if taken.is_empty() { DueWork::Nothing } else { DueWork::Found(taken) })
+    }
+
+    /// Return whether a fair limit may apply to jobs of this lane.
+    fn keys_take_turns(&self, place: usize) -> bool {
+        let queue = &self.shared.settings.queues[self.queue_order.queue_of(place)];
+        self.shared.store.may_share_fairly(queue)
+    }
+
+    /// Read the first rows of these lanes, and find the jobs that this runner can run, in random order.
+    async fn read_runnable(
+        &self,
+        places: &[usize],
+        now: Timestamp,
+        most: usize,
+    ) -> Result<Vec<(usize, LinePage, Vec<JobId>)>, StoreError> {
+        let mut pages = Vec::with_capacity(places.len());
+        for (place, page) in self.read_lines(places, now, most).await? {
+            let found = self.runnable(&page).await?;
+            pages.push((place, page, found));
+        }
+        Ok(pages)
+    }
+
+    /// Read the first rows of a lane to which a fair limit may apply, and find jobs for `left` free workers.
+    ///
+    /// From Redis the jobs of such a lane come in the order in which they became due or were let go, so the keys take
+    /// turns. The same order is made here. In MySQL the jobs that were let go have the due times from before they were
+    /// parked, so those of a flood stand in front for as long as it lasts. Jobs of the flood that are not parked yet
+    /// stand between them and the jobs of other keys. They are parked here, without a worker for each of them.
+    async fn read_in_turns(
+        &mut self,
+        place: usize,
+        now: Timestamp,
+        left: usize,
+    ) -> Result<Vec<(usize, LinePage, Vec<JobId>)>, StoreError> {
+        let (mut rows, mut reads) = (left * 4 + MAX_ON_THEIR_WAY, 0);
+        loop {
+            let Some((_, page, mut found)) = self.read_runnable(&[place], now, rows).await?.pop() else {
+                return Ok(Vec::new());
+            };
+            let let_go = self.shared.store.let_go_at(&found).await?;
+            let others: Vec<JobId> = found.iter().copied().filter(|id| !let_go.contains_key(id)).collect();
+            let has_too_few = others.len() < left * 4 && page.next.is_some() && rows < LARGER_PAGE;
+            let may_have_flood = others.len() > left * 4 && reads < MAX_READ_AGAIN;
+            if has_too_few || (may_have_flood && self.shared.store.park_behind_others(&others).await? > 0) {
+                (rows, reads) = (LARGER_PAGE, reads + 1);
+                continue;
+            }
+            let due: HashMap<JobId, Timestamp> = page.rows.iter().map(|row| (row.id, row.execute_at)).collect();
+            found.sort_by_key(|id| let_go.get(id).or_else(|| due.get(id)).copied());
+            found.truncate(left * 4);
+            self.keep_head(place, &mut found);
+            return Ok(vec![(place, page, found)]);
+        }
+    }
+
+    /// Leave the first of these jobs in front, so that it starts next however few workers are free, and mix the others,
+    /// so that several runners rarely claim the same. A job that was in front at the last look as well is mixed with
+    /// the others: another session may keep it.
+    fn keep_head(&mut self, place: usize, found: &mut [JobId]) {
+        let Some((head, others)) = found.split_first_mut() else { return };
+        if self.heads.insert(place, *head) == Some(*head) {
+            found.shuffle(&mut rand::rng());
+        } else {
+            others.shuffle(&mut rand::rng());
+        }
     }
 
     /// Read further behind jobs that this runner may not take. There may be any number of them at the front of a lane,

@@ -102,7 +102,7 @@ pub use batches::callbacks::{Callback, CallbackEvent};
 pub use batches::cancel::{BatchCancelled, CancelMark, LEFT_AT_ONCE};
 pub use batches::count::{BatchCounted, ChangedBatches};
 pub use batches::create::{BatchCreated, BatchProblems, NewBatch};
-pub use batches::read::{MAX_NESTED, MAX_WITH_FAILURES};
+pub use batches::read::{MAX_NESTED, MAX_NESTED_LEVELS, MAX_WITH_FAILURES};
 pub use batches::rows::{Batch, BatchCounts, BatchState};
 pub use bench::bare::{BareClaims, BareLane};
 pub use bench::growth::Growth;
@@ -189,6 +189,7 @@ pub use sql::topology::{Topology, TopologyKind};
 pub use verify::evidence::{
     Evidence, EvidencePage, JobEvidence, JobRow, LedgerRow, OwedRow, Tallies, TallyKey, TickPlace, Walk,
 };
+pub use verify::limits::ExceededLimit;
 pub use verify::links::ParentRow;
 pub use verify::order::{LifeSpan, OrderCursor, PlaceRow};
 pub use verify::startable::{Startable, StuckJob};

@@ -466,9 +466,18 @@ async fn beyond_pages(
         }
         keys = next;
     }
-    for (key, running, most) in evidence.exceeded_limits().await? {
-        let what = format!("{running} jobs of the key {:?} run, and the limit {} allows {most}", key.key, key.limit);
-        report.found_in_all(Check::Limit, what);
+    let mut keys = Walk::From(None);
+    while let Walk::From(after) = keys {
+        let (exceeded, next) = evidence.exceeded_limits(after).await?;
+        for (key, running, most) in exceeded {
+            let what =
+                format!("{running} jobs of the key {:?} run, and the limit {} allows {most}", key.key, key.limit);
+            report.found_in_all(Check::Limit, what);
+        }
+        if !pace.wait_or_stop(&mut page, began).await {
+            return Ok(false);
+        }
+        keys = next;
     }
     if !links(evidence, kept_since, moment, (pace, began), report).await? {
         return Ok(false);

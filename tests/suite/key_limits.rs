@@ -1071,45 +1071,133 @@ async fn keys_get_equal_parts(runners: usize) {
     tickr.stop().await;
 }
 
-/// No list in Redis lets the keys take their turns then. A runner with eight workers has two jobs of the flood on their
-/// way, and it reads four due jobs for each free worker, so a job of another key is soon among those that it reads.
+/// No list in Redis lets the keys take their turns then.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_redis_few_jobs_of_a_flood_start_before_the_jobs_of_another_key() {
-    /// Jobs of the flood, and the most that may end before a job of the other key starts. By chance it is about three.
-    const FLOOD: i64 = 400;
-    const MOST: usize = 50;
-    let ends = Arc::new(Semaphore::new(0));
-    let calls = Calls { ends: Some(Arc::clone(&ends)), workers: 8, ..Calls::default() };
-    let patient = |config: &mut Config| (config.workers, config.lease) = (8, Duration::from_secs(60));
-    let tickr = TestApp::start_alone_with(patient, calls.registry()).await;
-    set_and_wait(&tickr, "fair", json!({"fair": true})).await;
-    tickr.enqueue_many((0..FLOOD).map(|_| job("flood", 1))).await;
-    end_until_keys_wait(&tickr, &calls, &ends, 1).await;
-    tickr.services().redis().kill9().unwrap();
-    let mut all_passed = Vec::new();
-    for number in 1..=4 {
-        tickr.enqueue(job("other", 1)).await;
-        let mut passed = 0;
-        loop {
-            let [other] = calls.now(["other"]);
-            if other.running + other.ended >= number {
-                break;
-            }
-            assert!(passed < MOST, "{passed} jobs ended before job {number} of the other key started: {all_passed:?}");
-            end(&calls, &ends, 1).await;
-            passed += 1;
-        }
-        all_passed.push(passed);
+    Flood::start(8).await.passes_others(3).await;
+}
+
+/// Sixteen jobs of the flood are on their way then. They were due before all others, and one look for one free worker
+/// would find no other job.
+#[tokio::test(flavor = "multi_thread")]
+async fn on_many_workers_without_redis_the_jobs_on_their_way_alone_start_before_another_key() {
+    Flood::start(64).await.passes_others(3).await;
+}
+
+/// A flood on a runner without Redis. All workers are busy with it, and its other jobs are parked.
+struct Flood {
+    tickr: TestApp,
+    calls: Calls,
+    ends: Arc<Semaphore>,
+}
+
+impl Flood {
+    const JOBS: i64 = 400;
+
+    async fn start(workers: usize) -> Self {
+        let ends = Arc::new(Semaphore::new(0));
+        let calls = Calls { ends: Some(Arc::clone(&ends)), workers, ..Calls::default() };
+        let patient = |config: &mut Config| (config.workers, config.lease) = (workers, Duration::from_secs(60));
+        let tickr = TestApp::start_alone_with(patient, calls.registry()).await;
+        set_and_wait(&tickr, "fair", json!({"fair": true})).await;
+        tickr.enqueue_many((0..Self::JOBS).map(|_| job("flood", 1))).await;
+        end_until_keys_wait(&tickr, &calls, &ends, 1).await;
+        tickr.services().redis().kill9().unwrap();
+        Self { tickr, calls, ends }
     }
-    println!("ends of other jobs before each job of the other key: {all_passed:?}");
-    let waiting = "SELECT COUNT(*) > 100 FROM limit_waits WHERE limit_key = 'flood'";
-    assert_eq!(tickr.count(waiting).await, 1, "the flood is over");
-    tickr.services().redis().start_again().unwrap();
-    ends.add_permits(1_000);
-    tickr.until_idle().await;
-    tickr.assert_each_ran_once(FLOOD + 4).await;
-    tickr.until_count(NO_ROWS_LEFT, 0).await;
-    tickr.stop().await;
+
+    /// Enqueue a job of another key, and let jobs end one by one until it starts. Return how many ended.
+    async fn pass(&self) -> usize {
+        /// Those on their way, a quarter as many as there are workers or two, and some by chance.
+        const MOST: usize = 40;
+        let [before] = self.calls.now(["other"]);
+        self.tickr.enqueue(job("other", 1)).await;
+        for passed in 0..MOST {
+            let [other] = self.calls.now(["other"]);
+            if other.running + other.ended > before.running + before.ended {
+                return passed;
+            }
+            end(&self.calls, &self.ends, 1).await;
+        }
+        panic!("{MOST} jobs ended before a job of the other key started");
+    }
+
+    async fn passes_others(self, others: i64) {
+        let mut all_passed = Vec::new();
+        for _ in 0..others {
+            all_passed.push(self.pass().await);
+        }
+        println!("ends of other jobs before each job of the other key: {all_passed:?}");
+        let waiting = "SELECT COUNT(*) > 100 FROM limit_waits WHERE limit_key = 'flood'";
+        assert_eq!(self.tickr.count(waiting).await, 1, "the flood is over");
+        self.end(others).await;
+    }
+
+    /// Give so many of the parked jobs their due times, as if they had been accepted before any other was parked.
+    async fn unpark(&self, jobs: u32) {
+        self.tickr
+            .sql(format!(
+                "UPDATE owed o JOIN (SELECT job_id, due_at FROM limit_waits WHERE limit_key = 'flood' \
+                 ORDER BY due_at DESC, job_id DESC LIMIT {jobs}) w ON w.job_id = o.id SET o.execute_at = w.due_at"
+            ))
+            .await;
+        self.tickr
+            .sql("DELETE w FROM limit_waits w JOIN owed o ON o.id = w.job_id WHERE o.execute_at < '9999-01-01'")
+            .await;
+    }
+
+    async fn end(self, others: i64) {
+        self.tickr.services().redis().start_again().unwrap();
+        self.ends.add_permits(1_000);
+        self.tickr.until_idle().await;
+        self.tickr.assert_each_ran_once(Self::JOBS + others).await;
+        self.tickr.until_count(NO_ROWS_LEFT, 0).await;
+        self.tickr.stop().await;
+    }
+}
+
+/// A claim parks one job, and the worker for which it looked stays idle meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_redis_the_jobs_of_a_flood_that_are_not_parked_yet_are_parked_together() {
+    let flood = Flood::start(8).await;
+    flood.unpark(250).await;
+    let before: chrono::DateTime<chrono::Utc> =
+        sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut flood.tickr.mysql().await).await.unwrap();
+    let passed = flood.pass().await;
+    let parked = "SELECT COUNT(*), COUNT(DISTINCT parked_at) FROM limit_waits WHERE parked_at > ?";
+    let (parked, moments): (i64, i64) =
+        sqlx::query_as(parked).bind(before).fetch_one(&mut flood.tickr.mysql().await).await.unwrap();
+    println!("{passed} ends of other jobs, {parked} jobs were parked at {moments} moments");
+    assert!(parked > 200, "{parked} jobs were parked");
+    assert!(moments < 20, "{parked} jobs were parked at {moments} moments");
+    flood.end(1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_jobs_behind_parked_ones_of_their_key_are_parked_without_a_claim() {
+    let flood = Flood::start(4).await;
+    let (tickr, store) = (&flood.tickr, flood.tickr.app.broker().store());
+    flood.unpark(50).await;
+    let other = tickr.enqueue(job("other", 1)).await;
+    // The first of them was let go a moment ago.
+    let due =
+        "SELECT id FROM owed WHERE state = 'waiting' AND execute_at <= UTC_TIMESTAMP(3) AND id <> ? ORDER BY id DESC";
+    let mut mysql = tickr.mysql().await;
+    let due: Vec<uuid::Uuid> = sqlx::query_scalar(due).bind(other.uuid()).fetch_all(&mut mysql).await.unwrap();
+    let slot = "INSERT INTO limit_slots (limit_name, limit_key, job_id, kept_until) \
+                VALUES ('fair', 'flood', ?, UTC_TIMESTAMP(6) + INTERVAL 60 SECOND)";
+    sqlx::query(slot).bind(due[0]).execute(&mut mysql).await.unwrap();
+    let ids: Vec<JobId> = due.iter().copied().map(JobId::from_uuid).chain([other]).collect();
+    let parked = store.park_behind_others(&ids).await.unwrap();
+    assert!((49..ids.len() - 1).contains(&parked), "{parked} of {} were parked", ids.len());
+    for id in [JobId::from_uuid(due[0]), other] {
+        let waits = sqlx::query_scalar("SELECT COUNT(*) FROM limit_waits WHERE job_id = ?").bind(id.uuid());
+        let waits: i64 = waits.fetch_one(&mut mysql).await.unwrap();
+        assert_eq!(waits, 0, "{id} was parked");
+    }
+    assert_eq!(store.park_behind_others(&ids).await.unwrap(), 0, "parked again");
+    drop(mysql);
+    flood.end(1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

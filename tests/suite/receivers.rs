@@ -844,6 +844,60 @@ async fn a_kind_of_its_own_says_how_its_calls_ended() {
     tickr.stop().await;
 }
 
+/// More jobs than are let go at once. Those that stay parked must not push the others back into the line.
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_breaker_has_closed_jobs_start_before_those_that_are_still_parked() {
+    const JOBS: i64 = 280;
+    let mut registry = Registry::new();
+    registry.register(|push: Push, ctx: Context| async move {
+        if push.ends == "failed" {
+            ctx.host_failed();
+            return Err(Failure::reject("no answer"));
+        }
+        ctx.host_answered();
+        Ok(Output::default())
+    });
+    let tickr = TestApp::start_with(|config| config.workers = 16, registry).await;
+    // No number: the attempts have slots for the ends of their calls only.
+    let breaker = json!({"failures": 1, "pause_ms": 600_000});
+    set_and_wait(&tickr, "per-host", json!({"shared_by": "host", "breaker": breaker})).await;
+    let push = |ends: &str| json!({"kind": "push", "payload": {"gateway": "push.example", "ends": ends}});
+    let failed = tickr.enqueue(push("failed")).await;
+    tickr.until(failed, State::Failed).await;
+    until_breaker(&tickr, "push.example", "open").await;
+    tickr.enqueue_many((0..JOBS).map(|_| push("well"))).await;
+    tickr.until_count(PARKED, JOBS).await;
+    close(&tickr, "push.example").await;
+    tickr.until_idle().await;
+    tickr.until_count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'", JOBS).await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+/// A page of keys has few of those whose calls have failed.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_list_of_keys_shows_a_breaker_behind_hundreds_of_hosts_that_have_failed() {
+    let tickr = TestApp::start().await;
+    let breaker = json!({"failures": 5, "pause_ms": 600_000});
+    set_and_wait(&tickr, "per-host", json!({"shared_by": "host", "breaker": breaker})).await;
+    tickr
+        .sql(
+            "INSERT INTO limit_keys (limit_name, limit_key, failures, failed_at, opened_at, pause_ms, probe_at) \
+             WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 400) \
+             SELECT 'per-host', CONCAT('host-', LPAD(n, 3, '0')), 5, UTC_TIMESTAMP(6), \
+             IF(n IN (1, 400), UTC_TIMESTAMP(6), NULL), IF(n IN (1, 400), 600000, NULL), \
+             IF(n IN (1, 400), UTC_TIMESTAMP(6) + INTERVAL 1 HOUR, NULL) FROM n",
+        )
+        .await;
+    for host in ["host-001", "host-400"] {
+        assert_eq!(key_of(&tickr, "per-host", host).await["breaker"]["state"], "open");
+    }
+    let keys = tickr.get("/v1/limits/per-host/keys").await;
+    assert_eq!(keys.body["data"].as_array().unwrap().len(), 2, "{:#}", keys.body);
+    tickr.stop().await;
+}
+
 /// The first statement that counts the end of a call.
 const COUNTS: &str = "UPDATE limit_keys SET failures";
 const FAILURES: &str = "SELECT CAST(COALESCE(MAX(failures), 0) AS SIGNED) FROM limit_keys";

@@ -17,7 +17,7 @@ use tickr::store::{
     ActionOutcome, Again, Answer, BatchCreated, CheckpointUse, Claim, Claimant, Claimed, Condition, Death, Deferral,
     DueJob, EnqueueOutcome, EnqueueReceipts, EnqueueRefusal, HeartbeatConnection, IdempotentOutcome, IdempotentRequest,
     KeyedRow, LapseRule, Lapsed, LimitSweep, LiveAttempt, NewBatch, NewWorker, PoolSizes, RemoteFetch, ResponseBuilder,
-    RunnerRow, Settled, Settlement, Store, StoreError, StoreSettings, WaitsFor,
+    RunnerRow, Settled, Settlement, Store, StoreError, StoreSettings, WaitsFor, Walk,
 };
 use tokio::task::JoinHandle;
 
@@ -2104,6 +2104,44 @@ async fn a_sweep_finds_the_key_behind_one_with_hundreds_of_parked_jobs() {
     // The slot of `b` is kept for its job.
     assert_eq!(test.slots().await, (1, 1, 300));
     test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_check_and_the_list_of_keys_find_those_behind_one_with_hundreds_of_jobs() {
+    let test = TestStore::start().await;
+    test.set_concurrency(2).await;
+    for id in test.insert_limited("b", 2).await {
+        test.claimed(id).await;
+    }
+    let mut mysql = test.mysql().await;
+    let many = "WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 600) SELECT";
+    for sql in [
+        format!(
+            "INSERT INTO limit_slots (limit_name, limit_key, job_id) {many} 'l', 'a', UNHEX(LPAD(HEX(n), 32, '0')) FROM n"
+        ),
+        format!(
+            "INSERT INTO limit_waits (job_id, limit_name, limit_key, queue, due_at) {many} \
+             UNHEX(LPAD(HEX(n), 32, '0')), 'l', IF(n < 600, 'a', 'c'), 'default', UTC_TIMESTAMP(3) FROM n"
+        ),
+        "UPDATE limits SET concurrency = 1, changed_at = '2026-01-01'".to_owned(),
+    ] {
+        mysql.execute(sqlx::AssertSqlSafe(sql)).await.unwrap();
+    }
+    let used = test.store.limit_keys_in_use(&"l".parse().unwrap(), None).await.unwrap();
+    let used: Vec<(&str, u32, u32)> = used.iter().map(|of| (&*of.key, of.running, of.parked)).collect();
+    assert_eq!(used, [("a", 600, 599), ("b", 2, 0), ("c", 0, 1)]);
+    let used = test.store.limit_keys_in_use(&"l".parse().unwrap(), Some("a".to_owned())).await.unwrap();
+    assert_eq!(used.iter().map(|of| &*of.key).collect::<Vec<_>>(), ["b", "c"]);
+    let mut evidence = test.store.evidence(None).await.unwrap();
+    let (mut walk, mut exceeded) = (Walk::From(None), Vec::new());
+    while let Walk::From(after) = walk {
+        let found;
+        (found, walk) = evidence.exceeded_limits(after).await.unwrap();
+        exceeded.extend(found.into_iter().map(|(key, running, most)| (key.key, running, most)));
+    }
+    assert_eq!(exceeded, [("b".to_owned(), 2, 1)]);
+    drop(evidence);
+    test.stop_broken("most of the slots and the parked jobs are of no job").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

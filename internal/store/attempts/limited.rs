@@ -6,7 +6,7 @@
 //! settlement ([`FreedSlots`]): so a settlement waits for no key, and a slot is never free too early. If a runner dies
 //! in between, another one frees the slot within a second or two ([`Store::sweep_limits`]).
 
-use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,12 +19,12 @@ use crate::attempts::breakers::{EndedCall, Turned, count_calls, counted, mark_co
 use crate::attempts::claim::{Claim, Claims, ClaimsById, NOT_EXPIRED, among, gone, read_step};
 use crate::attempts::claim_batches::{NO_ROOM, Unstarted};
 use crate::rows::limits::{
-    DELETE_SLOTS, FairShare, HELD_DUE_AT, KEPT_AT_MOST_S, KeyBounds, KeyState, KnownLimits, LimitKey, LimitSetting,
-    LimitsOfClaim, ToPark, begin_with, begin_with_free, begin_within_a_second, count_parked, delete_slots_steps,
-    free_and_let_go, free_slots_kept_in_vain, free_slots_of, kept_in_vain, key_in, keys_of, keys_with_parked_jobs,
-    let_go, let_paused_leave, let_uncovered_go, lines_behind_paused_jobs, lock_free_keys, lock_keys,
-    lock_those_that_are_free, lock_within_a_second, not_among, park_owed, park_step, slots_by_key, state_step,
-    states_in, take_back, without_rows, write_rates,
+    DELETE_SLOTS, FairShare, HELD_DUE_AT, KEPT_AT_MOST_S, KEYS_READ, KeyBounds, KeyState, KnownLimits, LimitKey,
+    LimitSetting, LimitsOfClaim, SLOTS, ToPark, WAITS, add_keys, begin_with, begin_with_free, begin_within_a_second,
+    count_parked, delete_slots_steps, free_and_let_go, free_slots_kept_in_vain, free_slots_of, kept_in_vain, key_in,
+    keys_of, keys_of_limit, keys_of_rows, keys_with_parked_jobs, let_go, let_go_at, let_paused_leave, let_uncovered_go,
+    lines_behind_paused_jobs, lock_free_keys, lock_keys, lock_those_that_are_free, lock_within_a_second, not_among,
+    park_owed, park_step, parked_until, slots_by_key, state_step, states_in, take_back, without_rows, write_rates,
 };
 use crate::rows::owed::{DueJob, SKIP_LOCKED};
 use crate::sql::batch::Batch;
@@ -170,12 +170,22 @@ impl Claims {
             );
             script.push(sql, values);
         }
-        state_step(&mut script, &sorted);
+        let counted: Vec<&LimitKey> =
+            keys.iter().filter(|(_, bounds)| bounds.counts_slots()).map(|(key, _)| *key).collect();
+        state_step(&mut script, &sorted, &counted);
+        // A key whose slots are not counted may keep some for these jobs.
+        let reads_kept = counted.len() < sorted.len();
+        if reads_kept {
+            KeptFor::step(&mut script, &ids);
+        }
         let mut done = script.run(conn).await?;
+        let mut kept_for = KeptFor::default();
+        if reads_kept {
+            kept_for = KeptFor::in_rows(&done.pop().unwrap_or_default().rows)?;
+        }
         let mut states = states_in(&done.pop().unwrap_or_default().rows)?;
         // Most keys keep no slots, and a look at those of each job would be in vain.
-        let mut kept_for = KeptFor::default();
-        if states.values().any(|state| state.kept > 0) {
+        if !reads_kept && states.values().any(|state| state.kept > 0) {
             kept_for = KeptFor::read(conn, &ids).await?;
         }
         let mut others = ClaimsById::default();
@@ -458,6 +468,12 @@ impl KeptFor {
     /// Read what is kept for these jobs.
     async fn read(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<Self, sqlx::Error> {
         let mut script = Script::as_text();
+        Self::step(&mut script, ids);
+        Self::in_rows(&script.run(conn).await?.pop().unwrap_or_default().rows)
+    }
+
+    /// Add the step that reads what is kept for these jobs.
+    fn step(script: &mut Script<'_>, ids: &[Uuid]) {
         let (list, values) = script.list(ids);
         let sql = format!(
             "SELECT s.limit_name, s.limit_key, s.job_id, COALESCE(s.kept_until > UTC_TIMESTAMP(6), FALSE) AS is_kept, \
@@ -466,7 +482,6 @@ impl KeptFor {
              FROM limit_slots s FORCE INDEX (limit_slots_job) WHERE s.job_id IN {list}"
         );
         script.push(sql, values);
-        Self::in_rows(&script.run(conn).await?.pop().unwrap_or_default().rows)
     }
 
     fn in_rows(rows: &[MySqlRow]) -> Result<Self, sqlx::Error> {
@@ -649,7 +664,7 @@ async fn exceeding(
     if !found.with.is_empty() {
         let keys: Vec<&LimitKey> = found.with.keys().collect();
         let mut script = Script::as_text();
-        state_step(&mut script, &keys);
+        state_step(&mut script, &keys, &keys);
         let states = states_in(&script.run(conn).await?.pop().unwrap_or_default().rows)?;
         for (key, ids) in &found.with {
             let (Some(state), Some(most)) = (states.get(key), KeyBounds::find(limits, key).most()) else { continue };
@@ -952,8 +967,6 @@ const PAGE: usize = 64;
 const SLOTS_READ: usize = 1_000;
 /// Slots among which one statement of a sweep looks for stale ones.
 const SLOTS_LOOKED_AT: usize = 5_000;
-/// Keys with parked jobs that one statement of a sweep reads.
-const KEYS_READ: usize = 256;
 /// Time after a change of a limit until every runner follows it and the claims that did not are over. It runs from the moment
 /// when this process followed the change, and by the monotonic clock: one of MySQL that was set back would keep the jobs of
 /// the limit waiting until it is there again.
@@ -965,6 +978,9 @@ const LOCKED_RESTS: Duration = Duration::from_secs(10);
 
 /// Parked jobs that one statement reads after a change of their limit.
 const PAGE_OF_PARKED: usize = 256;
+
+/// Jobs that one transaction parks behind others of their keys.
+const PARKED_AT_ONCE: usize = 500;
 
 /// Time for which a sweep lets jobs of the same keys go, and jobs of paused queues leave all their lines.
 const LETTING_GO: Duration = Duration::from_secs(2);
@@ -1176,6 +1192,59 @@ impl Store {
         self.shared.limits.shares_fairly(kind, queue)
     }
 
+    /// Return whether a fair limit may apply to jobs of this queue, as far as this process knows.
+    #[must_use]
+    pub fn may_share_fairly(&self, queue: &Name) -> bool {
+        self.shared.limits.may_share_fairly(queue)
+    }
+
+    /// Return when those of these jobs were let go that have not started since. A job whose slot was kept for long enough
+    /// is left out: it is parked again.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    #[boxed]
+    pub async fn let_go_at(&self, ids: &[JobId]) -> Result<HashMap<JobId, Timestamp>, StoreError> {
+        let ids: Arc<[Uuid]> = ids.iter().map(|id| id.uuid()).collect();
+        on_pool(&self.shared.pools.loops, "read which jobs were let go", move |conn, _| {
+            let ids = Arc::clone(&ids);
+            Box::pin(async move {
+                let mut found = HashMap::new();
+                for ids in ids.chunks(MAX_ROWS) {
+                    let some = let_go_at(conn, ids).await?;
+                    found.extend(some.into_iter().map(|(id, at)| (JobId::from_uuid(id), at)));
+                }
+                Ok(found)
+            })
+        })
+        .await
+    }
+
+    /// Park those of these due jobs that have a key of a fair limit with parked jobs. Return their number.
+    ///
+    /// None of them may start before the parked jobs. A claim would park them one by one, each with a free worker. Like
+    /// an insert of such jobs, this locks no key: if the last parked job is let go meanwhile, a sweep lets these go.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    #[boxed]
+    pub async fn park_behind_others(&self, ids: &[JobId]) -> Result<usize, StoreError> {
+        let mut parked = 0;
+        for ids in ids.chunks(PARKED_AT_ONCE) {
+            let (ids, known): (Arc<[Uuid]>, _) =
+                (ids.iter().map(|id| id.uuid()).collect(), Arc::clone(&self.shared.limits));
+            let some = transact(&self.shared.pools.loops, "park jobs behind others", move |conn, _| {
+                let (ids, known) = (Arc::clone(&ids), Arc::clone(&known));
+                Box::pin(async move {
+                    known.catch_up(conn).await?;
+                    park_behind_others(conn, &ids, &known.now()).await
+                })
+            });
+            parked += some.await?;
+        }
+        Ok(parked)
+    }
+
     /// Return whether a fair limit has no share yet, because no sweep of this process has read one. Until then its jobs
     /// start like any other, and leave no rows that would call for a sweep.
     #[must_use]
@@ -1267,7 +1336,7 @@ impl Store {
                         behind_paused.extend(lines_behind_paused_jobs(conn, &asked).await?);
                     }
                     let mut script = Script::as_text();
-                    state_step(&mut script, &asked);
+                    state_step(&mut script, &asked, &asked);
                     let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
                     let states = states_in(&found)?;
                     with_room.extend(
@@ -1512,6 +1581,76 @@ async fn read_uncovered(
     Ok((uncovered, last))
 }
 
+/// Park those of these due jobs that have a key of a fair limit with parked jobs. Return their number.
+///
+/// Jobs that were let go are left out, by the slots that are kept for them: no other session makes one while this one has
+/// the lock of the job. So are jobs that count by their hosts, because an operator may change the host meanwhile, and
+/// those that another session locks.
+async fn park_behind_others(
+    conn: &mut Session<'_>,
+    ids: &[Uuid],
+    limits: &[LimitSetting],
+) -> Result<usize, sqlx::Error> {
+    let is_fair = |set: &&LimitSetting| set.limit.fair && set.limit.shared_by != SharedBy::Host;
+    let fair: Vec<LimitSetting> = limits.iter().filter(is_fair).cloned().collect();
+    if fair.is_empty() || ids.is_empty() {
+        return Ok(0);
+    }
+    let keys = keys_of_jobs(conn, ids, &fair, "").await?;
+    let asked: BTreeSet<&LimitKey> = keys.iter().map(|(key, _)| key).collect();
+    let with_parked_jobs = keys_with_parked_jobs(conn, &asked.into_iter().collect::<Vec<_>>()).await?;
+    let with_parked_jobs: BTreeSet<LimitKey> = with_parked_jobs.into_iter().collect();
+    let behind = keys.iter().filter(|(key, _)| with_parked_jobs.contains(key));
+    let behind: BTreeMap<Uuid, &LimitKey> = behind.map(|(key, id)| (*id, key)).collect();
+    if behind.is_empty() {
+        return Ok(0);
+    }
+    let ids: Vec<Uuid> = behind.keys().copied().collect();
+    let mut script = Script::as_text();
+    let (list, values) = script.list(&ids);
+    script.push(
+        format!(
+            "SELECT o.id, o.queue, COALESCE({HELD_DUE_AT}, o.execute_at) AS due_at FROM owed o FORCE INDEX (PRIMARY) \
+             WHERE o.id IN {list} AND o.state IN ('waiting', 'retrying') AND o.execute_at <= UTC_TIMESTAMP(6) \
+             AND {NOT_EXPIRED} ORDER BY o.id FOR UPDATE{SKIP_LOCKED}"
+        ),
+        values,
+    );
+    let (list, values) = script.list(&ids);
+    let sql = "SELECT job_id FROM limit_slots FORCE INDEX (limit_slots_job) WHERE job_id IN";
+    script.push(format!("{sql} {list}"), values);
+    let mut done = script.run(conn).await?;
+    let with_slots = done.pop().unwrap_or_default().rows;
+    let with_slots: BTreeSet<Uuid> =
+        with_slots.iter().map(|row| row.try_get("job_id")).collect::<Result<_, sqlx::Error>>()?;
+    let mut due: Vec<(Uuid, String, Timestamp)> = Vec::new();
+    for row in &done.pop().unwrap_or_default().rows {
+        let id: Uuid = row.try_get("id")?;
+        if !with_slots.contains(&id) {
+            due.push((id, row.try_get("queue")?, row.try_get("due_at")?));
+        }
+    }
+    let parked: Vec<ToPark<'_>> = due
+        .iter()
+        .filter_map(|(id, queue, due_at)| {
+            let key = behind.get(id).copied()?;
+            Some(ToPark { id: *id, key, queue, due_at: (*due_at).into() })
+        })
+        .collect();
+    if parked.is_empty() {
+        return Ok(0);
+    }
+    let mut script = Script::as_text();
+    park_step(&mut script, &parked);
+    let (list, of_ids) = script.list(&parked.iter().map(|job| job.id).collect::<Vec<_>>());
+    let mut values = vec![Value::from(parked_until())];
+    values.extend(of_ids);
+    script.push(format!("UPDATE owed FORCE INDEX (PRIMARY) SET execute_at = ? WHERE id IN {list}"), values);
+    script.run(conn).await?;
+    parked.iter().for_each(|job| count_parked(&job.key.limit));
+    Ok(parked.len())
+}
+
 /// Keys with waiting jobs whose weights are read. With more, each key has as many slots as its weight in any case.
 const MAX_WEIGHED: usize = 2_000;
 
@@ -1526,7 +1665,7 @@ async fn read_share(conn: &mut Session<'_>, set: &LimitSetting) -> Result<FairSh
     .bind(queue.unwrap_or_default())
     .fetch_one(&mut *conn)
     .await?;
-    let keys = keys_that_wait(conn, name).await?;
+    let keys = keys_of_limit(conn, WAITS, (name, None), MAX_WEIGHED).await?;
     let keys = those_that_may_go(conn, keys).await?;
     let keys: BTreeSet<String> = keys.into_iter().map(|key| key.key).collect();
     let used =
@@ -1544,21 +1683,6 @@ async fn read_share(conn: &mut Session<'_>, set: &LimitSetting) -> Result<FairSh
     };
     let keys: Vec<(u32, Option<u32>)> = keys.iter().map(of).collect();
     Ok(FairShare::among(u64::try_from(workers - elsewhere).unwrap_or(0), &keys))
-}
-
-/// Read the first keys of a limit that have parked jobs.
-async fn keys_that_wait(conn: &mut Session<'_>, limit: &str) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
-    let mut keys: BTreeSet<LimitKey> = BTreeSet::new();
-    loop {
-        // Before every key stands nothing, and the empty key is one.
-        let rest = if keys.is_empty() { ">=" } else { ">" };
-        let last = keys.last().map_or_else(Vec::new, |last| last.key.clone().into_bytes());
-        let query = keys_of_rows(WAITS, &format!("limit_name = ? AND limit_key {rest} ?"), KEYS_READ);
-        let query = query.bind(limit.to_owned()).bind(last);
-        if !add_keys(conn, query, KEYS_READ, &mut keys).await? || keys.len() >= MAX_WEIGHED {
-            return Ok(keys.into_iter().take(MAX_WEIGHED).collect());
-        }
-    }
 }
 
 /// Return those of these keys that have parked jobs in queues that are not paused: the others take nothing from anyone.
@@ -1620,35 +1744,6 @@ fn bind_place(query: Sql, place: Option<&SlotPlace>) -> Sql {
     query.bind(name.clone()).bind(name).bind(key.clone()).bind(key).bind(*id)
 }
 
-const WAITS: &str = "limit_waits FORCE INDEX (limit_waits_line)";
-const SLOTS: &str = "limit_slots FORCE INDEX (PRIMARY)";
-
-/// Build the statement that reads the keys of the first `most` rows of a table for which `condition` holds. A key may have
-/// a million rows. So each statement reads a few, and the next one begins behind the key of the last of them.
-fn keys_of_rows(table: &str, condition: &str, most: usize) -> Sql {
-    statement(format!(
-        "SELECT limit_name, limit_key, COUNT(*) AS n FROM (SELECT limit_name, limit_key FROM {table} \
-         WHERE {condition} ORDER BY limit_name, limit_key LIMIT {most}) k \
-         GROUP BY limit_name, limit_key ORDER BY limit_name, limit_key"
-    ))
-}
-
-/// Add the keys that a statement of [`keys_of_rows`] reads. Return whether it has read `most` rows, so that there may be
-/// more.
-async fn add_keys(
-    conn: &mut Session<'_>,
-    query: Sql,
-    most: usize,
-    keys: &mut BTreeSet<LimitKey>,
-) -> Result<bool, sqlx::Error> {
-    let mut rows = 0;
-    for row in query.fetch_all(&mut *conn).await? {
-        keys.insert(key_in(&row)?);
-        rows += row.try_get::<i64, _>("n")?;
-    }
-    Ok(usize::try_from(rows).unwrap_or(0) >= most)
-}
-
 /// Keys that have rows in a table.
 struct KeysBehind {
     keys: BTreeSet<LimitKey>,
@@ -1662,9 +1757,9 @@ impl KeysBehind {
         let (mut keys, looking) = (BTreeSet::new(), Instant::now());
         loop {
             let (limit, key) = after.map_or_else(Default::default, |key| (key.limit.to_string(), key.key));
-            let query = keys_of_rows(table, "limit_name > ? OR (limit_name = ? AND limit_key > ?)", KEYS_READ);
+            let query = keys_of_rows(table, "limit_name > ? OR (limit_name = ? AND limit_key > ?)");
             let query = query.bind(limit.clone()).bind(limit).bind(key.into_bytes());
-            let may_have_more = add_keys(conn, query, KEYS_READ, &mut keys).await?;
+            let may_have_more = add_keys(conn, query, &mut keys).await?;
             after = keys.last().filter(|_| may_have_more).cloned();
             if after.is_none() || keys.len() >= KEYS_READ || looking.elapsed() >= LOOKING {
                 return Ok(Self { keys, last: after });

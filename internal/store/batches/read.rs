@@ -31,7 +31,7 @@ fn columns() -> String {
 /// Nested batches that [`Store::nested_with_failures`] looks at at most, those that succeeded included.
 pub const MAX_NESTED: usize = 10_000;
 /// Most batches inside each other that it looks at. Each level is a statement.
-const MAX_LEVELS: usize = 100;
+pub const MAX_NESTED_LEVELS: usize = 100;
 /// Nested batches with failures that [`Store::nested_with_failures`] returns at most.
 pub const MAX_WITH_FAILURES: usize = 100;
 /// Batches that are looked at in one page of the retention.
@@ -126,7 +126,7 @@ impl Store {
                         }
                     }
                     levels += 1;
-                    if levels > MAX_LEVELS {
+                    if levels > MAX_NESTED_LEVELS {
                         return Ok(None);
                     }
                     level = next;

@@ -6,9 +6,10 @@ use async_recursion::async_recursion as boxed;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 
-use crate::rows::limits::{LimitKey, key_in};
+use crate::rows::limits::{LimitKey, SLOTS, WAITS, key_in, keys_of_limit};
 use crate::sql::batches::statement;
 use crate::sql::connection::on_pool;
+use crate::sql::script::{Script, Value};
 use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{JobId, Name, Timestamp};
@@ -18,7 +19,7 @@ const MAX_COUNTED: i64 = 10_000;
 /// Running jobs of a key that are named.
 const MAX_NAMED: i64 = 5;
 /// Keys that one read returns: a page of 200, and one that says that another page follows.
-const MAX_KEYS: i64 = 201;
+const MAX_KEYS: usize = 201;
 
 /// The limit for which a parked job waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,19 +68,22 @@ pub struct KeyUse {
     pub breaker: Option<BreakerSeen>,
 }
 
-/// Read the breakers with failures of the keys of a limit from one key to another, both included.
+/// Read the breakers with failures of these keys of a limit.
 async fn breakers(
     conn: &mut Session<'_>,
     limit: &Name,
-    (first, last): (&[u8], &[u8]),
+    keys: &[&[u8]],
 ) -> Result<BTreeMap<Vec<u8>, BreakerSeen>, sqlx::Error> {
-    let found = sqlx::query(
+    let mut script = Script::as_text();
+    let (list, of_keys) = script.list(keys);
+    let sql = format!(
         "SELECT k.limit_key, k.failures, k.failed_at, k.last_error, k.opened_at, k.probe_at, \
          COALESCE(k.probe_at <= UTC_TIMESTAMP(6), FALSE) AS half_open FROM limits l STRAIGHT_JOIN limit_keys k \
          FORCE INDEX (PRIMARY) ON k.limit_name = l.name AND k.failed_at >= l.breaker_since \
-         WHERE l.name = ? AND k.limit_key >= ? AND k.limit_key <= ? AND k.failures > 0 LIMIT ?",
+         WHERE l.name = ? AND k.limit_key IN {list} AND k.failures > 0"
     );
-    let found = found.bind(limit.as_str()).bind(first).bind(last).bind(MAX_KEYS).fetch_all(conn).await?;
+    script.push(sql, std::iter::once(Value::from(limit.as_str())).chain(of_keys).collect());
+    let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
     let seen = |row: &MySqlRow| {
         let seen = BreakerSeen {
             failures: row.try_get("failures")?,
@@ -134,7 +138,7 @@ impl Store {
                 .fetch_all(&mut *conn)
                 .await?;
                 let bytes = key.key.as_bytes();
-                let breaker = breakers(conn, &key.limit, (bytes, bytes)).await?.remove(bytes);
+                let breaker = breakers(conn, &key.limit, &[bytes]).await?.remove(bytes);
                 Ok(Some(ParkedAt {
                     breaker,
                     key,
@@ -159,29 +163,24 @@ impl Store {
             Box::pin(async move {
                 let (name, bound) = (limit.as_str(), after.as_deref().map(str::as_bytes));
                 // Before every key stands nothing, and the empty key is one.
-                let rest = if bound.is_some() { "AND limit_key > ?" } else { "AND limit_key >= ?" };
+                let rest = if bound.is_some() { "AND k.limit_key > ?" } else { "AND k.limit_key >= ?" };
                 let sql = format!(
-                    "(SELECT DISTINCT limit_key FROM limit_slots WHERE limit_name = ? {rest} ORDER BY limit_key LIMIT ?) \
-                     UNION (SELECT DISTINCT limit_key FROM limit_waits FORCE INDEX (limit_waits_line) \
-                     WHERE limit_name = ? {rest} ORDER BY limit_key LIMIT ?) UNION (SELECT k.limit_key FROM limits l \
-                     STRAIGHT_JOIN limit_keys k FORCE INDEX (PRIMARY) ON k.limit_name = l.name \
-                     AND k.failed_at >= l.breaker_since WHERE l.name = ? {} AND k.probe_at IS NOT NULL \
-                     ORDER BY k.limit_key LIMIT ?)",
-                    rest.replace("limit_key", "k.limit_key")
+                    "SELECT k.limit_key FROM limits l STRAIGHT_JOIN limit_keys k FORCE INDEX (PRIMARY) \
+                     ON k.limit_name = l.name AND k.failed_at >= l.breaker_since WHERE l.name = ? {rest} \
+                     AND k.probe_at IS NOT NULL ORDER BY k.limit_key LIMIT {MAX_KEYS}"
                 );
-                let mut query = statement(sql);
-                for _ in 0..3 {
-                    query = query.bind(name).bind(bound.unwrap_or_default()).bind(MAX_KEYS);
+                let open = statement(sql).bind(name).bind(bound.unwrap_or_default()).fetch_all(&mut *conn).await?;
+                let mut keys: BTreeSet<Vec<u8>> =
+                    open.iter().map(|row| row.try_get("limit_key")).collect::<Result<_, _>>()?;
+                for table in [SLOTS, WAITS] {
+                    let after = bound.map(<[u8]>::to_vec);
+                    let found = keys_of_limit(conn, table, (name, after), MAX_KEYS).await?;
+                    keys.extend(found.into_iter().map(|key| key.key.into_bytes()));
                 }
-                let rows = query.fetch_all(&mut *conn).await?;
-                let keys: BTreeSet<Vec<u8>> =
-                    rows.iter().map(|row| row.try_get("limit_key")).collect::<Result<_, _>>()?;
-                let mut breakers = match (keys.first(), keys.last()) {
-                    (Some(first), Some(last)) => breakers(conn, &limit, (first, last)).await?,
-                    _ => BTreeMap::new(),
-                };
-                let mut used = Vec::new();
-                for key in keys.into_iter().take(usize::try_from(MAX_KEYS).unwrap_or(0)) {
+                let keys: Vec<Vec<u8>> = keys.into_iter().take(MAX_KEYS).collect();
+                let mut breakers = breakers(conn, &limit, &keys.iter().map(Vec::as_slice).collect::<Vec<_>>()).await?;
+                let mut used = Vec::with_capacity(keys.len());
+                for key in keys {
                     let row = sqlx::query(
                         "SELECT (SELECT COUNT(*) FROM limit_slots WHERE limit_name = ? AND limit_key = ?) AS running, \
                          (SELECT COUNT(*) FROM (SELECT 1 FROM limit_waits FORCE INDEX (limit_waits_line) \

@@ -27,7 +27,7 @@ use crate::rows::breakers::{BreakerRule, OpenGate};
 use crate::rows::locked_keys::LockedKeys;
 use crate::rows::order::held_until;
 use crate::rows::owed::{DueJob, SKIP_LOCKED, due_job};
-use crate::sql::batches::{MAX_ROWS, placeholders};
+use crate::sql::batches::{MAX_ROWS, Sql, placeholders, statement};
 use crate::sql::cluster::{Locked, lock_free_in_cluster, lock_in_cluster};
 use crate::sql::error::{corrupt, is_locked_elsewhere, waited_for_lock};
 use crate::sql::script::{Script, Value, rows_as_text};
@@ -350,6 +350,12 @@ impl KnownLimits {
         self.any.load(Ordering::Acquire) && self.now().iter().any(is_fair)
     }
 
+    /// Return whether a fair limit may apply to jobs of this queue.
+    pub(crate) fn may_share_fairly(&self, queue: &Name) -> bool {
+        let is_fair = |set: &LimitSetting| set.limit.fair && set.limit.concerns_queue(queue);
+        self.any.load(Ordering::Acquire) && self.now().iter().any(is_fair)
+    }
+
     /// Return whether a fair limit has no share yet.
     pub(crate) fn lack_shares(&self) -> bool {
         self.any.load(Ordering::Acquire) && self.now().iter().any(|set| set.limit.fair && set.share.is_none())
@@ -529,6 +535,12 @@ impl KeyBounds {
     /// Return whether the attempts of the key have slots: they are counted, or the end of their calls is.
     pub(crate) fn has_slots(&self) -> bool {
         self.bounds.concurrency.is_some() || self.breaker.is_some()
+    }
+
+    /// Return whether a claim has to know how many slots of the key are used. Under a breaker without a number, attempts
+    /// have slots only for the ends of their calls, and there may be any number of them.
+    pub(crate) fn counts_slots(&self) -> bool {
+        self.bounds.concurrency.is_some() || self.breaker.is_none()
     }
 
     /// Return how many attempts of the key may run at the same time by the limit itself, whatever its share is.
@@ -751,6 +763,56 @@ pub(crate) fn key_in(row: &MySqlRow) -> Result<LimitKey, sqlx::Error> {
         limit: row.try_get::<&str, _>("limit_name")?.parse().map_err(|_| corrupt("limit_name"))?,
         key: String::from_utf8_lossy(&key).into_owned(),
     })
+}
+
+/// The parked jobs and the slots, in the order of their keys.
+pub(crate) const WAITS: &str = "limit_waits FORCE INDEX (limit_waits_line)";
+pub(crate) const SLOTS: &str = "limit_slots FORCE INDEX (PRIMARY)";
+/// Rows of which one statement reads the keys.
+pub(crate) const KEYS_READ: usize = 256;
+
+/// Build the statement that reads the keys of the first rows of a table for which `condition` holds. A key may have a
+/// million rows. So each statement reads a few, and the next one begins behind the key of the last of them.
+pub(crate) fn keys_of_rows(table: &str, condition: &str) -> Sql {
+    statement(format!(
+        "SELECT limit_name, limit_key, COUNT(*) AS n FROM (SELECT limit_name, limit_key FROM {table} \
+         WHERE {condition} ORDER BY limit_name, limit_key LIMIT {KEYS_READ}) k \
+         GROUP BY limit_name, limit_key ORDER BY limit_name, limit_key"
+    ))
+}
+
+/// Add the keys that a statement of [`keys_of_rows`] reads. Return whether there may be more.
+pub(crate) async fn add_keys(
+    conn: &mut Session<'_>,
+    query: Sql,
+    keys: &mut BTreeSet<LimitKey>,
+) -> Result<bool, sqlx::Error> {
+    let mut rows = 0;
+    for row in query.fetch_all(&mut *conn).await? {
+        keys.insert(key_in(&row)?);
+        rows += row.try_get::<i64, _>("n")?;
+    }
+    Ok(usize::try_from(rows).unwrap_or(0) >= KEYS_READ)
+}
+
+/// Read the first `most` keys of a limit that have rows in a table, behind this key.
+pub(crate) async fn keys_of_limit(
+    conn: &mut Session<'_>,
+    table: &str,
+    (limit, mut after): (&str, Option<Vec<u8>>),
+    most: usize,
+) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
+    let mut keys = BTreeSet::new();
+    loop {
+        // Before every key stands nothing, and the empty key is one.
+        let rest = if after.is_some() { ">" } else { ">=" };
+        let query = keys_of_rows(table, &format!("limit_name = ? AND limit_key {rest} ?"));
+        let query = query.bind(limit.to_owned()).bind(after.unwrap_or_default());
+        if !add_keys(conn, query, &mut keys).await? || keys.len() >= most {
+            return Ok(keys.into_iter().take(most).collect());
+        }
+        after = keys.last().map(|last| last.key.clone().into_bytes());
+    }
 }
 
 /// Lock those of these keys that have rows, in their order, in the caller's transaction. Return them.
@@ -1043,9 +1105,10 @@ pub(crate) async fn lock_keys(conn: &mut Session<'_>, keys: &[&LimitKey]) -> Res
     lock_those_that_exist(conn, &missing).await.map(drop)
 }
 
-/// Add the step that reads the states of these keys. Their slots are counted in one pass over the table.
-pub(crate) fn state_step<'a>(script: &mut Script<'a>, keys: &[&'a LimitKey]) {
-    let (any, mut values) = any_of("", keys);
+/// Add the step that reads the states of these keys. The slots of those that are `counted` are counted in one pass over
+/// the table. The others seem to have none.
+pub(crate) fn state_step<'a>(script: &mut Script<'a>, keys: &[&'a LimitKey], counted: &[&'a LimitKey]) {
+    let (any, mut values) = if counted.is_empty() { ("FALSE".to_owned(), Vec::new()) } else { any_of("", counted) };
     let sql = format!(
         "SELECT {}, CAST(COALESCE(s.running, 0) AS SIGNED) AS running, CAST(COALESCE(s.kept, 0) AS SIGNED) AS kept \
          FROM limit_keys k FORCE INDEX (PRIMARY) LEFT JOIN (SELECT limit_name, limit_key, \
@@ -1297,7 +1360,8 @@ pub(crate) async fn let_uncovered_go(
     let keys: BTreeSet<&LimitKey> = parked.values().collect();
     let ids: Vec<Uuid> = parked.keys().copied().collect();
     let mut script = Script::as_text();
-    state_step(&mut script, &keys.into_iter().collect::<Vec<_>>());
+    // The limit bounds none of them any more.
+    state_step(&mut script, &keys.into_iter().collect::<Vec<_>>(), &[]);
     let (list, values) = script.list(&ids);
     let sql = "SELECT limit_name, limit_key, job_id, due_at FROM limit_waits FORCE INDEX (PRIMARY) WHERE job_id IN";
     script.push(format!("{sql} {list}"), values);
@@ -1715,6 +1779,24 @@ pub(crate) async fn free_slots_kept_in_vain(conn: &mut Session<'_>, slots: &Slot
         script.run(conn).await?;
     }
     Ok(())
+}
+
+/// Read when those of these jobs were let go for which slots are kept, or when their turns of a rate come.
+pub(crate) async fn let_go_at(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<BTreeMap<Uuid, Timestamp>, sqlx::Error> {
+    let mut script = Script::as_text();
+    let (list, values) = script.list(ids);
+    let sql = format!(
+        "SELECT job_id, kept_until FROM limit_slots FORCE INDEX (limit_slots_job) \
+         WHERE job_id IN {list} AND kept_until > UTC_TIMESTAMP(6)"
+    );
+    script.push(sql, values);
+    let mut let_go: BTreeMap<Uuid, Timestamp> = BTreeMap::new();
+    for row in script.run(conn).await?.iter().flat_map(|step| &step.rows) {
+        let at = row.try_get::<Timestamp, _>("kept_until")? - KEPT_FOR;
+        let last = let_go.entry(row.try_get("job_id")?).or_insert(at);
+        *last = at.max(*last);
+    }
+    Ok(let_go)
 }
 
 /// When a job of `owed o` that was let go was due, apart from the turn of a rate. NULL if it was not let go since its
