@@ -262,8 +262,8 @@ mutants() {
         ' AND cancel_requested_at IS NULL' '' \
         store::a_success_that_was_asked_to_stop_says_so
     mutant 'tallies behind the last wait of a success' internal/store/attempts/complete.rs \
-        '    insert_logs_step(&mut write, &logs);' \
-        '    insert_logs_step(&mut write, &logs); counts.add_step(&mut write);' \
+        '    let linked = ends.record_steps(&mut write, "?");' \
+        '    let linked = ends.record_steps(&mut write, "?"); counts.add_step(&mut write);' \
         store::an_end_that_waits_for_another_row_locks_no_tally
     mutant 'tallies with the COMMIT of other ends' internal/store/rows/tallies.rs \
         'if is_in_cluster() || !conn.is_transaction() {' 'if is_in_cluster() || conn.is_transaction() {' \
@@ -860,8 +860,11 @@ mutants() {
         'IFNULL(BIT_XOR({row}), 0)' 'IFNULL(BIT_AND(0 * {row}), 0)' \
         change_summary::every_change_of_a_queue_or_an_api_key_changes_the_summary
     mutant 'revoked API keys out of a summary' internal/store/change_summary.rs \
-        'api_keys WHERE revoked_at IS NULL' 'api_keys' \
+        'api_keys FORCE INDEX (api_keys_revoked) WHERE revoked_at IS NULL' 'api_keys' \
         change_summary::the_summary_compares_no_revoked_api_keys_and_the_version_in_place_of_overrides
+    mutant 'index of the valid API keys' internal/store/change_summary.rs \
+        'FORCE INDEX (api_keys_revoked)' 'FORCE INDEX (PRIMARY)' \
+        change_summary::the_valid_api_keys_are_found_among_any_number_of_revoked_ones
     mutant 'existence of API keys in a summary' internal/store/change_summary.rs \
         'EXISTS (SELECT 1 FROM api_keys)' '1' \
         change_summary::every_change_of_a_queue_or_an_api_key_changes_the_summary
@@ -1111,7 +1114,7 @@ mutants() {
         '|| failed.len() > MAX_WITH_FAILURES' '|| failed.len() > 10 * MAX_WITH_FAILURES' \
         batches::a_retry_of_a_batch_with_too_many_nested_ones_is_refused
     mutant 'most levels of a retry' internal/store/batches/read.rs \
-        'if levels > MAX_LEVELS' 'if levels > 10 * MAX_LEVELS' \
+        'if levels > MAX_NESTED_LEVELS' 'if levels > 10 * MAX_NESTED_LEVELS' \
         batches::a_retry_of_a_batch_with_too_many_nested_ones_is_refused
     mutant 'cancelled batches of a retry' internal/store/batches/read.rs \
         'AND b.cancelled_at IS NULL AS may_retry' 'AS may_retry' \
@@ -1600,8 +1603,8 @@ mutants() {
         'return Err(error);' \
         verify::a_row_that_cannot_be_read_is_told_and_is_not_green
     mutant 'limits that a check cannot read' internal/store/verify/limits.rs \
-        'Err(error) => self.cannot_read("limits", row.try_get("name").unwrap_or("without a name"), &error),' \
-        'Err(error) => return Err(error),' \
+        'self.cannot_read("limits", row.try_get("name").unwrap_or("without a name"), &error);' \
+        'return Err(error);' \
         verify::a_row_that_cannot_be_read_is_told_and_is_not_green
     mutant 'faults found before MySQL failed' internal/verify/lib.rs \
         '&& report.is_untouched()' '&& report.errors.is_empty()' \
@@ -1915,8 +1918,8 @@ mutants() {
     mutant 'stale slots behind thousands of others' internal/store/attempts/limited.rs \
         'None => end,' 'None => end.filter(|_| false),' \
         store::a_stale_slot_behind_thousands_of_others_is_freed_by_sweeps
-    mutant 'key behind one with many parked jobs' internal/store/attempts/limited.rs \
-        'Ok(usize::try_from(rows).unwrap_or(0) >= most)' 'Ok(usize::try_from(rows).unwrap_or(0) > most)' \
+    mutant 'key behind one with many parked jobs' internal/store/rows/limits.rs \
+        'Ok(usize::try_from(rows).unwrap_or(0) >= KEYS_READ)' 'Ok(usize::try_from(rows).unwrap_or(0) > KEYS_READ)' \
         store::a_sweep_finds_the_key_behind_one_with_hundreds_of_parked_jobs
     mutant 'slots of attempts that still run' internal/store/rows/limits.rs \
         "WHERE state = 'executing' AND id IN {list}" "WHERE state = 'waiting' AND id IN {list}" \
@@ -1978,7 +1981,7 @@ mutants() {
         '" AND o.attempt = 0"' '""' \
         store::a_parked_job_that_may_not_follow_at_once_is_let_go_and_not_claimed
     mutant 'slots that are kept, in a claim' internal/store/attempts/limited.rs \
-        'if states.values().any(|state| state.kept > 0) {' 'if states.values().any(|state| state.kept > 0) && false {' \
+        '&& states.values().any(|state| state.kept > 0) {' '&& states.values().any(|state| state.kept > 0) && false {' \
         store::the_commit_that_ends_an_attempt_frees_its_slot_and_lets_the_next_parked_job_go
     mutant 'limits after a COMMIT that took long' internal/store/attempts/claim.rs \
         'if !ours.is_empty() || limits.took_long() {' 'if !ours.is_empty() {' \
@@ -2085,6 +2088,28 @@ mutants() {
     mutant 'jobs of locked keys without Redis' internal/engine/fetcher.rs \
         'if self.shared.store.knows_locked_keys() {' 'if self.shared.store.knows_locked_keys() && false {' \
         key_limits::without_redis_the_jobs_of_a_locked_key_hold_up_no_job_behind_them
+    mutant 'turns of keys without Redis' internal/engine/fetcher.rs \
+        'let_go.get(id).or_else(|| due.get(id)).copied()' 'due.get(id).copied()' \
+        key_limits::on_many_workers_without_redis_the_jobs_on_their_way_alone_start_before_another_key
+    mutant 'jobs of a flood without Redis' internal/engine/fetcher.rs \
+        '(may_have_flood && self.shared.store.park_behind_others(&others).await? > 0)' \
+        '(may_have_flood && others.is_empty())' \
+        key_limits::without_redis_the_jobs_of_a_flood_that_are_not_parked_yet_are_parked_together
+    mutant 'jobs on their way beside a flood' internal/store/attempts/limited.rs \
+        'if !with_slots.contains(&id) {' 'if !with_slots.contains(&Uuid::nil()) {' \
+        key_limits::only_jobs_behind_parked_ones_of_their_key_are_parked_without_a_claim
+    mutant 'keys without parked jobs beside a flood' internal/store/attempts/limited.rs \
+        'filter(|(key, _)| with_parked_jobs.contains(key))' 'filter(|_| !with_parked_jobs.is_empty())' \
+        key_limits::only_jobs_behind_parked_ones_of_their_key_are_parked_without_a_claim
+    mutant 'slots that a breaker keeps' internal/store/attempts/limited.rs \
+        'let reads_kept = counted.len() < sorted.len();' 'let reads_kept = counted.len() > sorted.len();' \
+        receivers::after_a_breaker_has_closed_jobs_start_before_those_that_are_still_parked
+    mutant 'keys behind one with many jobs' internal/store/rows/limits.rs \
+        '|| keys.len() >= most' '|| !keys.is_empty()' \
+        store::the_check_and_the_list_of_keys_find_those_behind_one_with_hundreds_of_jobs
+    mutant 'check of keys behind one with many jobs' internal/store/verify/limits.rs \
+        'if may_have_more { Walk::From(keys.last().cloned()) }' 'if may_have_more && keys.is_empty() { Walk::From(None) }' \
+        store::the_check_and_the_list_of_keys_find_those_behind_one_with_hundreds_of_jobs
     mutant 'lock of an order key' internal/store/rows/jobs.rs \
         '    lock_or_make(conn, &newcomers.iter().map(|new| new.key).collect()).await?;' '' \
         order::no_job_is_left_behind_when_jobs_are_accepted_while_those_in_front_end
@@ -2146,6 +2171,59 @@ mutants() {
     mutant 'unanswered claim of the next job of a key' internal/store/attempts/complete.rs \
         'self.claims.open.gave_up(self.token, &ids);' 'let _ = ids;' \
         store::a_next_job_whose_claim_was_not_answered_is_given_back_and_uses_no_attempt
+    mutant 'jobs behind the next job of a key' internal/store/attempts/complete.rs \
+        'claimed.behind = std::mem::take(&mut self.behind);' \
+        'claimed.behind = std::mem::take(&mut self.behind)[..0].to_vec();' \
+        order::the_jobs_of_a_key_follow_each_other_with_one_request_each
+    mutant 'row in claim_batches for a job that follows in one request' internal/store/attempts/claim.rs \
+        'self.list_step(script, (id, &if_changed(1)), token, batch);' \
+        'self.list_step(script, (&[0; 16], &if_changed(1)), token, batch);' \
+        order::the_jobs_of_a_key_follow_each_other_with_one_request_each
+    mutant 'head of a key in one request' internal/store/rows/order.rs \
+        'WHERE order_key = ? AND head + 1 = ?' \
+        'WHERE order_key = ? AND head + ? > 0' \
+        order::an_end_in_one_request_writes_nothing_unless_token_cancel_and_head_are_as_they_were
+    mutant 'ends behind the head of a key in one request' internal/store/attempts/complete.rs \
+        '" AND ROW_COUNT() = 1"' \
+        '""' \
+        order::an_end_in_one_request_writes_nothing_unless_token_cancel_and_head_are_as_they_were
+    mutant 'ends that are all there in one request' internal/store/attempts/complete.rs \
+        '&if_changed(self.ids.len())' \
+        '"?"' \
+        order::an_end_in_one_request_writes_nothing_unless_token_cancel_and_head_are_as_they_were
+    mutant 'claim that was made in one request' internal/store/attempts/claim.rs \
+        '(id, &if_changed(1))' \
+        '(id, "?")' \
+        order::a_job_behind_the_one_that_runs_that_may_not_follow_at_once_is_let_go_and_not_claimed
+    mutant 'place of a job that follows in one request' internal/store/rows/order.rs \
+        'AND p.place = ? AND p.due_at' \
+        'AND p.place + ? > 0 AND p.due_at' \
+        order::a_job_that_has_left_its_place_behind_the_one_that_runs_does_not_start_there
+    mutant 'due time of a job that follows in one request' internal/store/rows/order.rs \
+        ' AND p.due_at <= UTC_TIMESTAMP(3)' \
+        '' \
+        order::a_job_behind_the_one_that_runs_that_may_not_follow_at_once_is_let_go_and_not_claimed
+    mutant 'queue of a job that follows in one request' internal/store/attempts/claim.rs \
+        'AND queue = ? AND {IS_IN_PLACE}' \
+        'AND queue <> CONCAT(?, 1) AND {IS_IN_PLACE}' \
+        order::a_job_behind_the_one_that_runs_that_may_not_follow_at_once_is_let_go_and_not_claimed
+    mutant 'last attempt of a job that follows in one request' internal/store/attempts/claim.rs \
+        '&is_next, &not_last]' \
+        '&is_next, &not_last[..0]]' \
+        order::a_job_behind_the_one_that_runs_that_may_not_follow_at_once_is_let_go_and_not_claimed
+    mutant 'limits of a job that follows in one request' internal/store/attempts/complete.rs \
+        '(!claims.limits.concern(Some(&front.opened.queue))).then_some' \
+        '(!claims.limits.concern(Some(&front.opened.queue)) || true).then_some' \
+        order::a_job_behind_the_one_that_runs_that_may_not_follow_at_once_is_let_go_and_not_claimed
+    mutant 'claim that a guard has stopped' internal/store/attempts/complete.rs \
+        '                claim.forget();
+                sqlx::raw_sql("ROLLBACK")' \
+        '                sqlx::raw_sql("ROLLBACK")' \
+        order::a_job_behind_the_one_that_runs_that_may_not_follow_at_once_is_let_go_and_not_claimed
+    mutant 'tallies behind the job that follows in one request' internal/store/attempts/complete.rs \
+        '        claim.add_guarded_steps(&mut script,' \
+        '        counts.add_step(&mut script); claim.add_guarded_steps(&mut script,' \
+        order::an_end_in_one_request_that_waits_for_the_next_job_locks_no_tally
     mutant 'locked order keys apart' internal/store/jobs/insert.rs \
         'let key = item.iter().find_map(order_key_of)?;' 'let key = item.iter().find_map(order_key_of).filter(|_| false)?;' \
         order::a_key_whose_row_is_locked_delays_the_jobs_of_no_other_key
@@ -2675,8 +2753,8 @@ mutants() {
         'self.outbox_nudge.notify_one();' 'drop(std::sync::Arc::clone(&self.outbox_nudge));' \
         outbox::a_nudge_starts_jobs_within_milliseconds_and_needs_the_right_key
     mutant 'log of a success' internal/store/attempts/complete.rs \
-        'insert_logs_step(&mut write, &logs);' \
-        'insert_logs_step(&mut write, &logs[..0]);' \
+        'insert_logs_step(script, &self.logs);' \
+        'insert_logs_step(script, &self.logs[..0]);' \
         attempt_logs::every_attempt_keeps_the_lines_of_its_handler
     mutant 'log of every other attempt' internal/store/attempts/settle.rs \
         'insert_logs_step(&mut script, logs);' \
@@ -2813,7 +2891,7 @@ mutants() {
         'let mut all = ExpiredJobs { more, ..ExpiredJobs::default() }; if !found.is_empty() { return Err(error); }' \
         store::an_expired_job_whose_row_cannot_be_read_holds_up_no_other
     mutant 'parents in a success without a read' internal/store/attempts/complete.rs \
-        'AND links < {AWAITED} ORDER BY id' 'AND links < {AWAITED} + 9 ORDER BY id' \
+        'AND links < {AWAITED}{guard} ORDER BY id' 'AND links < {AWAITED} + 9{guard} ORDER BY id' \
         dependencies::children_that_are_accepted_while_their_parent_ends_are_not_forgotten
     mutant 'mark of an awaited parent' internal/store/rows/links.rs \
         'SET links = links | {AWAITED}' 'SET links = links | ({AWAITED} & 0)' \
@@ -3557,6 +3635,48 @@ mutants() {
         'Err(refused) => given.push((token_in(&text), refused)),' \
         'Err(_) => return Err(Problem::new(Code::InvalidRequest, token_in(&text))),' \
         remote_workers::a_verdict_that_is_not_valid_is_refused_alone
+    mutant 'right to enqueue what follows a success' internal/api/http/follow_ups.rs \
+        'if !holder.may_enqueue() {' \
+        'if !holder.may_enqueue() && api.held {' \
+        remote_workers::jobs_that_follow_need_a_key_that_may_enqueue_each_of_them \
+        deferred::jobs_follow_a_finish_that_comes_later_once_and_need_an_api_key
+    mutant 'kinds of a key and what follows a success' internal/api/http/follow_ups.rs \
+        'requester.problem_of_kind(&job.kind, &job.payload)' \
+        'requester.problem_of_kind(&job.kind, &job.payload).filter(|_| queue.is_empty())' \
+        remote_workers::jobs_that_follow_need_a_key_that_may_enqueue_each_of_them \
+        deferred::jobs_follow_a_finish_that_comes_later_once_and_need_an_api_key
+    mutant 'queues of a key and what follows a success' internal/api/http/follow_ups.rs \
+        'requester.problem_of_queue(&queue)' \
+        'requester.problem_of_queue(&queue).filter(|_| queue.is_empty())' \
+        remote_workers::jobs_that_follow_need_a_key_that_may_enqueue_each_of_them
+    mutant 'finish key beside what follows' internal/api/attempts.rs \
+        '&& !is_declared(&api, digest, &follow_ups).await? {' \
+        '&& !is_declared(&api, digest, &follow_ups).await? && follow_ups.len() > 9 {' \
+        deferred::jobs_follow_a_finish_that_comes_later_once_and_need_an_api_key
+    mutant 'kinds that a receiver may enqueue' internal/handlers/http/push.rs \
+        '!may_follow.iter().any(|kind| kind.as_str() == job.kind)' \
+        'may_follow.is_empty() && job.kind.is_empty()' \
+        push_kinds::jobs_follow_the_answer_of_a_receiver_if_its_declaration_names_their_kinds
+    mutant 'kinds that a receiver may enqueue later' internal/api/attempts.rs \
+        'push.follow_ups.iter().any(|kind| kind.as_str() == job.kind)' \
+        'push.follow_ups.iter().any(|kind| kind.as_str() != job.kind.repeat(9))' \
+        push_kinds::jobs_follow_the_answer_of_a_receiver_if_its_declaration_names_their_kinds
+    mutant 'check of what follows the success of a worker' internal/broker/remote_workers.rs \
+        'Err(problems) => return Ok(WorkerFinished::Refused(problems)),' \
+        'Err(_) => Vec::new(),' \
+        remote_workers::a_follow_up_job_that_is_not_valid_refuses_its_verdict_alone_and_says_which
+    mutant 'check of what follows a later finish' internal/broker/deferred.rs \
+        'Err(problems) => return Ok(Finished::Refused(problems)),' \
+        'Err(_) => Vec::new(),' \
+        deferred::jobs_follow_a_finish_that_comes_later_once_and_need_an_api_key
+    mutant 'batch and trace of what follows the success of a worker' internal/broker/remote_workers.rs \
+        'finish.follow_ups, attempt.batch, attempt.trace.as_ref())' \
+        'finish.follow_ups, None, None)' \
+        remote_workers::jobs_that_follow_a_success_are_in_its_batch_and_continue_its_trace
+    mutant 'number of jobs that follow the success of a worker' internal/handlers/sent_follow_ups.rs \
+        'if sent.len() > limits::MAX_FOLLOW_UPS {' \
+        'if sent.len() > 10 * limits::MAX_FOLLOW_UPS {' \
+        remote_workers::a_success_has_at_most_a_thousand_follow_up_jobs
     mutant 'answer of a repeated verdict when the job has ended' internal/store/attempts/settle.rs \
         'WHERE l.job_id = w.id ORDER' 'WHERE l.job_id = NULL ORDER' \
         remote_workers::a_repeated_verdict_has_its_answer_also_when_the_job_was_cancelled_meanwhile

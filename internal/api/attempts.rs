@@ -17,11 +17,12 @@ use utoipa::ToSchema;
 use crate::http::auth::AuthMethod;
 use crate::http::body::{PartsBody, PathText, forget_body};
 use crate::http::failed_logins::Peer;
+use crate::http::follow_ups::{FollowUpBody, FollowUpRights};
 use crate::http::problem::{Code, Problem};
 use crate::view::{Moment, StateWord};
 use crate::{Api, json};
 use tickr_broker::Finished;
-use tickr_handlers::{FinishKey, RemoteVerdict, wrong_json};
+use tickr_handlers::{FinishKey, FollowUp, RemoteVerdict, sent_follow_ups, wrong_json};
 use tickr_job::{JobId, ProgressReport, State as JobState, limits};
 use tickr_store::StoreError;
 
@@ -149,6 +150,11 @@ pub(super) struct FinishBody {
     #[serde(default, deserialize_with = "tickr_handlers::sent_checkpoint")]
     #[schema(value_type = Option<serde_json::Value>)]
     checkpoint: Option<Box<RawValue>>,
+    /// Jobs to enqueue: they exist exactly if the attempt has this success. Only with `succeeded`. The finish key is no
+    /// right to enqueue: `Authorization` holds an API key with the scope `enqueue`, unless the declaration of a kind with
+    /// a receiver names the kinds.
+    #[schema(value_type = Option<Vec<FollowUpBody>>, max_items = 1_000)]
+    follow_ups: Option<Vec<Box<RawValue>>>,
 }
 
 /// The answer to the end of an attempt.
@@ -164,8 +170,8 @@ pub(super) struct FinishAnswer {
 
 /// Finish an attempt
 ///
-/// A repeated call with the same verdict and the same `error` changes nothing and has the same answer, so a call that got
-/// no answer can be sent again. If the attempt ended otherwise, the answer is 409.
+/// A repeated call with the same verdict and the same `error` changes nothing, enqueues nothing more and has the same
+/// answer, so a call that got no answer can be sent again. If the attempt ended otherwise, the answer is 409.
 #[utoipa::path(
     post, path = "/v1/attempts/{key}/finish", tag = "attempts", operation_id = "finish_attempt",
     params(("key" = String, Path, description = "The finish key")),
@@ -179,21 +185,46 @@ pub(super) struct FinishAnswer {
 )]
 pub(super) async fn finish(
     State(api): State<Api>,
+    may_follow: FollowUpRights,
     peer: Option<Extension<Peer>>,
     PathText(key): PathText,
     request: Request,
 ) -> Result<Response, Problem> {
     let (digest, body) = body_for_key(&api, peer, &key, request).await?;
-    let (finish, checkpoint) = read(body)?;
-    match api.broker.finish(digest, finish, checkpoint).await? {
+    let (finish, checkpoint, follow_ups) = read(body)?;
+    if !follow_ups.is_empty() && !is_declared(&api, digest, &follow_ups).await? {
+        let problems = may_follow.open(&api).await?.problems(&api, &follow_ups);
+        if !problems.is_empty() {
+            let detail = "this call may not enqueue its follow-up jobs; `errors` says why";
+            return Err(Problem::new(Code::Forbidden, detail).at("", problems));
+        }
+    }
+    match api.broker.finish(digest, finish, checkpoint, follow_ups).await? {
         Finished::Done { id, state } => Ok(json(StatusCode::OK, FinishAnswer { job: id.to_string(), state })),
+        Finished::Refused(problems) => Err(invalid_end(problems)),
         Finished::Ended(id) => Err(ended(id)),
         Finished::Unknown => Err(unknown(&api, peer).await),
     }
 }
 
-fn read(body: FinishBody) -> Result<(RemoteVerdict, Option<Arc<str>>), Problem> {
-    let FinishBody { verdict, result, error, delay_ms, checkpoint } = body;
+/// Return whether the attempt is one of a declared kind whose receiver may enqueue these jobs without an API key.
+async fn is_declared(api: &Api, digest: [u8; 32], follow_ups: &[FollowUp]) -> Result<bool, StoreError> {
+    let Some(attempt) = api.broker.store().deferred_attempt(digest).await? else { return Ok(false) };
+    let settings = api.operator_settings.now();
+    let kind = settings.kinds.iter().find(|set| set.kind.name == attempt.kind);
+    let Some(push) = kind.and_then(|set| set.kind.push.as_ref()) else { return Ok(false) };
+    Ok(follow_ups.iter().all(|job| push.follow_ups.iter().any(|kind| kind.as_str() == job.kind)))
+}
+
+fn invalid_end(problems: Vec<tickr_handlers::Problem>) -> Problem {
+    Problem::new(Code::InvalidRequest, "invalid end of an attempt; `errors` says why").at("", problems)
+}
+
+/// A verdict, a checkpoint, and the jobs that follow.
+type End = (RemoteVerdict, Option<Arc<str>>, Vec<FollowUp>);
+
+fn read(body: FinishBody) -> Result<End, Problem> {
+    let FinishBody { verdict, result, error, delay_ms, checkpoint, follow_ups } = body;
     let mut problems = Vec::new();
     let mut wrong = |pointer: &str, detail: &str| problems.push(tickr_handlers::Problem::at(pointer, detail));
     let succeeded = verdict == FinishVerdict::Succeeded;
@@ -229,8 +260,12 @@ fn read(body: FinishBody) -> Result<(RemoteVerdict, Option<Arc<str>>), Problem> 
             wrong(pointer, detail);
         }
     }
+    let follow_ups = sent_follow_ups(follow_ups.as_deref(), succeeded).unwrap_or_else(|wrong| {
+        problems.extend(wrong);
+        Vec::new()
+    });
     if !problems.is_empty() {
-        return Err(Problem::new(Code::InvalidRequest, "invalid end of an attempt; `errors` says why").at("", problems));
+        return Err(invalid_end(problems));
     }
     let delay = delay_ms.map(Duration::from_millis);
     let verdict = match (verdict, error) {
@@ -242,7 +277,7 @@ fn read(body: FinishBody) -> Result<(RemoteVerdict, Option<Arc<str>>), Problem> 
             RemoteVerdict::Released(error.unwrap_or_else(|| "the system that worked on it gave it back".to_owned()))
         }
     };
-    Ok((verdict, checkpoint.map(|checkpoint| Arc::from(Box::<str>::from(checkpoint)))))
+    Ok((verdict, checkpoint.map(|checkpoint| Arc::from(Box::<str>::from(checkpoint))), follow_ups))
 }
 
 /// Read the body of a call with a finish key, and return it with the digest of the key. The body takes up to 1 MiB of

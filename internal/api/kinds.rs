@@ -11,7 +11,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use crate::http::auth::RequestActor;
-use crate::http::body::{Body, NamePath, Object};
+use crate::http::body::{Body, NamePath, Object, or_default};
 use crate::http::etag::{self, IfMatch, Preconditions};
 use crate::http::problem::{Code, Problem};
 use crate::view::{Moment, RetryView};
@@ -53,6 +53,8 @@ pub(super) struct PushView {
     answer_ms: u64,
     /// Longest time between two reports of a receiver that answered 202, in milliseconds; null if it need not report.
     lease_ms: Option<u64>,
+    /// Kinds of the jobs that may follow the successes of the receiver.
+    follow_ups: Vec<String>,
 }
 
 impl PushView {
@@ -63,6 +65,7 @@ impl PushView {
             has_secret: push.secret.is_some(),
             answer_ms: ms(push.answer_within),
             lease_ms: push.lease.map(ms),
+            follow_ups: push.follow_ups.iter().map(Name::to_string).collect(),
         }
     }
 }
@@ -106,6 +109,11 @@ pub(super) struct PushBody {
     /// only the time limit of the attempt counts.
     #[schema(minimum = 1_000, maximum = 86_400_000)]
     lease_ms: Option<u64>,
+    /// Kinds of the jobs that may follow the successes of the receiver, in any queue. It needs no API key for them.
+    /// Default: none.
+    #[serde(default, deserialize_with = "or_default")]
+    #[schema(value_type = Option<Vec<String>>, max_items = 100)]
+    follow_ups: Vec<String>,
 }
 
 impl std::fmt::Debug for PushBody {
@@ -117,7 +125,7 @@ impl std::fmt::Debug for PushBody {
 impl PushBody {
     /// Check the receiver, and tell each problem to `wrong`.
     fn check(self, api: &Api, wrong: &mut impl FnMut(&str, String)) -> Push {
-        let Self { url, secret, answer_ms, lease_ms } = self;
+        let Self { url, secret, answer_ms, lease_ms, follow_ups } = self;
         let problem = api.broker.registry().client().and_then(|client| client.problem_of_push(&url));
         if url.len() > Push::MAX_URL_BYTES {
             wrong("/run/push/url", format!("must have at most {} bytes", Push::MAX_URL_BYTES));
@@ -144,11 +152,23 @@ impl PushBody {
             let (least, most) = (Push::LEASE.0.as_millis(), Push::LEASE.1.as_millis());
             wrong("/run/push/lease_ms", format!("must be {least} to {most}"));
         }
+        if follow_ups.len() > Push::MAX_FOLLOW_UP_KINDS {
+            wrong("/run/push/follow_ups", format!("must be at most {} kinds", Push::MAX_FOLLOW_UP_KINDS));
+        }
+        let mut kinds: Vec<Name> = Vec::new();
+        for (place, kind) in follow_ups.iter().take(Push::MAX_FOLLOW_UP_KINDS).enumerate() {
+            match kind.parse::<Name>() {
+                Ok(kind) if kinds.contains(&kind) => {}
+                Ok(kind) => kinds.push(kind),
+                Err(error) => wrong(&format!("/run/push/follow_ups/{place}"), error.to_string()),
+            }
+        }
         Push {
             url,
             secret: secret.map(PushSecret::new),
             answer_within: answer_ms.map_or(usual, Duration::from_millis),
             lease: lease_ms.map(Duration::from_millis),
+            follow_ups: kinds,
         }
     }
 }

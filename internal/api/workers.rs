@@ -27,12 +27,13 @@ use uuid::Uuid;
 use crate::http::auth::PermitOwner;
 use crate::http::body::{Body, Object, PartsBody};
 use crate::http::caller::WorkerRights;
+use crate::http::follow_ups::{FollowUpBody, FollowUpRights};
 use crate::http::problem::{Code, Problem};
 use crate::http::revocation::RequestRight;
 use crate::view::{Moment, StateWord};
 use crate::{Api, json};
 use tickr_broker::{JobDelivery, WorkerFinish, WorkerFinished, WorkerReport};
-use tickr_handlers::{CheckedVerdict, KindDefaults, KnownKind, SentVerdict, VerdictWord, wrong_json};
+use tickr_handlers::{CheckedVerdict, KindDefaults, KnownKind, SentVerdict, VerdictWord, WrongVerdict, wrong_json};
 use tickr_job::{AttemptToken, JobId, Name, Progress, RunnerId, State as JobState, is_terminal_control, limits};
 use tickr_store::{BEATS_PER_LEASE, Claimed, NewWorker, RemoteFetch};
 
@@ -304,6 +305,11 @@ pub(super) struct EndBody {
     #[serde(default, deserialize_with = "tickr_handlers::sent_checkpoint")]
     #[schema(value_type = Option<serde_json::Value>)]
     checkpoint: Option<Box<RawValue>>,
+    /// Jobs to enqueue: they exist exactly if the attempt has this success. Only with `succeeded`. They need the right to
+    /// enqueue: the header `tickr-enqueue-authorization` holds an API key with the scope `enqueue`, unless that of the
+    /// call is an `admin` one.
+    #[schema(value_type = Option<Vec<FollowUpBody>>, max_items = 1_000)]
+    follow_ups: Option<Vec<Box<RawValue>>>,
 }
 
 /// Ends of attempts.
@@ -352,10 +358,16 @@ pub(super) struct EndResult {
 /// A field of a verdict that is not valid.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct RefusedField {
-    /// Name of the field. Empty for the verdict as a whole.
+    /// Name of the field, or the path to it, such as `follow_ups/2/queue`. Empty for the verdict as a whole.
     field: String,
     /// What it must be.
     detail: String,
+}
+
+impl From<tickr_handlers::Problem> for RefusedField {
+    fn from(problem: tickr_handlers::Problem) -> Self {
+        Self { field: problem.pointer.trim_start_matches('/').to_owned(), detail: problem.detail }
+    }
 }
 
 /// The answer to verdicts.
@@ -775,12 +787,17 @@ pub(super) async fn beat(
 
 /// Finish attempts
 ///
-/// Each verdict has a result of its own: one that is not valid keeps no other from being written. A repeated call with the same verdicts changes nothing and has the same results,
-/// so a call that got no answer can be sent again. The token is the right: the worker need not be registered any more.
+/// Each verdict has a result of its own: one that is not valid keeps no other from being written. A repeated call with
+/// the same verdicts changes nothing, enqueues nothing more and has the same results, so a call that got no answer can
+/// be sent again. The token is the right: the worker need not be registered any more.
 #[utoipa::path(
     post, path = "/v1/workers/{id}/finish", tag = "workers", operation_id = "finish_attempts",
     request_body = EndsBody,
-    params(("id" = String, Path, description = "The worker's id")),
+    params(
+        ("id" = String, Path, description = "The worker's id"),
+        ("tickr-enqueue-authorization" = Option<String>, Header,
+            description = "`Bearer` and the API key that may enqueue the follow-up jobs of the verdicts"),
+    ),
     responses(
         (status = 200, description = "One result for each verdict", body = EndsAnswer),
         (status = 404, description = "not_found", body = Problem),
@@ -790,6 +807,7 @@ pub(super) async fn beat(
 pub(super) async fn finish(
     State(api): State<Api>,
     rights: WorkerRights,
+    may_follow: FollowUpRights,
     WorkerPath(_): WorkerPath,
     PartsBody(body): PartsBody<EndsBody>,
 ) -> Result<Response, Problem> {
@@ -801,14 +819,27 @@ pub(super) async fn finish(
     if !problems.is_empty() {
         return Err(invalid("verdicts", problems));
     }
+    let verdicts = body.verdicts.into_iter().map(|text| (read(&text), text));
+    let verdicts: Vec<(ReadVerdict, Box<RawValue>)> = verdicts.collect();
+    let valid = verdicts.iter().filter_map(|(read, _)| read.as_ref().ok());
+    let has_follow_ups = valid.map(|(_, checked)| checked.follow_ups.len()).sum::<usize>() > 0;
+    let right = if has_follow_ups { Some(may_follow.open(&api).await?) } else { None };
+    let refused_jobs = |checked: &CheckedVerdict| match &right {
+        Some(right) => right.problems(&api, &checked.follow_ups).into_iter().map(RefusedField::from).collect(),
+        None => Vec::new(),
+    };
     let (mut given, mut finishes) = (Vec::new(), Vec::new());
-    for text in body.verdicts {
-        match read(&text) {
-            Ok((token, CheckedVerdict { verdict, log, checkpoint })) => {
+    for (read, text) in verdicts {
+        let allowed = read.and_then(|(token, checked)| {
+            let refused: Vec<RefusedField> = refused_jobs(&checked);
+            if refused.is_empty() { Ok((token, checked)) } else { Err(refused) }
+        });
+        match allowed {
+            Ok((token, CheckedVerdict { verdict, log, checkpoint, follow_ups })) => {
                 let ticket = Ticket::parse(&token).unwrap_or(Ticket::NONE);
                 let checkpoint = checkpoint.map(|checkpoint| Arc::from(Box::<str>::from(checkpoint)));
                 let Ticket { id, token: of_attempt, number } = ticket;
-                finishes.push(WorkerFinish { id, token: of_attempt, number, verdict, log, checkpoint });
+                finishes.push(WorkerFinish { id, token: of_attempt, number, verdict, log, checkpoint, follow_ups });
                 given.push((token, Vec::new()));
             }
             Err(refused) => given.push((token_in(&text), refused)),
@@ -827,23 +858,28 @@ pub(super) async fn finish(
             WorkerFinished::LeaseLost => (EndResultWord::LeaseLost, None),
             WorkerFinished::Unknown => (EndResultWord::Unknown, None),
             WorkerFinished::Locked => (EndResultWord::Locked, None),
+            WorkerFinished::Refused(problems) => {
+                let errors = problems.into_iter().map(RefusedField::from).collect();
+                return EndResult { token, result: EndResultWord::Refused, state: None, errors };
+            }
         };
         EndResult { token, result, state, errors }
     });
     Ok(json(StatusCode::OK, EndsAnswer { results: results.collect() }))
 }
 
+/// A verdict with the token of its attempt, or what is wrong with it.
+type ReadVerdict = Result<(String, CheckedVerdict), Vec<RefusedField>>;
+
 /// Read a verdict and check it. The other verdicts of the call do not depend on it.
-fn read(text: &RawValue) -> Result<(String, CheckedVerdict), Vec<RefusedField>> {
+fn read(text: &RawValue) -> ReadVerdict {
     let mut reader = serde_json::Deserializer::from_str(text.get());
     let parsed: Result<Object<EndBody>, _> = serde_path_to_error::deserialize(&mut reader);
-    let Object(EndBody { token, verdict, result, error, delay_ms, log, checkpoint }) = parsed.map_err(|error| {
-        let problem = tickr_handlers::Problem::in_json(error);
-        vec![RefusedField { field: problem.pointer.trim_start_matches('/').to_owned(), detail: problem.detail }]
-    })?;
-    let sent = SentVerdict { verdict: verdict.into(), result, error, delay_ms, log, checkpoint };
+    let Object(EndBody { token, verdict, result, error, delay_ms, log, checkpoint, follow_ups }) =
+        parsed.map_err(|error| vec![RefusedField::from(tickr_handlers::Problem::in_json(error))])?;
+    let sent = SentVerdict { verdict: verdict.into(), result, error, delay_ms, log, checkpoint, follow_ups };
     let checked = sent.check().map_err(|wrong| {
-        let refused = |(field, detail): (&'static str, String)| RefusedField { field: field.to_owned(), detail };
+        let refused = |(field, detail): WrongVerdict| RefusedField { field: field.into_owned(), detail };
         wrong.into_iter().map(refused).collect::<Vec<_>>()
     })?;
     Ok((token, checked))

@@ -7,7 +7,7 @@ use async_recursion::async_recursion as boxed;
 use crate::Broker;
 use crate::remote_workers::parts_of;
 use tickr_event::Event;
-use tickr_handlers::RemoteVerdict;
+use tickr_handlers::{FollowUp, Problem, RemoteVerdict};
 use tickr_job::{CallOutcome, JobId, ProgressReport, RetryPolicy, State, limits};
 use tickr_store::{CheckpointUse, DeferredAttempt, FinishKeyDigest, Reported, Settled, Settlement, StoreError};
 
@@ -25,6 +25,8 @@ pub enum Finished {
     Ended(JobId),
     /// No attempt has this finish key.
     Unknown,
+    /// The follow-up jobs cannot be enqueued. Nothing was changed, and the attempt waits for a verdict.
+    Refused(Vec<Problem>),
 }
 
 impl Broker {
@@ -45,7 +47,8 @@ impl Broker {
         Ok(Some((attempt.id, reported)))
     }
 
-    /// Give the attempt with this finish key its verdict. A repeated call with the same verdict has the same answer.
+    /// Give the attempt with this finish key its verdict, and enqueue the jobs that follow its success in the same
+    /// transaction. A repeated call with the same verdict has the same answer, and enqueues nothing more.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -55,13 +58,19 @@ impl Broker {
         key: FinishKeyDigest,
         finish: RemoteVerdict,
         checkpoint: Option<Arc<str>>,
+        follow_ups: Vec<FollowUp>,
     ) -> Result<Finished, StoreError> {
         let Some(attempt) = self.store.deferred_attempt(key).await? else { return Ok(Finished::Unknown) };
-        let settlement = self.settlement(&attempt, finish, checkpoint);
+        let jobs = match self.prepare_follow_ups(follow_ups, attempt.batch, attempt.trace.as_ref()) {
+            Ok(jobs) => jobs,
+            Err(problems) => return Ok(Finished::Refused(problems)),
+        };
+        let mut settlement = self.settlement(&attempt, finish, checkpoint);
+        settlement.follow_ups = jobs;
         let verdict = settlement.verdict;
         match self.store.settle_and_free(settlement, Arc::clone(&attempt.slots)).await? {
             Settled::NotOurs => Ok(Finished::Ended(attempt.id)),
-            Settled::Done { state, execute_at, line, released, .. } => {
+            Settled::Done { state, execute_at, line, follow_ups, released } => {
                 if attempt.open {
                     self.meters.record_settled(Some(&attempt.queue), verdict, state);
                     let kind = attempt.kind.to_string();
@@ -71,6 +80,7 @@ impl Broker {
                 if let (Some(execute_at), Some((queue, priority))) = (execute_at, line) {
                     self.hint(attempt.id, &queue, priority, execute_at);
                 }
+                self.announce(&follow_ups);
                 released.iter().for_each(|job| self.hint_released(job));
                 self.events.emit(Event::Settled { id: attempt.id, verdict, state });
                 Ok(Finished::Done { id: attempt.id, state })

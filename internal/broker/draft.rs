@@ -3,7 +3,7 @@
 use serde_json::value::RawValue;
 
 use crate::unique_fields::{MAX_UNIQUE_FIELDS, unique_key_from};
-use tickr_handlers::{Checked, Panicked, Problem, Registered, Registry};
+use tickr_handlers::{Checked, FollowUp, Panicked, Problem, Registered, Registry};
 use tickr_job::{
     BatchId, Due, JobId, JobOptions, Name, NewJob, OnConflict, OnFailure, OnParentFailure, Order, Priority,
     RetryRequest, Tag, Timestamp, TraceContext, UniqueUntil, ceil_ms, limits,
@@ -92,6 +92,29 @@ impl Draft {
             trace: None,
         }
     }
+
+    /// Create the draft of a job that follows another one. It continues this trace, and is in this batch if it asks for
+    /// that: both are those of the job before it.
+    #[must_use]
+    pub fn of_follow_up(follow_up: FollowUp, batch: Option<BatchId>, trace: Option<TraceContext>) -> Self {
+        let FollowUp { kind, payload, options, .. } = follow_up;
+        Self {
+            queue: options.queue,
+            due: options.due,
+            expires: options.expires,
+            priority: options.priority,
+            max_attempts: options.max_attempts,
+            timeout_ms: options.timeout.map(|limit| u64::try_from(limit.as_millis()).unwrap_or(u64::MAX)),
+            retry: options.retry,
+            order_key: options.order_key,
+            on_failure: options.on_failure,
+            limit_key: options.limit_key,
+            batch: batch.filter(|_| options.in_batch),
+            tags: options.tags,
+            trace,
+            ..Self::new(kind, payload)
+        }
+    }
 }
 
 /// Everything that is wrong with a draft.
@@ -137,6 +160,24 @@ impl Invalid {
         };
         if said.is_empty() { self.to_string() } else { format!("{self}: {}", said.join("; ")) }
     }
+
+    /// Return everything that is wrong, with pointers that begin with `prefix`, the place of the job.
+    #[must_use]
+    pub fn problems_at(self, prefix: &str) -> Vec<Problem> {
+        match self {
+            Self::UnknownKind { .. } => {
+                vec![Problem::at(format!("{prefix}/kind"), "is not a registered kind; see /v1/kinds")]
+            }
+            Self::Payload { problems, .. } => below(&format!("{prefix}/payload"), problems),
+            Self::Job { problems } => below(prefix, problems),
+            // The message of the panic may quote data of others.
+            Self::Panicked(_) => vec![Problem::at(format!("{prefix}/payload"), self.to_string())],
+        }
+    }
+}
+
+fn below(prefix: &str, problems: Vec<Problem>) -> Vec<Problem> {
+    problems.into_iter().map(|problem| Problem::at(format!("{prefix}{}", problem.pointer), problem.detail)).collect()
 }
 
 impl Draft {

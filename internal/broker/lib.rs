@@ -71,9 +71,9 @@ use other_versions::LeftTicks;
 use outbox::{FoundLocks, LockedRows};
 use remote_workers::Polls;
 use tickr_event::{Event, Events};
-use tickr_handlers::{Registered, Registry};
+use tickr_handlers::{FollowUp, Problem, Registered, Registry};
 use tickr_index::{Entry, Health, Index, Lane};
-use tickr_job::{Actor, JobId, JobOptions, Name, NewJob, Producer, State, Timestamp};
+use tickr_job::{Actor, BatchId, JobId, JobOptions, Name, NewJob, Producer, State, Timestamp, TraceContext};
 use tickr_store::{
     Accepted, ActionOutcome, BatchOutcome, Change, ChangeCondition, ChangeOutcome, Claimed, DueJob, EnqueueOutcome,
     EnqueueReceipts, EnqueueRefusal, EnqueuedJob, IdempotentOutcome, IdempotentRequest, JobAction, KeyHolder,
@@ -83,6 +83,8 @@ use tickr_telemetry::Meters;
 
 /// Time for which the index hides a job that expired after its claim.
 const EXPIRED_PAUSE: TimeDelta = TimeDelta::seconds(2);
+/// From this number of problems on, no further follow-up job of a success is checked.
+const MAX_FOLLOW_UP_PROBLEMS: usize = 20;
 
 /// Entry point for jobs and for actions on jobs. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -171,6 +173,30 @@ impl Broker {
     /// [`Invalid`], with everything else that is wrong.
     pub fn prepare_follow_up(&self, draft: Draft) -> Result<NewJob, Invalid> {
         draft.prepare_follow_up(&self.registry, self.store.clock().now())
+    }
+
+    /// Check the jobs that follow a success of a program in another language. They continue this trace, and those that
+    /// ask for it are in this batch.
+    ///
+    /// # Errors
+    /// What is wrong with them, up to a bound, with pointers such as `/follow_ups/2/queue`.
+    fn prepare_follow_ups(
+        &self,
+        follow_ups: Vec<FollowUp>,
+        batch: Option<BatchId>,
+        trace: Option<&TraceContext>,
+    ) -> Result<Vec<NewJob>, Vec<Problem>> {
+        let (mut jobs, mut problems) = (Vec::with_capacity(follow_ups.len()), Vec::new());
+        for (place, follow_up) in follow_ups.into_iter().enumerate() {
+            match self.prepare_follow_up(Draft::of_follow_up(follow_up, batch, trace.cloned())) {
+                Ok(job) => jobs.push(job),
+                Err(invalid) => problems.extend(invalid.problems_at(&format!("/follow_ups/{place}"))),
+            }
+            if problems.len() >= MAX_FOLLOW_UP_PROBLEMS {
+                break;
+            }
+        }
+        if problems.is_empty() { Ok(jobs) } else { Err(problems) }
     }
 
     /// Do what [`prepare`](Self::prepare) does, for a kind that this process only enqueues.

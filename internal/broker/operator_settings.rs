@@ -48,7 +48,7 @@ const NOTE_EVERY: Duration = Duration::from_secs(60);
 /// The settings of operators.
 #[derive(Clone, Debug, Default)]
 pub struct OperatorSettings {
-    /// The valid API keys, and the newest ones of those that were revoked.
+    /// The valid API keys, and the newest one of those that were revoked.
     pub api_keys: Arc<[ApiKey]>,
     /// Queues that have or had settings.
     pub queues: BTreeMap<Name, QueueSetting>,

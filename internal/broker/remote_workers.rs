@@ -20,7 +20,7 @@ use uuid::Uuid;
 use crate::Broker;
 use crate::leftovers::{ByToken, Leftovers, Return};
 use tickr_event::Event;
-use tickr_handlers::RemoteVerdict;
+use tickr_handlers::{FollowUp, Problem, RemoteVerdict};
 use tickr_job::{
     AttemptToken, CallOutcome, JobId, Name, Progress, RetryPolicy, RunnerId, State, Timestamp, Verdict, limits,
 };
@@ -280,10 +280,12 @@ pub struct WorkerFinish {
     pub log: Option<String>,
     /// JSON with which the next attempt begins.
     pub checkpoint: Option<Arc<str>>,
+    /// Jobs to enqueue with the success.
+    pub follow_ups: Vec<FollowUp>,
 }
 
 /// The answer to a verdict.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WorkerFinished {
     /// The attempt has this verdict, now or by the same call before, and the job is in this state.
     Settled(State),
@@ -294,6 +296,8 @@ pub enum WorkerFinished {
     /// The verdict is not written yet: another session locks the row of the job, or it cannot be read. The attempt
     /// waits for it.
     Locked,
+    /// The follow-up jobs of the verdict cannot be enqueued. Nothing was changed, and the attempt waits for a verdict.
+    Refused(Vec<Problem>),
 }
 
 /// An attempt that a worker lists in its heartbeat.
@@ -667,8 +671,13 @@ impl Broker {
         let Some(attempt) = attempt else {
             return Ok(if waits { WorkerFinished::Locked } else { WorkerFinished::Unknown });
         };
+        let follow_ups = match self.prepare_follow_ups(finish.follow_ups, attempt.batch, attempt.trace.as_ref()) {
+            Ok(jobs) => jobs,
+            Err(problems) => return Ok(WorkerFinished::Refused(problems)),
+        };
         let (verdict, result, error, again) = parts_of(finish.verdict, || self.policy_of(attempt));
         let mut settlement = settlement((finish.id, finish.token, finish.number), verdict, error, result, again);
+        settlement.follow_ups = follow_ups;
         settlement.log = finish.log;
         settlement.checkpoint = finish.checkpoint.map_or(CheckpointUse::Unused, CheckpointUse::Unsaved);
         self.settle_apart(attempt, settlement).await
@@ -737,7 +746,7 @@ impl Broker {
                 metrics::counter!("tickr_leases_lost_total").increment(1);
                 Ok(WorkerFinished::LeaseLost)
             }
-            Settled::Done { state, execute_at, line, released, .. } => {
+            Settled::Done { state, execute_at, line, follow_ups, released } => {
                 if is_open {
                     match ran {
                         Some(ran) => self.meters.record_ended(&attempt.queue, ran, Some((verdict, state))),
@@ -753,6 +762,7 @@ impl Broker {
                 if let (Some(execute_at), Some((queue, priority))) = (execute_at, line) {
                     self.hint(id, &queue, priority, execute_at);
                 }
+                self.announce(&follow_ups);
                 released.iter().for_each(|job| self.hint_released(job));
                 self.events.emit(Event::Settled { id, verdict, state });
                 Ok(WorkerFinished::Settled(state))

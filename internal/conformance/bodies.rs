@@ -155,7 +155,8 @@ impl Checker {
     }
 
     fn verdict(&mut self, verdict: &Json) {
-        self.fields("a verdict", verdict, &["token", "verdict"], &["result", "error", "delay_ms", "log", "checkpoint"]);
+        let optional = ["result", "error", "delay_ms", "log", "checkpoint", "follow_ups"];
+        self.fields("a verdict", verdict, &["token", "verdict"], &optional);
         self.text(verdict, "token", 200);
         let word = verdict.get("verdict").and_then(Json::as_text).unwrap_or_default();
         if !["succeeded", "failed", "rejected", "snoozed", "released"].contains(&word) {
@@ -168,6 +169,14 @@ impl Checker {
             if result.to_string().len() > MAX_RESULT {
                 let seen = format!("a result of {} bytes", result.to_string().len());
                 self.wrong_in("result-too-large", seen, "JSON of at most 256 KiB");
+            }
+        }
+        if verdict.get("follow_ups").is_some() && word != "succeeded" {
+            self.wrong(format!("follow_ups with {word}"), "follow_ups only with succeeded");
+        }
+        for job in self.list(verdict, "follow_ups", 0, 1_000) {
+            if job.get("kind").and_then(Json::as_text).is_none() {
+                self.wrong(format!("the follow-up job {}", job.brief()), "an object with the kind of the job");
             }
         }
         match verdict.get("error") {
@@ -224,6 +233,10 @@ mod tests {
             (Call::Finish, r#"{"verdicts":[{"token":"t","verdict":"released"}]}"#.to_owned()),
             (Call::Finish, r#"{"verdicts":[{"token":"t","verdict":"failed","error":"e","delay_ms":0}]}"#.to_owned()),
             (Call::Finish, r#"{"verdicts":[{"token":"t","verdict":"released","checkpoint":{"at":1}}]}"#.to_owned()),
+            (
+                Call::Finish,
+                r#"{"verdicts":[{"token":"t","verdict":"succeeded","follow_ups":[{"kind":"a"}]}]}"#.to_owned(),
+            ),
         ];
         for (call, body) in fine {
             assert_eq!(wrong(call, &body), none, "{body}");
@@ -235,6 +248,8 @@ mod tests {
             (Call::Beat, r#"{"holding":[{"token":"t","id":"x"}]}"#),
             (Call::Finish, r#"{"verdicts":[{"token":"t","verdict":"failed"}]}"#),
             (Call::Finish, r#"{"verdicts":[{"token":"t","verdict":"succeeded","error":"e"}]}"#),
+            (Call::Finish, r#"{"verdicts":[{"token":"t","verdict":"released","follow_ups":[]}]}"#),
+            (Call::Finish, r#"{"verdicts":[{"token":"t","verdict":"succeeded","follow_ups":["a"]}]}"#),
             (Call::Finish, r#"{"verdicts":[]}"#),
         ] {
             assert_eq!(wrong(call, body), ["bodies"], "{body}");

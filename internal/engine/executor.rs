@@ -684,23 +684,8 @@ fn prepare(
     follow_up: FollowUp,
     trace: Option<&TraceContext>,
 ) -> Result<NewJob, (Verdict, String)> {
-    let FollowUp { kind, payload, options, .. } = follow_up;
-    let draft = Draft {
-        queue: options.queue,
-        due: options.due,
-        expires: options.expires,
-        priority: options.priority,
-        max_attempts: options.max_attempts,
-        timeout_ms: options.timeout.map(|limit| u64::try_from(limit.as_millis()).unwrap_or(u64::MAX)),
-        retry: options.retry.map(Into::into),
-        order_key: options.order_key,
-        on_failure: options.on_failure,
-        limit_key: options.limit_key,
-        batch: claimed.options.batch.filter(|_| options.in_batch),
-        tags: options.tags,
-        trace: trace.cloned(),
-        ..Draft::new(kind, payload)
-    };
+    let kind = follow_up.kind.clone();
+    let draft = Draft::of_follow_up(follow_up, claimed.options.batch, trace.cloned());
     shared.broker.prepare_follow_up(draft).map_err(|invalid| {
         let verdict = match &invalid {
             Invalid::Panicked(_) => Verdict::Panicked,

@@ -33,6 +33,7 @@
 //! - `outcome.rs`: [`Outcome`], [`Output`] and [`Failure`], which a handler returns
 //! - `declared.rs`: kinds that programs in other languages execute
 //! - `verdict.rs`: [`RemoteVerdict`], how such a program ends an attempt
+//! - `sent_follow_ups.rs`: the follow-up jobs that it sends with a success
 //! - `room.rs`: [`Room`], for kinds whose jobs need more than a worker each
 //! - `registry.rs`: [`Registry`], the kinds by name with the JSON Schemas that enqueue enforces
 //! - `panicked.rs`: [`Panicked`], panics in the code of a kind
@@ -57,6 +58,7 @@ mod registry;
 pub mod report;
 mod room;
 mod sensitive;
+mod sent_follow_ups;
 pub mod test_kinds;
 mod verdict;
 pub mod wording;
@@ -71,6 +73,7 @@ pub use panicked::{Panicked, panic_message};
 pub use registry::{Checked, KindDefaults, Problem, Ran, Registered, Registry};
 pub use room::{Place, Room};
 pub use sensitive::is_sensitive_field;
+pub use sent_follow_ups::sent_follow_ups;
 pub use verdict::{CheckedVerdict, RemoteVerdict, SentVerdict, VerdictWord, WrongVerdict, sent_checkpoint, wrong_json};
 
 use std::future::Future;

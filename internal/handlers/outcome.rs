@@ -1,12 +1,13 @@
 //! Outcome of a handler: success with results, or failure.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::{FinishLater, Kind, RemoteVerdict};
-use tickr_job::{Due, OnFailure, RetryPolicy, Timestamp, limits};
+use tickr_job::{Due, OnFailure, RetryPolicy, RetryRequest, Timestamp, limits};
 
 /// Return value of a handler.
 pub type Outcome = Result<Output, Failure>;
@@ -142,7 +143,7 @@ impl From<()> for Output {
 #[non_exhaustive]
 pub struct FollowUp {
     /// Kind of the job, which must be registered.
-    pub kind: &'static str,
+    pub kind: Cow<'static, str>,
     /// Payload of the job, checked before it is written, as at enqueue: at most 1 MiB of JSON and 63 levels.
     pub payload: Box<RawValue>,
     /// Its options.
@@ -165,8 +166,8 @@ pub struct FollowUpOptions {
     pub max_attempts: Option<u32>,
     /// Time limit of one attempt.
     pub timeout: Option<Duration>,
-    /// Delays between attempts.
-    pub retry: Option<RetryPolicy>,
+    /// Delays between attempts. What is left out is that of the kind.
+    pub retry: Option<RetryRequest>,
     /// Order key.
     pub order_key: Option<String>,
     /// What the final failure of the job does to the jobs behind it with the same order key.
@@ -206,7 +207,7 @@ impl FollowUp {
     pub fn of<P: Kind>(payload: &P) -> Result<Self, Failure> {
         let payload = to_raw_value(payload)
             .map_err(|e| Failure::reject(format!("write the payload of the follow-up {} job: {e}", P::NAME)))?;
-        Ok(Self { kind: P::NAME, payload, options: FollowUpOptions::default() })
+        Ok(Self { kind: Cow::Borrowed(P::NAME), payload, options: FollowUpOptions::default() })
     }
 
     /// Add the job to the batch of the job that ends, so that the batch does not end before it. Without a batch, this
@@ -270,7 +271,7 @@ impl FollowUp {
     /// Set the delays between attempts. Default: those of the kind.
     #[must_use]
     pub fn retry(mut self, policy: RetryPolicy) -> Self {
-        self.options.retry = Some(policy);
+        self.options.retry = Some(policy.into());
         self
     }
 

@@ -1,10 +1,12 @@
 //! Verdicts that programs in other languages give their attempts: a remote worker in its call, a receiver in its answer.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
+use super::{FollowUp, sent_follow_ups};
 use tickr_job::limits;
 
 /// Longest error, in characters.
@@ -43,6 +45,8 @@ pub struct SentVerdict {
     /// JSON with which the next attempt begins.
     #[serde(default, deserialize_with = "sent_checkpoint")]
     pub checkpoint: Option<Box<RawValue>>,
+    /// Jobs to enqueue with the success. Only with `succeeded`.
+    pub follow_ups: Option<Vec<Box<RawValue>>>,
 }
 
 /// A verdict with what belongs to it.
@@ -69,10 +73,12 @@ pub struct CheckedVerdict {
     pub log: Option<String>,
     /// JSON with which the next attempt begins, if it was sent.
     pub checkpoint: Option<Box<RawValue>>,
+    /// Jobs to enqueue with the success.
+    pub follow_ups: Vec<FollowUp>,
 }
 
-/// A problem of a verdict, with its field.
-pub type WrongVerdict = (&'static str, String);
+/// A problem of a verdict, with its field, or the path to it, such as `follow_ups/2/queue`.
+pub type WrongVerdict = (Cow<'static, str>, String);
 
 impl SentVerdict {
     /// Check the verdict.
@@ -81,7 +87,7 @@ impl SentVerdict {
     /// All its problems, each with its field.
     pub fn check(self) -> Result<CheckedVerdict, Vec<WrongVerdict>> {
         let mut problems = self.problems_of_texts();
-        let mut wrong = |field: &'static str, detail: String| problems.push((field, detail));
+        let mut wrong = |field: &'static str, detail: String| problems.push((field.into(), detail));
         let most = u64::try_from(limits::MAX_AHEAD.as_millis()).unwrap_or(u64::MAX);
         match (self.verdict, self.delay_ms) {
             (VerdictWord::Snoozed, None) => wrong("delay_ms", "must be given with the verdict snoozed".to_owned()),
@@ -93,6 +99,12 @@ impl SentVerdict {
             }
             _ => {}
         }
+        let succeeded = self.verdict == VerdictWord::Succeeded;
+        let follow_ups = sent_follow_ups(self.follow_ups.as_deref(), succeeded).unwrap_or_else(|wrong| {
+            let field = |pointer: &str| Cow::Owned(pointer.trim_start_matches('/').to_owned());
+            problems.extend(wrong.into_iter().map(|problem| (field(&problem.pointer), problem.detail)));
+            Vec::new()
+        });
         if !problems.is_empty() {
             return Err(problems);
         }
@@ -106,13 +118,14 @@ impl SentVerdict {
             VerdictWord::Released if said.is_empty() => RemoteVerdict::Released("its worker gave it back".to_owned()),
             VerdictWord::Released => RemoteVerdict::Released(said),
         };
-        Ok(CheckedVerdict { verdict, log: self.log.filter(|log| !log.is_empty()), checkpoint: self.checkpoint })
+        let log = self.log.filter(|log| !log.is_empty());
+        Ok(CheckedVerdict { verdict, log, checkpoint: self.checkpoint, follow_ups })
     }
 
     /// Return what is wrong with the result, the error, the log and the checkpoint.
     fn problems_of_texts(&self) -> Vec<WrongVerdict> {
         let mut problems = Vec::new();
-        let mut wrong = |field: &'static str, detail: String| problems.push((field, detail));
+        let mut wrong = |field: &'static str, detail: String| problems.push((field.into(), detail));
         if self.result.is_some() && self.verdict != VerdictWord::Succeeded {
             wrong("result", "may only be given with the verdict succeeded".to_owned());
         }
@@ -191,9 +204,9 @@ pub fn sent_checkpoint<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Opt
 mod tests {
     use super::*;
 
-    fn checked(text: &str) -> Result<CheckedVerdict, Vec<&'static str>> {
+    fn checked(text: &str) -> Result<CheckedVerdict, Vec<String>> {
         let sent: SentVerdict = serde_json::from_str(text).unwrap();
-        sent.check().map_err(|problems| problems.into_iter().map(|(field, _)| field).collect())
+        sent.check().map_err(|problems| problems.into_iter().map(|(field, _)| field.into_owned()).collect())
     }
 
     #[test]
@@ -217,25 +230,28 @@ mod tests {
             (r#"{"verdict":"snoozed","error":"later"}"#, vec!["delay_ms"]),
             (r#"{"verdict":"succeeded","error":"x","delay_ms":1}"#, vec!["error", "delay_ms"]),
             (r#"{"verdict":"rejected","error":" ","result":1}"#, vec!["result", "error"]),
+            (r#"{"verdict":"failed","error":"no","follow_ups":[]}"#, vec!["follow_ups"]),
+            (r#"{"verdict":"succeeded","follow_ups":[{"kind":"a","of":1}]}"#, vec!["follow_ups/0/of"]),
         ] {
             assert_eq!(checked(text).map(drop).unwrap_err(), fields, "{text}");
         }
+        let both = || vec!["result".to_owned(), "checkpoint".to_owned()];
         let nested = |levels: usize| format!("{}{}", "[".repeat(levels), "]".repeat(levels));
         let deep = |levels: usize| {
             let (result, checkpoint) = (nested(levels), nested(levels));
             checked(&format!(r#"{{"verdict":"succeeded","result":{result},"checkpoint":{checkpoint}}}"#)).map(drop)
         };
-        assert_eq!((deep(64), deep(65)), (Ok(()), Err(vec!["result", "checkpoint"])));
+        assert_eq!((deep(64), deep(65)), (Ok(()), Err(both())));
         let spelled = |text: &str| {
             checked(&format!(r#"{{"verdict":"succeeded","result":{text},"checkpoint":{{{text}:1}}}}"#)).map(drop)
         };
         for text in [r#""\ud83d""#, r#""a\uDE00""#, r#""\ud83d\n""#, r#""\ud83d\ud83d\ude00""#, r#""\ud83dude00""#] {
-            assert_eq!(spelled(text), Err(vec!["result", "checkpoint"]), "{text}");
+            assert_eq!(spelled(text), Err(both()), "{text}");
         }
         for text in [r#""\ud83d\ude00\u00e9""#, r#""\\ud83d""#, r#""\\\"\\ude00 é""#, r#""u12""#] {
             assert_eq!(spelled(text), Ok(()), "{text}");
         }
         let endless = format!(r#"{{"verdict":"succeeded","result":{}}}"#, nested(100_000));
-        assert_eq!(checked(&endless).map(drop), Err(vec!["result"]));
+        assert_eq!(checked(&endless).map(drop).unwrap_err(), ["result"]);
     }
 }

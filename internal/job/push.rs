@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use super::Name;
+
 /// How tickr hands the jobs of a declared kind to a receiver: by a call to its URL for each attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Push {
@@ -15,6 +17,9 @@ pub struct Push {
     /// Longest time between two reports of a receiver that answered 202. None: it need not report, and only the time limit
     /// of the attempt counts.
     pub lease: Option<Duration>,
+    /// Kinds of the jobs that may follow the receiver's successes. Without one, none may: a receiver has no API key that
+    /// would say what it may enqueue.
+    pub follow_ups: Vec<Name>,
 }
 
 impl Push {
@@ -24,6 +29,8 @@ impl Push {
     pub const LEASE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(24 * 60 * 60));
     /// Most bytes of a URL.
     pub const MAX_URL_BYTES: usize = 2_048;
+    /// Most kinds of the jobs that may follow.
+    pub const MAX_FOLLOW_UP_KINDS: usize = 100;
 }
 
 /// The text of a secret that signs calls to a receiver: `whsec_` and base64. It is never printed.
@@ -61,7 +68,8 @@ mod tests {
     fn the_secret_of_a_push_is_not_printed() {
         let secret = Some(PushSecret::new("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".into()));
         let answer_within = Push::ANSWER_WITHIN.0;
-        let push = Push { url: "https://example.com/".into(), secret, answer_within, lease: None };
+        let (url, follow_ups) = ("https://example.com/".into(), Vec::new());
+        let push = Push { url, secret, answer_within, lease: None, follow_ups };
         assert!(!format!("{push:?}").contains("MfKQ"), "{push:?}");
     }
 }

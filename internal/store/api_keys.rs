@@ -1,5 +1,6 @@
 //! API keys: names, scopes and digests. The secret values are never stored here.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -21,6 +22,9 @@ use tickr_job::{Actor, Name, Scope, Timestamp};
 
 /// Most API keys that are valid at the same time. Each request is compared with all of them.
 pub const MAX_API_KEYS: usize = 500;
+
+/// API keys that are listed.
+const MAX_LISTED: usize = 2_000;
 
 /// An API key without its secret value.
 #[derive(Clone)]
@@ -114,23 +118,24 @@ pub(crate) const SETTINGS: &str =
     "id, name, scope, digest, created_at, created_by, revoked_at, revoked_by, kinds, producer, queues";
 
 impl Store {
-    /// Read the API keys, revoked ones included, at most 2,000: first the valid ones, newest first. This is for the
-    /// copy in this process.
+    /// Read the valid API keys, newest first, and then the newest one of those that were revoked: it shows that there was
+    /// one. This is for the copy in this process.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     #[boxed]
     pub async fn api_keys(&self) -> Result<Vec<ApiKey>, StoreError> {
-        keys_through(&self.shared.pools.controls).await
+        keys_through(&self.shared.pools.controls, 1).await
     }
 
-    /// Read the same API keys as [`api_keys`](Self::api_keys), on a connection for clients that list them.
+    /// Read the API keys, revoked ones included, at most 2,000: first the valid ones, newest first. This is for clients
+    /// that list them.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     #[boxed]
     pub async fn listed_keys(&self) -> Result<Vec<ApiKey>, StoreError> {
-        keys_through(&self.shared.pools.reads).await
+        keys_through(&self.shared.pools.reads, MAX_LISTED).await
     }
 
     /// Create an API key.
@@ -276,12 +281,22 @@ async fn read(conn: &mut Session<'_>, name: &Name, lock: &'static str) -> Result
     statement(sql).bind(name.as_str()).fetch_optional(conn).await?.as_ref().map(key).transpose()
 }
 
-async fn keys_through(pool: &Pool) -> Result<Vec<ApiKey>, StoreError> {
-    on_pool(pool, "read the API keys", |conn, _| {
+/// Read the valid API keys, newest first, and then so many of the revoked ones, [`MAX_LISTED`] in all. One statement sees
+/// both: an API key that is revoked meanwhile is among the valid ones or among the others. Rows of older revoked API keys,
+/// which are any number, are not read.
+async fn keys_through(pool: &Pool, revoked: usize) -> Result<Vec<ApiKey>, StoreError> {
+    on_pool(pool, "read the API keys", move |conn, _| {
         Box::pin(async move {
-            let order = "ORDER BY revoked_at IS NOT NULL, id DESC LIMIT 2000";
-            let sql = format!("SELECT {SETTINGS}, last_used_at FROM api_keys {order}");
-            rows_as_text(conn, sql, Vec::new()).await?.iter().map(key).collect()
+            let some = |only: &str, most: usize| {
+                let sql = format!("SELECT {SETTINGS}, last_used_at FROM api_keys WHERE revoked_at {only}");
+                format!("({sql} ORDER BY id DESC LIMIT {most})")
+            };
+            let sql = format!("{} UNION ALL {}", some("IS NULL", MAX_LISTED), some("IS NOT NULL", revoked));
+            let rows = rows_as_text(conn, sql, Vec::new()).await?;
+            let mut keys: Vec<ApiKey> = rows.iter().map(key).collect::<Result<_, _>>()?;
+            keys.sort_by_key(|key| (key.revoked.is_some(), Reverse(key.id)));
+            keys.truncate(MAX_LISTED);
+            Ok(keys)
         })
     })
     .await

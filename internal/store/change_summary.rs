@@ -141,7 +141,7 @@ impl Store {
 fn settings() -> String {
     let parts = [
         // Revoked API keys never change. They stay for ever, so any number of them may be there.
-        checksum("api_keys WHERE revoked_at IS NULL", api_keys::SETTINGS),
+        checksum("api_keys FORCE INDEX (api_keys_revoked) WHERE revoked_at IS NULL", api_keys::SETTINGS),
         // The first API key that was ever made closes the API.
         "EXISTS (SELECT 1 FROM api_keys)".to_owned(),
         checksum("queues", queues::COLUMNS),

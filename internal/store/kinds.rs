@@ -50,7 +50,7 @@ pub enum DeclareOutcome {
 }
 
 const COLUMNS: &str = "name, description, payload_schema, max_attempts, timeout_ms, retry, queue, changed_at, \
-                       changed_by, version, push_url, push_secret, push_answer_ms, push_lease_ms";
+                       changed_by, version, push_url, push_secret, push_answer_ms, push_lease_ms, push_follow_ups";
 /// The columns that change with every change of a row, without the schema, which may be large.
 pub(crate) const VERSION_COLUMNS: &str = "name, version, changed_at";
 
@@ -92,6 +92,7 @@ impl Store {
             "schema": kind.schema.is_some(),
             "run": if kind.push.is_some() { "push" } else { "pull" },
             "secret": kind.push.as_ref().is_some_and(|push| push.secret.is_some()),
+            "follow_ups": kind.push.as_ref().map(|push| names_in(&push.follow_ups)),
         }));
         let shared = self.shared.clone();
         // A declaration that was removed may be made again. If both began with the same version, a client that read the
@@ -213,10 +214,12 @@ async fn write(conn: &mut Session<'_>, verb: &'static str, set: &KindSetting) ->
     let DeclaredKind { name, description, schema, max_attempts, timeout_ms, retry, queue, push } = &set.kind;
     let ms = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
     let retry = serde_json::to_string(retry).map_err(|e| sqlx::Error::Encode(Box::new(e)))?;
+    let follow_ups = push.as_ref().map(|push| serde_json::json!(names_in(&push.follow_ups)).to_string());
     statement(format!(
         "{verb} INTO declared_kinds (name, description, payload_schema, max_attempts, timeout_ms, retry, queue, \
-         changed_at, changed_by, version, push_url, push_secret, push_answer_ms, push_lease_ms) VALUES {}",
-        placeholders(14)
+         changed_at, changed_by, version, push_url, push_secret, push_answer_ms, push_lease_ms, push_follow_ups) \
+         VALUES {}",
+        placeholders(15)
     ))
     .bind(name.as_str())
     .bind(description.as_deref())
@@ -232,9 +235,14 @@ async fn write(conn: &mut Session<'_>, verb: &'static str, set: &KindSetting) ->
     .bind(push.as_ref().and_then(|push| push.secret.as_ref()).map(PushSecret::expose))
     .bind(push.as_ref().map(|push| ms(push.answer_within)))
     .bind(push.as_ref().and_then(|push| push.lease).map(ms))
+    .bind(follow_ups)
     .execute(conn)
     .await
     .map(drop)
+}
+
+fn names_in(names: &[Name]) -> Vec<&str> {
+    names.iter().map(Name::as_str).collect()
 }
 
 async fn kinds_through(pool: &Pool) -> Result<Vec<KindSetting>, StoreError> {
@@ -260,6 +268,10 @@ fn setting(row: &MySqlRow) -> Result<KindSetting, sqlx::Error> {
             secret: row.try_get::<Option<String>, _>("push_secret")?.map(PushSecret::new),
             answer_within: ms("push_answer_ms")?.unwrap_or(Push::ANSWER_WITHIN.0),
             lease: ms("push_lease_ms")?,
+            follow_ups: match row.try_get::<Option<String>, _>("push_follow_ups")? {
+                Some(names) => serde_json::from_str(&names).map_err(|e| corrupt(e.to_string()))?,
+                None => Vec::new(),
+            },
         }),
         None => None,
     };

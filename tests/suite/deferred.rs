@@ -697,3 +697,44 @@ async fn a_new_limit_counts_the_attempts_that_a_receiver_finishes_later() {
     tickr.assert_sound().await;
     tickr.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_follow_a_finish_that_comes_later_once_and_need_an_api_key() {
+    const FOLLOWED: &str = "SELECT COUNT(*) FROM jobs WHERE kind = 'noop'";
+    let tickr = TestApp::start().await;
+    let receiver = Slow::start().await;
+    let id = tickr.enqueue(receiver.job(60_000, None)).await;
+    let key = receiver.key().await;
+    tickr.until_deferred(id).await;
+    let made = async |admin: Option<&str>, name: &str, body: Value| {
+        let request = tickr.request(Method::PUT, &format!("/v1/api-keys/{name}")).json(&body);
+        let made = answer(if let Some(admin) = admin { request.bearer_auth(admin) } else { request }).await;
+        assert_eq!(made.status, 201, "{:#}", made.body);
+        made.body["token"].as_str().unwrap().to_owned()
+    };
+    let admin = made(None, "root", json!({"scope": "admin"})).await;
+    let work = made(Some(&admin), "work", json!({"scope": "work"})).await;
+    let shop = made(Some(&admin), "shop", json!({"scope": "enqueue", "kinds": ["noop"]})).await;
+    let finish = async |right: Option<&str>, jobs: Value| {
+        let body = json!({"verdict": "succeeded", "follow_ups": jobs});
+        let request = tickr.request(Method::POST, &format!("/v1/attempts/{key}/finish")).json(&body);
+        answer(if let Some(right) = right { request.bearer_auth(right) } else { request }).await
+    };
+    for (right, jobs, pointer) in [
+        (None, json!([{"kind": "noop"}]), "/follow_ups"),
+        (Some(work.as_str()), json!([{"kind": "noop"}]), "/follow_ups"),
+        (Some(shop.as_str()), json!([{"kind": "noop"}, {"kind": "email"}]), "/follow_ups/1/kind"),
+    ] {
+        let refused = finish(right, jobs).await;
+        assert_eq!((refused.status, refused.code(), refused.pointers()), (403, "forbidden", vec![pointer]));
+    }
+    let wrong = finish(Some(&shop), json!([{"kind": "noop"}, {"kind": "noop", "priority": 12}])).await;
+    assert_eq!((wrong.status, wrong.pointers()), (422, vec!["/follow_ups/1/priority"]), "{:#}", wrong.body);
+    assert_eq!(tickr.count(FOLLOWED).await, 0);
+    for _ in 0..2 {
+        let finished = finish(Some(&shop), json!([{"kind": "noop"}, {"kind": "noop"}])).await;
+        assert_eq!((finished.status, &finished.body["state"]), (200, &json!("completed")), "{:#}", finished.body);
+    }
+    assert_eq!(tickr.count(FOLLOWED).await, 2);
+    tickr.stop().await;
+}

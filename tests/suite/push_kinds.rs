@@ -1051,3 +1051,42 @@ async fn tickr_kinds_declares_a_receiver_and_lists_it() {
     assert_eq!(shown["run"], json!({"push": push}), "{out}");
     tickr.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_follow_the_answer_of_a_receiver_if_its_declaration_names_their_kinds() {
+    const FOLLOWED: &str = "SELECT COUNT(*) FROM jobs WHERE kind = 'noop'";
+    let tickr = TestApp::start().await;
+    let receiver = Receiver::start().await;
+    let wrong = tickr.put("/v1/kinds/resize", receiver.kind(json!({"follow_ups": ["No"]}), json!({}))).await;
+    assert_eq!((wrong.status, wrong.pointers()), (422, vec!["/run/push/follow_ups/0"]), "{:#}", wrong.body);
+    tickr.declare(&receiver.kind(json!({"follow_ups": ["noop"]}), json!({}))).await;
+    let shown = tickr.get("/v1/kinds/resize").await.body;
+    assert_eq!(shown["run"]["push"]["follow_ups"], json!(["noop"]), "{shown:#}");
+    let with = |jobs: Value| json!({"verdict": "succeeded", "result": {"rows": 7}, "follow_ups": jobs});
+    receiver.plan([
+        verdict(&with(json!([{"kind": "noop"}, {"kind": "email"}]))),
+        verdict(&with(json!([{"kind": "noop"}, {"kind": "noop", "delay_ms": 3_600_000}]))),
+    ]);
+    let id = tickr.resize().await;
+    let done = tickr.until(id, State::Completed).await;
+    assert_eq!(tickr.verdicts(id).await, ["failed", "succeeded"]);
+    assert!(done["attempts"][0]["error"].as_str().unwrap().contains("follow_ups"), "{done:#}");
+    assert_eq!((&done["result"], tickr.count(FOLLOWED).await), (&json!({"rows": 7}), 2));
+
+    // The receiver holds this one. Once there are API keys, its token is no right to enqueue anything else.
+    let id = tickr.resize().await;
+    receiver.call().await;
+    receiver.call().await;
+    let token = receiver.call().await.token();
+    tickr.until_held_by_receiver(id).await;
+    assert_eq!(tickr.put("/v1/api-keys/root", json!({"scope": "admin"})).await.status, 201);
+    let refused = tickr.finish_pushed(&token, with(json!([{"kind": "noop"}, {"kind": "email"}]))).await;
+    assert_eq!((refused.status, refused.code(), refused.pointers()), (403, "forbidden", vec!["/follow_ups"]));
+    assert_eq!(tickr.count(FOLLOWED).await, 2);
+    for _ in 0..2 {
+        let finished = tickr.finish_pushed(&token, with(json!([{"kind": "noop"}]))).await;
+        assert_eq!((finished.status, &finished.body["state"]), (200, &json!("completed")), "{:#}", finished.body);
+    }
+    assert_eq!(tickr.count(FOLLOWED).await, 3);
+    tickr.stop().await;
+}

@@ -3207,3 +3207,202 @@ async fn a_job_that_expires_between_its_claim_and_the_answer_reaches_no_worker()
     assert_eq!((&ended["attempt"], tickr.verdicts(again).await), (&json!(0), both.map(str::to_owned).to_vec()));
     tickr.stop().await;
 }
+
+/// Declare the kind of the jobs that follow in these tests. No worker executes it.
+async fn declare_upload(tickr: &TestApp) {
+    let schema = json!({"type": "object", "properties": {"file": {"type": "string"}}, "required": ["file"]});
+    let declared = tickr.put("/v1/kinds/upload", json!({"queue": "uploads", "schema": schema})).await;
+    assert_eq!(declared.status, 201, "{:#}", declared.body);
+}
+
+fn upload(number: usize) -> Value {
+    json!({"kind": "upload", "payload": {"file": format!("{number}.png")}})
+}
+
+fn success_with(follow_ups: &[Value]) -> Value {
+    json!({"verdict": "succeeded", "result": 7, "follow_ups": follow_ups})
+}
+
+async fn uploads(tickr: &TestApp) -> i64 {
+    tickr.count("SELECT COUNT(*) FROM jobs WHERE kind = 'upload' AND queue = 'uploads'").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_follow_a_success_exactly_if_it_counts_and_once_however_often_it_is_sent() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    declare_upload(&tickr).await;
+    let worker = Worker::register(&tickr, 2).await;
+    let id = tickr.enqueue_kind("resize", json!(1)).await;
+    // The second request does not list the first attempt, which is given back.
+    let late = worker.fetch(at, 1, 20_000, &[]).await.remove(0);
+    let held = worker.fetch(at, 1, 20_000, &[]).await.remove(0);
+    assert_eq!((id_of(&late), id_of(&held)), (id, id));
+    let done = success_with(&[upload(1), upload(2)]);
+    assert_eq!(worker.finish(at, &late, done.clone()).await["result"], "lease_lost");
+    assert_eq!(uploads(&tickr).await, 0, "the verdict did not count");
+
+    let (one, other) = tokio::join!(worker.finish(at, &held, done.clone()), worker.finish(at, &held, done.clone()));
+    assert_eq!((&one["result"], &one["state"]), (&json!("settled"), &json!("completed")));
+    assert_eq!(worker.finish(at, &held, done).await, one);
+    assert_eq!((other, uploads(&tickr).await), (one, 2));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_that_follow_a_success_are_in_its_batch_and_continue_its_trace() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    declare_upload(&tickr).await;
+    let worker = Worker::register(&tickr, 1).await;
+    let trace = json!({"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"});
+    let job = json!({"kind": "resize", "payload": 1, "trace": trace});
+    let batch = tickr.post("/v1/batches", json!({"jobs": [job], "close": true})).await;
+    assert_eq!(batch.status, 201, "{:#}", batch.body);
+    let batch = batch.body["id"].clone();
+    let held = worker.fetch(at, 1, 20_000, &[]).await.remove(0);
+    let mut inside = upload(1);
+    inside["in_batch"] = json!(true);
+    inside["tags"] = json!(["inside"]);
+    let done = worker.finish(at, &held, success_with(&[inside, upload(2)])).await;
+    assert_eq!(done["state"], "completed", "{done:#}");
+    let jobs = tickr.get("/v1/jobs?kind=upload").await.body["data"].as_array().unwrap().clone();
+    assert_eq!(jobs.len(), 2);
+    for job in jobs {
+        let job = tickr.job(id_of(&job)).await;
+        let expected = if job["tags"] == json!(["inside"]) { &batch } else { &Value::Null };
+        assert_eq!(&job["batch"], expected, "{job:#}");
+        assert!(job["trace"].to_string().contains("4bf92f3577b34da6a3ce929d0e0e4736"), "{job:#}");
+    }
+    let shown = tickr.get(&format!("/v1/batches/{}", batch.as_str().unwrap())).await.body;
+    assert_eq!((&shown["total"], &shown["completed_at"]), (&json!(2), &Value::Null), "{shown:#}");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follow_up_job_that_is_not_valid_refuses_its_verdict_alone_and_says_which() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    declare_upload(&tickr).await;
+    let worker = Worker::register(&tickr, 2).await;
+    tickr.enqueue_many((0..2).map(|n| json!({"kind": "resize", "payload": n}))).await;
+    let first = worker.fetch(at, 1, 20_000, &[]).await.remove(0);
+    let second = worker.fetch(at, 1, 20_000, &[&first]).await.remove(0);
+    let of = |job: &Value, mut verdict: Value| {
+        verdict["token"] = job["token"].clone();
+        verdict
+    };
+    let with = |field: &str, value: Value| {
+        let mut job = upload(2);
+        job[field] = value;
+        job
+    };
+    let wrong = [
+        (json!({"kind": "nothing"}), "follow_ups/1/kind"),
+        (json!({"kind": "upload"}), "follow_ups/1/payload"),
+        (json!({"kind": "upload", "payload": {"file": 7}}), "follow_ups/1/payload/file"),
+        (with("queue", json!("No Queue")), "follow_ups/1/queue"),
+        (with("unique_key", json!("a")), "follow_ups/1/unique_key"),
+        (with("delay_ms", json!(40_000_000_000_u64)), "follow_ups/1/delay_ms"),
+        (json!(["upload"]), "follow_ups/1"),
+    ];
+    let bad = wrong.iter().map(|(job, _)| of(&first, success_with(&[upload(1), job.clone()])));
+    let mut verdicts: Vec<Value> = bad.collect();
+    verdicts.push(of(&first, json!({"verdict": "failed", "error": "no disk", "follow_ups": [upload(1)]})));
+    verdicts.push(of(&second, success_with(&[upload(3)])));
+    // Not through `answer`, which lets no request be accepted that does not fit the document.
+    let url = format!("http://{at}/v1/workers/{}/finish", worker.id);
+    let finished = http().post(url).json(&json!({"verdicts": verdicts})).send().await.unwrap();
+    let finished: Value = finished.json().await.unwrap();
+    let results = finished["results"].as_array().unwrap();
+    let fields = wrong.iter().map(|(_, field)| *field).chain(["follow_ups"]);
+    for (result, field) in results.iter().zip(fields) {
+        assert_eq!((&result["result"], &result["token"]), (&json!("refused"), &first["token"]), "{result:#}");
+        let named = result["errors"][0]["field"].as_str().unwrap();
+        assert!(named.starts_with(field), "{named} {field}");
+    }
+    assert_eq!(results[wrong.len() + 1]["result"], "settled", "{finished:#}");
+    assert_eq!(uploads(&tickr).await, 1, "those of the second job");
+    // The first attempt still waits for a verdict.
+    let done = worker.finish(at, &first, success_with(&[upload(1)])).await;
+    assert_eq!((&done["result"], uploads(&tickr).await), (&json!("settled"), 2));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_success_has_at_most_a_thousand_follow_up_jobs() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    declare_upload(&tickr).await;
+    let worker = Worker::register(&tickr, 1).await;
+    tickr.enqueue_kind("resize", json!(1)).await;
+    let held = worker.fetch(at, 1, 20_000, &[]).await.remove(0);
+    let many: Vec<Value> = (0..1_001).map(upload).collect();
+    let mut verdict = success_with(&many);
+    verdict["token"] = held["token"].clone();
+    let url = format!("http://{at}/v1/workers/{}/finish", worker.id);
+    let refused = http().post(url).json(&json!({"verdicts": [verdict]})).send().await.unwrap();
+    let refused: Value = refused.json().await.unwrap();
+    assert_eq!(refused["results"][0]["result"], "refused", "{refused:#}");
+    assert_eq!(refused["results"][0]["errors"][0]["field"], "follow_ups");
+    assert_eq!(uploads(&tickr).await, 0);
+    assert_eq!(worker.finish(at, &held, success_with(&many[1..])).await["result"], "settled");
+    assert_eq!(uploads(&tickr).await, 1_000);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_that_follow_need_a_key_that_may_enqueue_each_of_them() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    declare_upload(&tickr).await;
+    tickr.enqueue_many((0..2).map(|n| json!({"kind": "resize", "payload": n}))).await;
+    let admin = api_key(&tickr, None, "root", json!({"scope": "admin"})).await;
+    let work = api_key(&tickr, Some(&admin), "work", json!({"scope": "work", "kinds": ["resize"]})).await;
+    let limits = json!({"scope": "enqueue", "kinds": ["upload"], "queues": ["uploads"]});
+    let shop = api_key(&tickr, Some(&admin), "shop", limits).await;
+    let other = api_key(&tickr, Some(&admin), "other", json!({"scope": "enqueue", "kinds": ["noop"]})).await;
+    let own = json!({"name": "w", "kinds": ["resize"], "queues": ["pictures"], "slots": 2});
+    let made = called(at, Method::POST, "/v1/workers".to_owned(), work.clone(), own).await;
+    assert_eq!(made.status, 201, "{:#}", made.body);
+    let path = format!("/v1/workers/{}", made.body["id"].as_str().unwrap());
+    let (mut held, mut tokens) = (Vec::new(), Vec::new());
+    while held.len() < 2 {
+        let fetch = json!({"slots": 2, "wait_ms": 20_000, "holding": tokens, "fetch_id": Uuid::now_v7()});
+        let fetched = called(at, Method::POST, format!("{path}/fetch"), work.clone(), fetch).await;
+        held.extend(fetched.body["jobs"].as_array().unwrap().clone());
+        tokens = held.iter().map(|job| job["token"].clone()).collect();
+    }
+    let finish = async |caller: &str, second: Option<&str>, token: &Value, follow_ups: &[Value]| {
+        let mut verdict = success_with(follow_ups);
+        verdict["token"] = token.clone();
+        let request = http().post(format!("http://{at}{path}/finish")).bearer_auth(caller);
+        let request = request.json(&json!({"verdicts": [verdict]}));
+        let finished = answer(match second {
+            Some(key) => request.header("tickr-enqueue-authorization", format!("Bearer {key}")),
+            None => request,
+        });
+        let finished = finished.await;
+        assert_eq!(finished.status, 200, "{:#}", finished.body);
+        finished.body["results"][0].clone()
+    };
+    let mut elsewhere = upload(1);
+    elsewhere["queue"] = json!("pictures");
+    for (second, follow_ups, field) in [
+        (None, vec![upload(1)], "follow_ups"),
+        (Some(work.as_str()), vec![upload(1)], "follow_ups"),
+        (Some("of-nothing"), vec![upload(1)], "follow_ups"),
+        (Some(other.as_str()), vec![upload(1)], "follow_ups/0/kind"),
+        (Some(shop.as_str()), vec![upload(1), json!({"kind": "noop"})], "follow_ups/1/kind"),
+        (Some(shop.as_str()), vec![upload(1), elsewhere], "follow_ups/1/queue"),
+    ] {
+        let refused = finish(&work, second, &tokens[0], &follow_ups).await;
+        assert_eq!((&refused["result"], &refused["errors"][0]["field"]), (&json!("refused"), &json!(field)));
+    }
+    assert_eq!(uploads(&tickr).await, 0);
+    // Both attempts still wait for their verdicts.
+    assert_eq!(finish(&work, Some(&shop), &tokens[0], &[upload(1)]).await["result"], "settled");
+    assert_eq!(finish(&admin, None, &tokens[1], &[upload(2)]).await["result"], "settled");
+    assert_eq!(uploads(&tickr).await, 2);
+    tickr.stop().await;
+}

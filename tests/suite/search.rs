@@ -287,7 +287,7 @@ async fn a_schedule_finds_the_jobs_it_made_also_for_an_operation() {
 }
 
 /// Return the number of rows that the server has read from tables so far.
-async fn rows_read(tickr: &TestApp) -> i64 {
+pub(crate) async fn rows_read(tickr: &TestApp) -> i64 {
     let sql = "SELECT CAST(SUM(VARIABLE_VALUE) AS SIGNED) FROM VARIABLES_OF WHERE VARIABLE_NAME IN \
                ('HANDLER_READ_KEY', 'HANDLER_READ_NEXT', 'HANDLER_READ_PREV', 'HANDLER_READ_FIRST', 'HANDLER_READ_LAST', \
                'HANDLER_READ_RND', 'HANDLER_READ_RND_NEXT')";

@@ -22,7 +22,7 @@ from unittest import mock
 
 import tickr
 from tests.support import DEADLINE, FakeServer, eventually
-from tickr import _engine, _http
+from tickr import _engine, _http, testing
 
 
 class WorkerCase(unittest.TestCase):
@@ -103,6 +103,46 @@ class Verdicts(WorkerCase):
         )
         self.assertIn("raise value", seen["thrown"]["log"])
         self.assertNotIn("_engine.py", seen["thrown"]["log"])
+
+    def test_jobs_follow_a_success_and_no_other_verdict(self) -> None:
+        @self.app.kind("grow")
+        def grow(payload: Any, context: tickr.Context) -> str:
+            context.then("mail", {"to": payload}, delay_ms=5, in_batch=True)
+            with self.assertRaises(TypeError):
+                context.then("mail", unique_key="ada")
+            if payload == "nowhere":
+                raise tickr.Failed("no address")
+            return "sent"
+
+        good, bad = self.server.add("grow", "ada"), self.server.add("grow", "nowhere")
+        client = tickr.Client(self.server.url, "may-enqueue")
+        self.addCleanup(client.close)
+        self.start(client=client, token="may-work")
+        mail = {"kind": "mail", "payload": {"to": "ada"}, "delay_ms": 5, "in_batch": True}
+        self.assertEqual(self.server.verdict(good)["follow_ups"], [mail])
+        self.assertNotIn("follow_ups", self.server.verdict(bad))
+        calls = self.server.of("finish")
+        keys = {it["token"]: call.headers for call in calls for it in call.body["verdicts"]}
+        self.assertEqual(keys[good].get("tickr-enqueue-authorization"), "Bearer may-enqueue")
+        self.assertEqual(keys[good].get("authorization"), "Bearer may-work")
+        alone = testing.run(grow, "bob")
+        self.assertEqual([job["payload"] for job in alone.follow_ups], [{"to": "bob"}])
+        self.assertEqual(testing.run(grow, "nowhere").follow_ups, [])
+
+    def test_a_success_whose_jobs_are_refused_fails_its_attempt(self) -> None:
+        @self.app.kind("grow")
+        def grow(payload: Any, context: tickr.Context) -> str:
+            context.then("no-kind")
+            return "sent"
+
+        token = self.server.add("grow", None)
+        wrong = {"field": "follow_ups/0/kind", "detail": "no kind is called so"}
+        refused = {"token": token, "result": "refused", "errors": [wrong]}
+        self.server.faults["finish"].append({"results": [refused]})
+        self.start()
+        verdict = self.server.verdict(token)
+        self.assertEqual((verdict["verdict"], verdict.get("follow_ups")), ("failed", None))
+        self.assertIn("follow_ups/0/kind no kind is called so", verdict["error"])
 
     def test_an_odd_verdict_ends_its_attempt_and_no_worker(self) -> None:
         class Bare(tickr.Failed):

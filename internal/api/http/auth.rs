@@ -29,6 +29,10 @@ use tickr_job::{Actor, Name, Scope};
 /// gives no rights.
 const ACTS_FOR: HeaderName = HeaderName::from_static("tickr-actor");
 
+/// Header with the API key that may enqueue the jobs that follow a success, in the form of `Authorization`. An API key
+/// has one scope, so that of a remote worker may not.
+const ENQUEUES_BY: HeaderName = HeaderName::from_static("tickr-enqueue-authorization");
+
 /// Paths that need no API key.
 const OPEN: [&str; 2] = ["/livez", "/readyz"];
 
@@ -138,6 +142,66 @@ impl Identity {
     fn auth_method(&self) -> AuthMethod {
         self.key.map_or(AuthMethod::Token, AuthMethod::Key)
     }
+
+    /// Return whether it may enqueue jobs, of the kinds and in the queues that it may use.
+    pub(crate) fn may_enqueue(&self) -> bool {
+        Need::Enqueue.is_met_by(self.scope)
+    }
+
+    pub(crate) const fn actor(&self) -> &Actor {
+        &self.actor
+    }
+
+    /// Note the use of its API key.
+    pub(crate) fn was_used(&self, api: &Api) {
+        if let Some(key) = self.key {
+            api.operator_settings.key_was_used(key);
+        }
+    }
+}
+
+/// What may let a call that ends attempts enqueue jobs: the API key in the header `tickr-enqueue-authorization`, or the
+/// caller's own.
+pub(crate) enum Enqueuer {
+    /// The API was open: the call needs no API key.
+    Open,
+    /// The caller.
+    Caller(Identity),
+    /// The API key with this digest, which is looked up when the body has arrived. None: the header has no API key.
+    Key(Option<[u8; 32]>),
+    /// The call has no API key.
+    Nothing,
+}
+
+impl Enqueuer {
+    pub(crate) fn of(parts: &Parts) -> Self {
+        if parts.extensions.get::<AuthMethod>() == Some(&AuthMethod::Open) {
+            return Self::Open;
+        }
+        let given = match (parts.headers.get(ENQUEUES_BY), parts.extensions.get::<Identity>()) {
+            (Some(given), _) => given,
+            (None, Some(holder)) => return Self::Caller(holder.clone()),
+            // A call with a finish key was let in without a look at this header.
+            (None, None) => match parts.headers.get(header::AUTHORIZATION) {
+                Some(given) => given,
+                None => return Self::Nothing,
+            },
+        };
+        Self::Key(given.to_str().ok().and_then(bearer))
+    }
+
+    /// Return the holder of the API key. Nothing if it is unknown or revoked.
+    ///
+    /// # Errors
+    /// When MySQL was not read for so long that the API key may have been revoked.
+    pub(crate) fn holder_of(digest: [u8; 32], api: &Api) -> Result<Option<Identity>, Problem> {
+        let holder = identify(&api.tokens, &api.operator_settings.now(), &digest);
+        let age = api.operator_settings.api_keys_age();
+        match holder {
+            Some(holder) if holder.key.is_some() && age > API_KEYS_HOLD => Err(unreadable_api_keys(age)),
+            holder => Ok(holder),
+        }
+    }
 }
 
 /// The API key that shares of permits are counted for; `None` for operators.
@@ -154,6 +218,13 @@ impl<S: Send + Sync> FromRequestParts<S> for PermitOwner {
 /// Return the SHA-256 digest of a token or API key.
 pub(crate) fn digest(token: &str) -> [u8; 32] {
     Sha256::digest(token.as_bytes()).into()
+}
+
+/// Return the digest of the token or API key in the value of a header.
+fn bearer(value: &str) -> Option<[u8; 32]> {
+    let (scheme, token) = value.split_once(' ')?;
+    // The name of the scheme is case-insensitive (RFC 9110).
+    scheme.eq_ignore_ascii_case("bearer").then(|| digest(token.trim()))
 }
 
 /// Return whether the API is open. It is open only on loopback, without tokens, and until the first API key is made.
@@ -282,10 +353,7 @@ pub(crate) async fn check(api: &Api, mut request: Request, next: Next) -> Respon
         return next.run(request).await;
     }
     let given = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    // The name of the scheme is case-insensitive (RFC 9110).
-    let token = given.and_then(|value| value.split_once(' '));
-    let token =
-        token.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, token)| digest(token.trim()));
+    let token = given.and_then(bearer);
     let Some((token, holder)) = token.and_then(|token| Some((token, identify(&api.tokens, &settings, &token)?))) else {
         metrics::counter!("tickr_unauthorized_total").increment(1);
         if given.is_some() {

@@ -33,7 +33,14 @@ impl<S: Send + Sync> FromRequestParts<S> for Requester {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Infallible> {
         let RequestActor(actor) = RequestActor::from_request_parts(parts, state).await?;
-        Ok(match parts.extensions.get::<Identity>() {
+        Ok(Self::of(actor, parts.extensions.get::<Identity>()))
+    }
+}
+
+impl Requester {
+    /// Return the holder of an API key as a caller. Without a holder, the API is open.
+    pub(crate) fn of(actor: Actor, holder: Option<&Identity>) -> Self {
+        match holder {
             None => Self::all(Producer::new(actor, Actor::anyone()).reaching_all()),
             Some(holder) => {
                 let producer = Producer::new(actor, holder.creator().clone());
@@ -48,11 +55,9 @@ impl<S: Send + Sync> FromRequestParts<S> for Requester {
                     },
                 }
             }
-        })
+        }
     }
-}
 
-impl Requester {
     const fn all(producer: Producer) -> Self {
         Self { producer, kinds: None, queues: None, reads_all: true, works_only: false }
     }
@@ -97,15 +102,20 @@ impl Requester {
 
     /// Refuse a queue to which the caller's API key may not add jobs, with a problem at `prefix`.
     pub(crate) fn may_use_queue(&self, queue: &str, prefix: &str) -> Result<(), Problem> {
-        let Some(queues) = &self.queues else { return Ok(()) };
+        let (Some(here), Some(queues)) = (self.problem_of_queue(queue), &self.queues) else { return Ok(()) };
+        let detail = format!("{} may enqueue only in these queues: {}", self.producer.actor(), listed(queues));
+        Err(Problem::new(Code::Forbidden, detail).at(prefix, vec![here]))
+    }
+
+    /// Return why the caller's API key may not add jobs to this queue. Pointers are relative to the job.
+    pub(crate) fn problem_of_queue(&self, queue: &str) -> Option<tickr_handlers::Problem> {
+        let queues = self.queues.as_ref()?;
         if queues.iter().any(|known| known.as_str() == queue) {
-            return Ok(());
+            return None;
         }
         let (good, queue) = (listed(queues), queue.chars().take(64).collect::<String>());
-        let here =
-            tickr_handlers::Problem::at("/queue", format!("this API key may use the queues {good}, but not {queue:?}"));
-        let detail = format!("{} may enqueue only in these queues: {good}", self.producer.actor());
-        Err(Problem::new(Code::Forbidden, detail).at(prefix, vec![here]))
+        let detail = format!("this API key may use the queues {good}, but not {queue:?}");
+        Some(tickr_handlers::Problem::at("/queue", detail))
     }
 
     /// Return whether the caller's API key may use only some queues.
@@ -115,21 +125,24 @@ impl Requester {
 
     /// Refuse a kind that the caller's API key may not enqueue, with a problem at `prefix`.
     pub(crate) fn may_enqueue(&self, kind: &str, payload: &RawValue, prefix: &str) -> Result<(), Problem> {
-        let Some(kinds) = &self.kinds else { return Ok(()) };
+        let (Some(here), Some(kinds)) = (self.problem_of_kind(kind, payload), &self.kinds) else { return Ok(()) };
+        let detail = format!("{} may enqueue only these kinds: {}", self.producer.actor(), listed(kinds));
+        Err(Problem::new(Code::Forbidden, detail).at(prefix, vec![here]))
+    }
+
+    /// Return why the caller's API key may not enqueue this kind. Pointers are relative to the job.
+    pub(crate) fn problem_of_kind(&self, kind: &str, payload: &RawValue) -> Option<tickr_handlers::Problem> {
+        let kinds = self.kinds.as_ref()?;
         let may = |kind: &str| kinds.iter().any(|known| known.as_str() == kind);
         let (pointer, missing) = if !may(kind) {
             ("/kind", kind)
         } else if kind == Report::NAME && !may(Email::NAME) && mails(payload) {
             ("/payload/email", Email::NAME)
         } else {
-            return Ok(());
+            return None;
         };
-        let good = listed(kinds);
-        let missing: String = missing.chars().take(64).collect();
-        let here =
-            tickr_handlers::Problem::at(pointer, format!("this API key may enqueue {good}, but not {missing:?}"));
-        let detail = format!("{} may enqueue only these kinds: {good}", self.producer.actor());
-        Err(Problem::new(Code::Forbidden, detail).at(prefix, vec![here]))
+        let (good, missing) = (listed(kinds), missing.chars().take(64).collect::<String>());
+        Some(tickr_handlers::Problem::at(pointer, format!("this API key may enqueue {good}, but not {missing:?}")))
     }
 }
 

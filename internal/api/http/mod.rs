@@ -9,6 +9,7 @@
 //! - `etag.rs`: ETags and conditional requests
 //! - `failed_logins.rs`: delay and log of requests with unknown API keys
 //! - `filter.rs`: the filter parameters that several routes share
+//! - `follow_ups.rs`: the jobs that follow the successes of other programs, and the right to enqueue them
 //! - `idempotency.rs`: `Idempotency-Key`
 //! - `observe.rs`: the duration and the id of each request
 //! - `origin.rs`: protection of an open API against web pages, proxies and foreign host names
@@ -30,6 +31,7 @@ pub(super) mod cursor;
 pub(super) mod etag;
 pub(super) mod failed_logins;
 pub(super) mod filter;
+pub(super) mod follow_ups;
 pub(super) mod idempotency;
 pub(super) mod observe;
 pub(super) mod origin;

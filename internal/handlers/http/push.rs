@@ -23,7 +23,7 @@ use super::{
     HttpHandler, Method, SECRET_CHARS, SigningSecret, check, exchange, failure, header_value, secret_words, signature,
 };
 use crate::verdict::{CheckedVerdict, RemoteVerdict, SentVerdict};
-use tickr_job::{Exchange, Push};
+use tickr_job::{Exchange, Name, Push};
 
 /// Most bytes of an answer with a verdict: as many as a call of a remote worker may have.
 const MAX_ANSWER_BYTES: usize = 1 << 20;
@@ -126,7 +126,7 @@ impl PushHandler {
             answer = self.push(&payload, (&url, &target), &ctx) => answer?,
         };
         match answer {
-            Answer::Verdict(body) => verdict(&target, &body, &ctx),
+            Answer::Verdict(body) => verdict(&target, &body, &self.push.follow_ups, &ctx),
             // A stop from here on ends the body, and not the call: the receiver has taken it, and would get it again.
             Answer::Status(answered) => self.judge(*answered, &target, &ctx).await,
         }
@@ -306,8 +306,8 @@ async fn read_whole(response: &mut Response, until: Instant) -> Result<Vec<u8>, 
     }
 }
 
-/// Turn the verdict of the receiver into the outcome of the attempt.
-fn verdict(target: &str, body: &[u8], ctx: &Context) -> Outcome {
+/// Turn the verdict of the receiver into the outcome of the attempt. Jobs of these kinds may follow a success.
+fn verdict(target: &str, body: &[u8], may_follow: &[Name], ctx: &Context) -> Outcome {
     let useless = |why: &str| Failure::retry(format!("{target} answered 200 without a usable verdict: {why}"));
     if body.len() > MAX_ANSWER_BYTES {
         return Err(useless(&format!("the answer has more than {MAX_ANSWER_BYTES} bytes")));
@@ -323,17 +323,22 @@ fn verdict(target: &str, body: &[u8], ctx: &Context) -> Outcome {
     })?;
     // An error that PHP prints behind its answer is a failure of the receiver.
     reader.end().map_err(|_| useless("something follows the verdict"))?;
-    let CheckedVerdict { verdict, log, checkpoint } = sent.check().map_err(|problems| {
+    let CheckedVerdict { verdict, log, checkpoint, follow_ups } = sent.check().map_err(|problems| {
         let problems: Vec<String> = problems.iter().map(|(field, detail)| format!("{field} {detail}")).collect();
         useless(&problems.join("; "))
     })?;
+    // A receiver has no API key. The operator who declared it has said which kinds it may enqueue.
+    if let Some(job) = follow_ups.iter().find(|job| !may_follow.iter().any(|kind| kind.as_str() == job.kind)) {
+        let kind: String = job.kind.chars().take(Name::MAX_LEN).collect();
+        return Err(useless(&format!("its declaration does not name {kind:?} among the follow_ups")));
+    }
     log.iter().flat_map(|log| log.lines()).for_each(|line| ctx.log(line));
     if let Some(checkpoint) = checkpoint {
         ctx.save_checkpoint(&checkpoint).map_err(|error| useless(&error.to_string()))?;
     }
     match verdict {
-        RemoteVerdict::Succeeded(Some(result)) => Output::json(&result),
-        RemoteVerdict::Succeeded(None) => Ok(Output::default()),
+        RemoteVerdict::Succeeded(Some(result)) => Output::json(&result)?.then_all(follow_ups),
+        RemoteVerdict::Succeeded(None) => Output::default().then_all(follow_ups),
         RemoteVerdict::Rejected(error) => Err(Failure::reject(error)),
         RemoteVerdict::Snoozed(delay, reason) => Err(Failure::snooze(delay, reason)),
         RemoteVerdict::Failed(error, None) => Err(Failure::retry(error)),

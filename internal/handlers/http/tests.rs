@@ -472,7 +472,8 @@ async fn a_call_blames_the_receiver_for_what_the_receiver_did() {
 
 /// Make the handler of a declared kind.
 fn pushing(http: HttpHandler, url: &str) -> PushHandler {
-    let push = Push { url: url.to_owned(), secret: None, answer_within: Duration::from_secs(5), lease: None };
+    let (answer_within, follow_ups) = (Duration::from_secs(5), Vec::new());
+    let push = Push { url: url.to_owned(), secret: None, answer_within, lease: None, follow_ups };
     PushHandler::new(Arc::new(http), push).unwrap()
 }
 

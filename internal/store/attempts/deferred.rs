@@ -40,7 +40,8 @@ use crate::sql::session::Session;
 use crate::sql::turns::Subject;
 use crate::{Store, StoreError};
 use tickr_job::{
-    AttemptToken, CallOutcome, JobId, JobOptions, Name, ProgressReport, RetryPolicy, State, Timestamp, Verdict,
+    AttemptToken, BatchId, CallOutcome, JobId, JobOptions, Name, ProgressReport, RetryPolicy, State, Timestamp,
+    TraceContext, Verdict,
 };
 
 /// Attempts that one call ends at most.
@@ -73,6 +74,10 @@ pub struct DeferredAttempt {
     pub queue: Name,
     /// The retry policy of the job, if it has its own or keeps that of its declared kind.
     pub retry: Option<RetryPolicy>,
+    /// The batch of the job, which its follow-up jobs may join.
+    pub batch: Option<BatchId>,
+    /// The trace of the job, which its follow-up jobs continue.
+    pub trace: Option<TraceContext>,
     /// True while the attempt has no verdict.
     pub open: bool,
     /// The keys of limits of which the attempt has a slot, while it is open.
@@ -247,13 +252,16 @@ impl Store {
                     Arc::default()
                 };
                 let options: Option<&str> = row.try_get("options")?;
+                let options = options.map(JobOptions::as_far_as_readable).unwrap_or_default();
                 Ok(Some(DeferredAttempt {
                     id: JobId::from_uuid(id),
                     token: AttemptToken::from_uuid(row.try_get("token")?),
                     number: row.try_get("number")?,
                     kind: row.try_get::<&str, _>("kind")?.parse().map_err(|_| corrupt("kind"))?,
                     queue: row.try_get::<&str, _>("queue")?.parse().map_err(|_| corrupt("queue"))?,
-                    retry: options.map(JobOptions::as_far_as_readable).unwrap_or_default().backoff().cloned(),
+                    retry: options.backoff().cloned(),
+                    batch: options.batch,
+                    trace: options.trace,
                     open,
                     slots,
                 }))

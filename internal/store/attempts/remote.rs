@@ -33,7 +33,9 @@ use crate::sql::error::{again, corrupt, is_locked_elsewhere};
 use crate::sql::script::Script;
 use crate::sql::session::Session;
 use crate::{Store, StoreError};
-use tickr_job::{AttemptToken, JobId, JobOptions, Name, Progress, RetryPolicy, RunnerId, Timestamp};
+use tickr_job::{
+    AttemptToken, BatchId, JobId, JobOptions, Name, Progress, RetryPolicy, RunnerId, Timestamp, TraceContext,
+};
 
 /// Most attempts that one claim starts: as many as one row of `claim_batches` can list.
 pub const MAX_REMOTE_CLAIM: usize = 256;
@@ -203,6 +205,10 @@ pub struct RemoteAttempt {
     pub queue: Name,
     /// The retry policy of the job, if it has its own or keeps that of its declared kind.
     pub retry: Option<RetryPolicy>,
+    /// The batch of the job, which its follow-up jobs may join.
+    pub batch: Option<BatchId>,
+    /// The trace of the job, which its follow-up jobs continue.
+    pub trace: Option<TraceContext>,
     /// The attempt that is open, with its number and its runner. None if there is none.
     pub open: Option<(AttemptToken, u32, RunnerId)>,
     /// When the open attempt started, by the clock of the database.
@@ -1094,11 +1100,14 @@ fn remote_attempt(row: &MySqlRow) -> Result<RemoteAttempt, sqlx::Error> {
     } else {
         (None, None)
     };
+    let options = options.map(JobOptions::as_far_as_readable).unwrap_or_default();
     Ok(RemoteAttempt {
         id: JobId::from_uuid(row.try_get("id")?),
         kind: row.try_get::<&str, _>("kind")?.parse().map_err(|_| corrupt("kind"))?,
         queue: row.try_get::<&str, _>("queue")?.parse().map_err(|_| corrupt("queue"))?,
-        retry: options.map(JobOptions::as_far_as_readable).unwrap_or_default().backoff().cloned(),
+        retry: options.backoff().cloned(),
+        batch: options.batch,
+        trace: options.trace,
         open,
         started_at,
         slots: Arc::default(),

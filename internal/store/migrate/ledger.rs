@@ -89,6 +89,8 @@ const FILES: &[(&str, &str)] = embedded![
     "0060_distant_ids.sql",
     "0061_dead_letters_failed.sql",
     "0062_alert_deliveries.sql",
+    "0063_push_follow_ups.sql",
+    "0064_revoked_api_keys.sql",
 ];
 
 /// The migrations that this binary brings, in order.

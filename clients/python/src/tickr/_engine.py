@@ -93,7 +93,7 @@ def wrong_fields(errors: Iterable[Mapping[str, Any]]) -> str:
 class End:
     """A verdict on its way to the server."""
 
-    __slots__ = ("delay_ms", "error", "log", "pause", "result", "token", "verdict")
+    __slots__ = ("delay_ms", "error", "follow_ups", "log", "pause", "result", "token", "verdict")
 
     def __init__(
         self,
@@ -104,6 +104,7 @@ class End:
         error: Optional[str] = None,
         delay_ms: Optional[int] = None,
         log: str = "",
+        follow_ups: Sequence[bytes] = (),
     ):
         self.token = token
         self.verdict = verdict
@@ -112,6 +113,7 @@ class End:
         self.error = None if error is None else text_of(error)
         self.delay_ms = delay_ms
         self.log = log
+        self.follow_ups = follow_ups
         self.pause = 0.5
 
     def body(self) -> bytes:
@@ -123,7 +125,10 @@ class End:
             fields["delay_ms"] = self.delay_ms
         if self.log:
             fields["log"] = self.log
-        return _json.joined(fields, {} if self.result is None else {"result": self.result})
+        raw = {} if self.result is None else {"result": self.result}
+        if self.follow_ups:
+            raw["follow_ups"] = b"[" + b",".join(self.follow_ups) + b"]"
+        return _json.joined(fields, raw)
 
     @property
     def another_follows(self) -> bool:
@@ -180,7 +185,8 @@ def success(attempt: Attempt, value: Any) -> End:
         raise Failed(f"the result {error}") from error
     if len(result) > MAX_RESULT_BYTES:
         raise Failed(f"the result has {len(result)} bytes of JSON, and {MAX_RESULT_BYTES} is the most")
-    return End(attempt.token, "succeeded", result=None if value is None else result)
+    follow_ups = tuple(attempt.context._follow_ups)
+    return End(attempt.token, "succeeded", result=None if value is None else result, follow_ups=follow_ups)
 
 
 def failure(attempt: Attempt, error: BaseException) -> Optional[End]:
@@ -848,6 +854,7 @@ class Engine:
         while self._ends and len(batch) < MAX_VERDICTS:
             end = self._ends[0]
             size += len(end.result or b"") + len(end.log) * 2 + 4 * len(end.error or "") + 200
+            size += sum(len(job) + 1 for job in end.follow_ups)
             if batch and size > MAX_BODY_BYTES:
                 break
             batch.append(self._ends.popleft())
@@ -871,7 +878,9 @@ class Engine:
         body = b'{"verdicts":[' + b",".join(end.body() for end in batch) + b"]}"
         try:
             path, pause = self._path(known, "finish"), self._finish_pause
-            answer = self.transport.call("POST", path, body, timeout=15.0, pause=pause)
+            # The API key of the worker may enqueue nothing, so that of its client goes with follow-up jobs.
+            right = self.client._right if any(end.follow_ups for end in batch) else None
+            answer = self.transport.call("POST", path, body, right, timeout=15.0, pause=pause)
             if answer.status == 200:
                 told = _json.decode(answer.body)["results"]
                 results = {str(it["token"]): str(it["result"]) for it in told}
@@ -933,8 +942,10 @@ class Engine:
         if end.verdict == "failed" and not end.log and end.result is None and end.delay_ms is None:
             self._answered([end], {})
             return True
-        what = f"the result ({len(end.result)} bytes)" if end.result is not None else f"the verdict {end.verdict}"
+        is_result = end.result is not None and not end.follow_ups
+        what = f"the result ({len(end.result or b'')} bytes)" if is_result else f"the verdict {end.verdict}"
         end.verdict, end.error, end.result, end.delay_ms, end.log = "failed", f"{what} {reason}", None, None, ""
+        end.follow_ups = ()
         return self._send([end])
 
     def _answered(self, batch: List[End], results: Mapping[str, str]) -> None:

@@ -304,6 +304,11 @@ class Transport:
             self._current = (place + 1) % len(self._addresses)
 
     @property
+    def secret(self) -> Optional[_Secret]:
+        """The token, which does not show itself."""
+        return self._secret
+
+    @property
     def current(self) -> int:
         """The place of the address that the next call is sent to."""
         return self._current
@@ -318,7 +323,7 @@ class Transport:
         method: str,
         path: str,
         body: Optional[bytes] = None,
-        headers: Optional[Mapping[str, str]] = None,
+        headers: Optional[Mapping[str, Union[str, _Secret]]] = None,
         *,
         timeout: float,
         abort: Optional[Abort] = None,

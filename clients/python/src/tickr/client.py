@@ -12,7 +12,7 @@ from urllib.parse import quote
 from uuid import uuid4
 
 from . import _json
-from ._http import REPEATED_STATUSES, Answer, Pause, Transport, Urls
+from ._http import REPEATED_STATUSES, Answer, Pause, Transport, Urls, _Secret
 from .errors import ApiError, ConnectionFailed, JobFailed, WaitTimeout
 from .options import JobOptions, Retry, checked
 
@@ -196,6 +196,12 @@ class Client(_Calls):
     def close(self) -> None:
         """Close the kept connections. The client may still be used."""
         self._transport.close()
+
+    @property
+    def _right(self) -> Dict[str, _Secret]:
+        """The header with which a worker shows that its successes may enqueue jobs."""
+        secret = self._transport.secret
+        return {} if secret is None else {"tickr-enqueue-authorization": secret}
 
     # Enqueue
 

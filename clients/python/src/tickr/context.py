@@ -12,13 +12,15 @@ from datetime import datetime
 from typing import Any, Callable, Deque, List, Mapping, Optional, Tuple, Type
 
 from . import _json
-from .client import Client, Enqueued, KindName
+from .client import Client, Enqueued, KindName, NewJob, _name
 from .errors import AttemptStopped, Cancelled, DeadlineExceeded, Lost, PayloadError, Stopping
+from .options import FOLLOW_UP_NAMES, checked
 
 MAX_LOG_BYTES = 16 * 1024
 MAX_NOTE = 120
 MAX_CHECKPOINT_BYTES = 64 * 1024
 MAX_CHECKPOINT_LEVELS = 64
+MAX_FOLLOW_UPS = 1_000
 
 current: contextvars.ContextVar[Optional[Context]] = contextvars.ContextVar("tickr_context", default=None)
 """The context of the attempt that runs here."""
@@ -73,6 +75,7 @@ class Context:
         self._percent: Optional[float] = None
         self._note: Optional[str] = None
         self._checkpoint: Optional[bytes] = None
+        self._follow_ups: List[bytes] = []
         self._progress_version = 0
         self._checkpoint_version = 0
         self._changed: Callable[[], None] = lambda: None
@@ -154,6 +157,21 @@ class Context:
         """
         options.setdefault("traceparent", self.traceparent)
         return self.client.enqueue(kind, payload, **options)
+
+    def then(self, kind: KindName, payload: Any = None, **options: Any) -> None:
+        """Enqueue a job with the success of this attempt: both are stored, or neither is. It continues the trace.
+
+        An attempt that does not succeed enqueues none of its jobs, so its next attempt repeats none. Options: `queue`,
+        `execute_at` or `delay_ms`, `expires_in_ms`, `priority`, `max_attempts`, `timeout_ms`, `retry`, `order_key`,
+        `on_failure`, `limit_key`, `tags`, and `in_batch`: True adds it to the batch of this job. The client of the
+        worker needs an API key with the scope `enqueue`. Raises TypeError for another option, PayloadError if the
+        payload has no JSON, and ValueError after 1,000 jobs.
+        """
+        job = NewJob(_name(kind), {} if payload is None else payload, checked(options, FOLLOW_UP_NAMES)).body()
+        with self._lock:
+            if len(self._follow_ups) >= MAX_FOLLOW_UPS:
+                raise ValueError(f"at most {MAX_FOLLOW_UPS} jobs follow one: let one of them enqueue the rest")
+            self._follow_ups.append(job)
 
     # Stopping
 

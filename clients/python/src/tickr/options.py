@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Any, Dict, List, Literal, Mapping, TypedDict, Union
+from typing import Any, Dict, FrozenSet, List, Literal, Mapping, TypedDict, Union
 
 from ._json import rfc3339, whole_milliseconds
 from .errors import Delay, milliseconds
@@ -75,16 +75,22 @@ class JobOptions(TypedDict, total=False):
 
 NAMES = frozenset(JobOptions.__annotations__)
 
+FOLLOW_UP_NAMES = frozenset(
+    "queue execute_at delay_ms expires_in_ms max_attempts timeout_ms priority order_key on_failure limit_key retry "
+    "tags in_batch".split()
+)
+"""The options of a job that follows a success."""
 
-def checked(options: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return options as the API takes them. An option that is None is left out.
+
+def checked(options: Mapping[str, Any], names: FrozenSet[str] = NAMES) -> Dict[str, Any]:
+    """Return options as the API takes them. An option that is None is left out. `names` are those that there are.
 
     Raises TypeError for a name that is no option, and for a value that has no JSON of this option.
     """
     body: Dict[str, Any] = {}
     for name, value in options.items():
-        if name not in NAMES:
-            raise TypeError(f"{name!r} is no option of a job; the options are {', '.join(sorted(NAMES))}")
+        if name not in names:
+            raise TypeError(f"{name!r} is no option of such a job; the options are {', '.join(sorted(names))}")
         if value is None:
             continue
         if isinstance(value, datetime):

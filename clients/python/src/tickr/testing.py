@@ -194,6 +194,8 @@ class Outcome:
     error: Optional[str] = None
     delay_ms: Optional[int] = None
     context: FakeContext = field(default_factory=FakeContext, repr=False)
+    follow_ups: List[Any] = field(default_factory=list)
+    """The jobs that `context.then` added, if it succeeded: `kind`, `payload` and the options."""
 
 
 def run(kind: Kind[Any], payload: Any = None, context: Optional[FakeContext] = None) -> Outcome:
@@ -256,7 +258,8 @@ class _Run:
         if end is None:
             return Outcome(None, context=self.context)
         result = None if end.result is None else _json.decode(end.result)
-        return Outcome(end.verdict, result, end.error, end.delay_ms, self.context)
+        follow_ups = [_json.decode(job) for job in end.follow_ups]
+        return Outcome(end.verdict, result, end.error, end.delay_ms, self.context, follow_ups)
 
 
 __all__ = ["FakeAsyncClient", "FakeClient", "FakeContext", "Outcome", "arun", "run"]

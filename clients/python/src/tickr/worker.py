@@ -209,8 +209,9 @@ class Worker(_Worker):
     - `capture_logs`: write records of `logging` that a handler makes to the log of its attempt.
     - `around`: called with a function that runs a synchronous handler, in its thread; it returns what that one returns.
     - `thread_ended`: called in each thread for handlers before it ends.
-    - `client`: what handlers get as `context.client`, with an API key of the scope `enqueue`. Default: a client with
-      `token`, which enqueues nothing if that one has the scope `work`. The worker does not close it.
+    - `client`: what handlers get as `context.client`, with an API key of the scope `enqueue`, which also stands for
+      the jobs of `context.then`. Default: a client with `token`, which enqueues nothing if that one has the scope
+      `work`. The worker does not close it.
 
     Synchronous handlers run in threads, and coroutines as tasks of one event loop in a thread of the worker.
     """
