@@ -2088,12 +2088,14 @@ mutants() {
     mutant 'jobs of locked keys without Redis' internal/engine/fetcher.rs \
         'if self.shared.store.knows_locked_keys() {' 'if self.shared.store.knows_locked_keys() && false {' \
         key_limits::without_redis_the_jobs_of_a_locked_key_hold_up_no_job_behind_them
+    mutant 'claim of a next job that comes late' internal/store/attempts/claim_batches.rs \
+        'Self::Possible => Some(Self::NotFoundAt(Instant::now())),' 'Self::Possible => None,' \
+        order::a_next_job_is_given_back_also_if_mysql_claims_it_after_a_look_in_vain
     mutant 'turns of keys without Redis' internal/engine/fetcher.rs \
         'let_go.get(id).or_else(|| due.get(id)).copied()' 'due.get(id).copied()' \
         key_limits::on_many_workers_without_redis_the_jobs_on_their_way_alone_start_before_another_key
     mutant 'jobs of a flood without Redis' internal/engine/fetcher.rs \
-        '(may_have_flood && self.shared.store.park_behind_others(&others).await? > 0)' \
-        '(may_have_flood && others.is_empty())' \
+        'self.shared.store.park_behind_others(flood).await' 'self.shared.store.park_behind_others(&[]).await' \
         key_limits::without_redis_the_jobs_of_a_flood_that_are_not_parked_yet_are_parked_together
     mutant 'jobs on their way beside a flood' internal/store/attempts/limited.rs \
         'if !with_slots.contains(&id) {' 'if !with_slots.contains(&Uuid::nil()) {' \
@@ -2196,7 +2198,7 @@ mutants() {
         '(id, "?")' \
         order::a_job_behind_the_one_that_runs_that_may_not_follow_at_once_is_let_go_and_not_claimed
     mutant 'place of a job that follows in one request' internal/store/rows/order.rs \
-        'AND p.place = ? AND p.due_at' \
+        'AND p.place = ? AND p.open AND p.due_at' \
         'AND p.place + ? > 0 AND p.due_at' \
         order::a_job_that_has_left_its_place_behind_the_one_that_runs_does_not_start_there
     mutant 'due time of a job that follows in one request' internal/store/rows/order.rs \
@@ -3632,8 +3634,8 @@ mutants() {
         'Option::<Box<RawValue>>::deserialize(deserializer)' \
         remote_workers::a_checkpoint_that_is_null_replaces_the_one_before
     mutant 'verdict that is refused alone' internal/api/workers.rs \
-        'Err(refused) => given.push((token_in(&text), refused)),' \
-        'Err(_) => return Err(Problem::new(Code::InvalidRequest, token_in(&text))),' \
+        'Err(answered) => given.push(Err(answered)),' \
+        'Err(answered) => return Err(Problem::new(Code::InvalidRequest, answered.token)),' \
         remote_workers::a_verdict_that_is_not_valid_is_refused_alone
     mutant 'right to enqueue what follows a success' internal/api/http/follow_ups.rs \
         'if !holder.may_enqueue() {' \
@@ -3650,16 +3652,16 @@ mutants() {
         'requester.problem_of_queue(&queue).filter(|_| queue.is_empty())' \
         remote_workers::jobs_that_follow_need_a_key_that_may_enqueue_each_of_them
     mutant 'finish key beside what follows' internal/api/attempts.rs \
-        '&& !is_declared(&api, digest, &follow_ups).await? {' \
-        '&& !is_declared(&api, digest, &follow_ups).await? && follow_ups.len() > 9 {' \
+        'let refused = if follow_ups.iter().all(|job| is_declared(&job.kind)) {' \
+        'let refused = if follow_ups.len() < 9 || follow_ups.iter().all(|job| is_declared(&job.kind)) {' \
         deferred::jobs_follow_a_finish_that_comes_later_once_and_need_an_api_key
     mutant 'kinds that a receiver may enqueue' internal/handlers/http/push.rs \
         '!may_follow.iter().any(|kind| kind.as_str() == job.kind)' \
         'may_follow.is_empty() && job.kind.is_empty()' \
         push_kinds::jobs_follow_the_answer_of_a_receiver_if_its_declaration_names_their_kinds
     mutant 'kinds that a receiver may enqueue later' internal/api/attempts.rs \
-        'push.follow_ups.iter().any(|kind| kind.as_str() == job.kind)' \
-        'push.follow_ups.iter().any(|kind| kind.as_str() != job.kind.repeat(9))' \
+        'declared.iter().any(|name| name.as_str() == kind)' \
+        'declared.iter().any(|name| name.as_str() != kind.repeat(9))' \
         push_kinds::jobs_follow_the_answer_of_a_receiver_if_its_declaration_names_their_kinds
     mutant 'check of what follows the success of a worker' internal/broker/remote_workers.rs \
         'Err(problems) => return Ok(WorkerFinished::Refused(problems)),' \
@@ -3676,7 +3678,35 @@ mutants() {
     mutant 'number of jobs that follow the success of a worker' internal/handlers/sent_follow_ups.rs \
         'if sent.len() > limits::MAX_FOLLOW_UPS {' \
         'if sent.len() > 10 * limits::MAX_FOLLOW_UPS {' \
-        remote_workers::a_success_has_at_most_a_thousand_follow_up_jobs
+        remote_workers::a_success_has_at_most_a_thousand_follow_up_jobs_and_a_call_four_thousand
+    mutant 'number of jobs that follow the verdicts of one call' internal/api/workers.rs \
+        '*jobs + own > MAX_FOLLOW_UPS_IN_CALL' \
+        '*jobs + own > 9 * MAX_FOLLOW_UPS_IN_CALL' \
+        remote_workers::a_success_has_at_most_a_thousand_follow_up_jobs_and_a_call_four_thousand
+    mutant 'first verdict with jobs of one call' internal/api/workers.rs \
+        'if own > 0 && *jobs > 0 &&' \
+        'if own > 0 &&' \
+        remote_workers::a_success_has_at_most_a_thousand_follow_up_jobs_and_a_call_four_thousand
+    mutant 'repeated success of a worker that may enqueue no more' internal/broker/remote_workers.rs \
+        'Err(_) if !is_open => Vec::new(),' \
+        'Err(_) if !is_open && settlement.number == 0 => Vec::new(),' \
+        remote_workers::jobs_that_follow_need_a_key_that_may_enqueue_each_of_them
+    mutant 'missing right to what follows the success of a worker' internal/broker/remote_workers.rs \
+        'let jobs = if finish.refused.is_empty() {' \
+        'let jobs = if finish.refused.len() < 9 {' \
+        remote_workers::jobs_that_follow_need_a_key_that_may_enqueue_each_of_them
+    mutant 'repeated later finish that may enqueue no more' internal/broker/deferred.rs \
+        'Err(_) if !attempt.open => Vec::new(),' \
+        'Err(_) if !attempt.open && attempt.number == 0 => Vec::new(),' \
+        deferred::jobs_follow_a_finish_that_comes_later_once_and_need_an_api_key
+    mutant 'missing right to what follows a later finish' internal/broker/deferred.rs \
+        'let jobs = if refused.is_empty() {' \
+        'let jobs = if refused.len() < 9 {' \
+        deferred::jobs_follow_a_finish_that_comes_later_once_and_need_an_api_key
+    mutant 'open API that has ended before the body has come' internal/api/http/follow_ups.rs \
+        'is_open.then(||' \
+        '(is_open || api.loopback).then(||' \
+        deferred::jobs_follow_a_finish_that_comes_later_once_and_need_an_api_key
     mutant 'answer of a repeated verdict when the job has ended' internal/store/attempts/settle.rs \
         'WHERE l.job_id = w.id ORDER' 'WHERE l.job_id = NULL ORDER' \
         remote_workers::a_repeated_verdict_has_its_answer_also_when_the_job_was_cancelled_meanwhile

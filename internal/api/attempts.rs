@@ -22,8 +22,8 @@ use crate::http::problem::{Code, Problem};
 use crate::view::{Moment, StateWord};
 use crate::{Api, json};
 use tickr_broker::Finished;
-use tickr_handlers::{FinishKey, FollowUp, RemoteVerdict, sent_follow_ups, wrong_json};
-use tickr_job::{JobId, ProgressReport, State as JobState, limits};
+use tickr_handlers::{FinishKey, FollowUp, KnownKind, RemoteVerdict, sent_follow_ups, wrong_json};
+use tickr_job::{JobId, Name, ProgressReport, State as JobState, limits};
 use tickr_store::StoreError;
 
 /// Longest note with the progress, in characters.
@@ -151,8 +151,8 @@ pub(super) struct FinishBody {
     #[schema(value_type = Option<serde_json::Value>)]
     checkpoint: Option<Box<RawValue>>,
     /// Jobs to enqueue: they exist exactly if the attempt has this success. Only with `succeeded`. The finish key is no
-    /// right to enqueue: `Authorization` holds an API key with the scope `enqueue`, unless the declaration of a kind with
-    /// a receiver names the kinds.
+    /// right to enqueue: the header `tickr-enqueue-authorization` holds an API key with the scope `enqueue`. Jobs of
+    /// the kinds that the declaration of a kind with a receiver names need none.
     #[schema(value_type = Option<Vec<FollowUpBody>>, max_items = 1_000)]
     follow_ups: Option<Vec<Box<RawValue>>>,
 }
@@ -174,7 +174,11 @@ pub(super) struct FinishAnswer {
 /// answer, so a call that got no answer can be sent again. If the attempt ended otherwise, the answer is 409.
 #[utoipa::path(
     post, path = "/v1/attempts/{key}/finish", tag = "attempts", operation_id = "finish_attempt",
-    params(("key" = String, Path, description = "The finish key")),
+    params(
+        ("key" = String, Path, description = "The finish key"),
+        ("tickr-enqueue-authorization" = Option<String>, Header,
+            description = "`Bearer` and the API key that may enqueue the follow-up jobs of the success"),
+    ),
     request_body = FinishBody,
     responses(
         (status = 200, description = "The attempt has this verdict", body = FinishAnswer),
@@ -191,29 +195,38 @@ pub(super) async fn finish(
     request: Request,
 ) -> Result<Response, Problem> {
     let (digest, body) = body_for_key(&api, peer, &key, request).await?;
-    let (finish, checkpoint, follow_ups) = read(body)?;
-    if !follow_ups.is_empty() && !is_declared(&api, digest, &follow_ups).await? {
-        let problems = may_follow.open(&api).await?.problems(&api, &follow_ups);
-        if !problems.is_empty() {
-            let detail = "this call may not enqueue its follow-up jobs; `errors` says why";
-            return Err(Problem::new(Code::Forbidden, detail).at("", problems));
-        }
-    }
-    match api.broker.finish(digest, finish, checkpoint, follow_ups).await? {
+    let (finish, checkpoint, mut follow_ups) = read(body)?;
+    let declared = if follow_ups.is_empty() { Vec::new() } else { declared_kinds(&api, digest).await? };
+    let is_declared = |kind: &str| declared.iter().any(|name| name.as_str() == kind);
+    let refused = if follow_ups.iter().all(|job| is_declared(&job.kind)) {
+        Vec::new()
+    } else {
+        may_follow.open(&api).await?.check(&api, &mut follow_ups, is_declared)
+    };
+    let forbidden = !refused.is_empty();
+    match api.broker.finish(digest, finish, checkpoint, follow_ups, refused).await? {
         Finished::Done { id, state } => Ok(json(StatusCode::OK, FinishAnswer { job: id.to_string(), state })),
+        Finished::Refused(problems) if forbidden => {
+            let detail = "this call may not enqueue its follow-up jobs; `errors` says why";
+            Err(Problem::new(Code::Forbidden, detail).at("", problems))
+        }
         Finished::Refused(problems) => Err(invalid_end(problems)),
         Finished::Ended(id) => Err(ended(id)),
         Finished::Unknown => Err(unknown(&api, peer).await),
     }
 }
 
-/// Return whether the attempt is one of a declared kind whose receiver may enqueue these jobs without an API key.
-async fn is_declared(api: &Api, digest: [u8; 32], follow_ups: &[FollowUp]) -> Result<bool, StoreError> {
-    let Some(attempt) = api.broker.store().deferred_attempt(digest).await? else { return Ok(false) };
+/// Return the kinds that may follow the attempt without an API key: those that the declaration of its kind names for
+/// the receiver.
+async fn declared_kinds(api: &Api, digest: [u8; 32]) -> Result<Vec<Name>, StoreError> {
+    let Some(attempt) = api.broker.store().deferred_attempt(digest).await? else { return Ok(Vec::new()) };
+    // A kind with a handler in this process executes the jobs of a declaration with its name.
+    if !matches!(api.broker.registry().find(attempt.kind.as_str()), Some(KnownKind::Declared(_))) {
+        return Ok(Vec::new());
+    }
     let settings = api.operator_settings.now();
     let kind = settings.kinds.iter().find(|set| set.kind.name == attempt.kind);
-    let Some(push) = kind.and_then(|set| set.kind.push.as_ref()) else { return Ok(false) };
-    Ok(follow_ups.iter().all(|job| push.follow_ups.iter().any(|kind| kind.as_str() == job.kind)))
+    Ok(kind.and_then(|set| set.kind.push.as_ref()).map_or_else(Vec::new, |push| push.follow_ups.clone()))
 }
 
 fn invalid_end(problems: Vec<tickr_handlers::Problem>) -> Problem {

@@ -48,6 +48,9 @@ const LEASE_MS: (u64, u64, u64) = (10_000, 60_000, 3_600_000);
 const WAIT_MS: (u64, u64) = (30_000, 60_000);
 /// Most verdicts in one call.
 const MAX_VERDICTS: usize = 500;
+/// Most follow-up jobs of the verdicts of one call. 1 MiB has room for about 80,000 small ones, and one call must not
+/// keep the writes of others waiting for them.
+const MAX_FOLLOW_UPS_IN_CALL: usize = 4 * limits::MAX_FOLLOW_UPS;
 /// Longest note, in characters.
 const MAX_NOTE: usize = 120;
 /// Most characters of the token of a verdict that are sent back.
@@ -334,8 +337,9 @@ pub(super) enum EndResultWord {
     Unknown,
     /// The verdict is not valid. Nothing was changed, and the attempt still waits for a verdict.
     Refused,
-    /// The verdict is not written yet, because another session locks the row of the job in MySQL, or the row cannot be
-    /// read. The attempt still waits for it: the worker sends it again after a pause.
+    /// The verdict is not written yet, because another session locks the row of the job in MySQL, the row cannot be
+    /// read, or the verdicts before it in the call have too many follow-up jobs. The attempt still waits for it: the
+    /// worker sends it again after a pause.
     Locked,
 }
 
@@ -819,40 +823,41 @@ pub(super) async fn finish(
     if !problems.is_empty() {
         return Err(invalid("verdicts", problems));
     }
-    let verdicts = body.verdicts.into_iter().map(|text| (read(&text), text));
-    let verdicts: Vec<(ReadVerdict, Box<RawValue>)> = verdicts.collect();
-    let valid = verdicts.iter().filter_map(|(read, _)| read.as_ref().ok());
-    let has_follow_ups = valid.map(|(_, checked)| checked.follow_ups.len()).sum::<usize>() > 0;
+    let mut jobs = 0;
+    let verdicts: Vec<ReadVerdict> = body.verdicts.into_iter().map(|text| read(&text, &mut jobs)).collect();
+    let has_follow_ups = verdicts.iter().flatten().any(|(_, checked)| !checked.follow_ups.is_empty());
     let right = if has_follow_ups { Some(may_follow.open(&api).await?) } else { None };
-    let refused_jobs = |checked: &CheckedVerdict| match &right {
-        Some(right) => right.problems(&api, &checked.follow_ups).into_iter().map(RefusedField::from).collect(),
-        None => Vec::new(),
-    };
     let (mut given, mut finishes) = (Vec::new(), Vec::new());
-    for (read, text) in verdicts {
-        let allowed = read.and_then(|(token, checked)| {
-            let refused: Vec<RefusedField> = refused_jobs(&checked);
-            if refused.is_empty() { Ok((token, checked)) } else { Err(refused) }
-        });
-        match allowed {
-            Ok((token, CheckedVerdict { verdict, log, checkpoint, follow_ups })) => {
-                let ticket = Ticket::parse(&token).unwrap_or(Ticket::NONE);
+    for read in verdicts {
+        match read {
+            Ok((token, CheckedVerdict { verdict, log, checkpoint, mut follow_ups })) => {
+                let Ticket { id, token: of_attempt, number } = Ticket::parse(&token).unwrap_or(Ticket::NONE);
                 let checkpoint = checkpoint.map(|checkpoint| Arc::from(Box::<str>::from(checkpoint)));
-                let Ticket { id, token: of_attempt, number } = ticket;
-                finishes.push(WorkerFinish { id, token: of_attempt, number, verdict, log, checkpoint, follow_ups });
-                given.push((token, Vec::new()));
+                let refused = right.as_ref().map(|right| right.check(&api, &mut follow_ups, |_| false));
+                finishes.push(WorkerFinish {
+                    id,
+                    token: of_attempt,
+                    number,
+                    verdict,
+                    log,
+                    checkpoint,
+                    follow_ups,
+                    refused: refused.unwrap_or_default(),
+                });
+                given.push(Ok(token));
             }
-            Err(refused) => given.push((token_in(&text), refused)),
+            Err(answered) => given.push(Err(answered)),
         }
     }
     let settings = api.operator_settings.now();
     let limited = |queue: &Name| settings.queues.get(queue).is_some_and(|set| set.concurrency.is_some());
     let may = |kind: &Name, queue: &Name| rights.cover(slice::from_ref(kind), slice::from_ref(queue));
     let mut finished = api.broker.finish_remotely(finishes, limited, may).await?.into_iter();
-    let results = given.into_iter().map(|(token, errors)| {
-        if !errors.is_empty() {
-            return EndResult { token, result: EndResultWord::Refused, state: None, errors };
-        }
+    let results = given.into_iter().map(|given| {
+        let token = match given {
+            Ok(token) => token,
+            Err(answered) => return answered,
+        };
         let (result, state) = match finished.next().unwrap_or(WorkerFinished::Unknown) {
             WorkerFinished::Settled(state) => (EndResultWord::Settled, Some(state)),
             WorkerFinished::LeaseLost => (EndResultWord::LeaseLost, None),
@@ -863,24 +868,31 @@ pub(super) async fn finish(
                 return EndResult { token, result: EndResultWord::Refused, state: None, errors };
             }
         };
-        EndResult { token, result, state, errors }
+        EndResult { token, result, state, errors: Vec::new() }
     });
     Ok(json(StatusCode::OK, EndsAnswer { results: results.collect() }))
 }
 
-/// A verdict with the token of its attempt, or what is wrong with it.
-type ReadVerdict = Result<(String, CheckedVerdict), Vec<RefusedField>>;
+/// A verdict with the token of its attempt, or the answer to one that is not valid or comes too early.
+type ReadVerdict = Result<(String, CheckedVerdict), EndResult>;
 
-/// Read a verdict and check it. The other verdicts of the call do not depend on it.
-fn read(text: &RawValue) -> ReadVerdict {
+/// Read a verdict and check it. The other verdicts of the call depend on it only by the number of its follow-up jobs:
+/// `jobs` counts those of the call so far.
+fn read(text: &RawValue, jobs: &mut usize) -> ReadVerdict {
+    let refused = |errors| EndResult { token: token_in(text), result: EndResultWord::Refused, state: None, errors };
     let mut reader = serde_json::Deserializer::from_str(text.get());
     let parsed: Result<Object<EndBody>, _> = serde_path_to_error::deserialize(&mut reader);
     let Object(EndBody { token, verdict, result, error, delay_ms, log, checkpoint, follow_ups }) =
-        parsed.map_err(|error| vec![RefusedField::from(tickr_handlers::Problem::in_json(error))])?;
+        parsed.map_err(|error| refused(vec![RefusedField::from(tickr_handlers::Problem::in_json(error))]))?;
+    let own = follow_ups.as_ref().map_or(0, Vec::len);
+    if own > 0 && *jobs > 0 && *jobs + own > MAX_FOLLOW_UPS_IN_CALL {
+        return Err(EndResult { token, result: EndResultWord::Locked, state: None, errors: Vec::new() });
+    }
+    *jobs += own;
     let sent = SentVerdict { verdict: verdict.into(), result, error, delay_ms, log, checkpoint, follow_ups };
     let checked = sent.check().map_err(|wrong| {
-        let refused = |(field, detail): WrongVerdict| RefusedField { field: field.into_owned(), detail };
-        wrong.into_iter().map(refused).collect::<Vec<_>>()
+        let field = |(field, detail): WrongVerdict| RefusedField { field: field.into_owned(), detail };
+        refused(wrong.into_iter().map(field).collect())
     })?;
     Ok((token, checked))
 }

@@ -48,7 +48,8 @@ impl Broker {
     }
 
     /// Give the attempt with this finish key its verdict, and enqueue the jobs that follow its success in the same
-    /// transaction. A repeated call with the same verdict has the same answer, and enqueues nothing more.
+    /// transaction. A repeated call with the same verdict has the same answer, and enqueues nothing more. `refused`
+    /// says why the caller may not enqueue them; unless it is empty, none of them is enqueued.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -59,10 +60,19 @@ impl Broker {
         finish: RemoteVerdict,
         checkpoint: Option<Arc<str>>,
         follow_ups: Vec<FollowUp>,
+        refused: Vec<Problem>,
     ) -> Result<Finished, StoreError> {
         let Some(attempt) = self.store.deferred_attempt(key).await? else { return Ok(Finished::Unknown) };
-        let jobs = match self.prepare_follow_ups(follow_ups, attempt.batch, attempt.trace.as_ref()) {
+        let jobs = if refused.is_empty() {
+            self.prepare_follow_ups(follow_ups, attempt.batch, attempt.trace.as_ref())
+        } else {
+            Err(refused)
+        };
+        let jobs = match jobs {
             Ok(jobs) => jobs,
+            // The success may be a repetition, and rights and kinds may have changed since. An attempt that has ended
+            // gets no other verdict, so this writes nothing and tells what became of it.
+            Err(_) if !attempt.open => Vec::new(),
             Err(problems) => return Ok(Finished::Refused(problems)),
         };
         let mut settlement = self.settlement(&attempt, finish, checkpoint);

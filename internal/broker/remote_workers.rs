@@ -282,6 +282,8 @@ pub struct WorkerFinish {
     pub checkpoint: Option<Arc<str>>,
     /// Jobs to enqueue with the success.
     pub follow_ups: Vec<FollowUp>,
+    /// Why the caller may not enqueue them. None of them is enqueued unless this is empty.
+    pub refused: Vec<Problem>,
 }
 
 /// The answer to a verdict.
@@ -671,13 +673,26 @@ impl Broker {
         let Some(attempt) = attempt else {
             return Ok(if waits { WorkerFinished::Locked } else { WorkerFinished::Unknown });
         };
-        let follow_ups = match self.prepare_follow_ups(finish.follow_ups, attempt.batch, attempt.trace.as_ref()) {
-            Ok(jobs) => jobs,
-            Err(problems) => return Ok(WorkerFinished::Refused(problems)),
+        let is_open = attempt.open.as_ref().is_some_and(|(token, ..)| *token == finish.token);
+        let jobs = if finish.refused.is_empty() {
+            self.prepare_follow_ups(finish.follow_ups, attempt.batch, attempt.trace.as_ref())
+        } else {
+            Err(finish.refused)
         };
         let (verdict, result, error, again) = parts_of(finish.verdict, || self.policy_of(attempt));
         let mut settlement = settlement((finish.id, finish.token, finish.number), verdict, error, result, again);
-        settlement.follow_ups = follow_ups;
+        if jobs.is_err()
+            && let Some(ending) = self.ending_of(&key_of(&settlement))
+        {
+            return answer_in(ending).await;
+        }
+        settlement.follow_ups = match jobs {
+            Ok(jobs) => jobs,
+            // The success may be a repetition, and rights and kinds may have changed since. An attempt that has ended
+            // gets no other verdict, so this writes nothing and tells what became of it.
+            Err(_) if !is_open => Vec::new(),
+            Err(problems) => return Ok(WorkerFinished::Refused(problems)),
+        };
         settlement.log = finish.log;
         settlement.checkpoint = finish.checkpoint.map_or(CheckpointUse::Unused, CheckpointUse::Unsaved);
         self.settle_apart(attempt, settlement).await
@@ -692,7 +707,7 @@ impl Broker {
         settlement: Settlement,
     ) -> Result<WorkerFinished, StoreError> {
         let key = key_of(&settlement);
-        let (mut ending, begun) = {
+        let (ending, begun) = {
             let mut endings = self.polls.endings.lock().unwrap_or_else(PoisonError::into_inner);
             match endings.entry(key.clone()) {
                 Entry::Occupied(under_way) => (under_way.get().clone(), None),
@@ -720,9 +735,12 @@ impl Broker {
                 self.polls.tasks.spawn(settling);
             }
         }
-        let ended = ending.wait_for(Option::is_some).await.ok().and_then(|ended| ended.clone());
-        // Without an answer, the process stops.
-        ended.unwrap_or(Ok(WorkerFinished::Locked))
+        answer_in(ending).await
+    }
+
+    /// Return the way to the answer of this verdict, if it is being written.
+    fn ending_of(&self, key: &EndingKey) -> Option<Ending> {
+        self.polls.endings.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
     }
 
     /// Settle an attempt of a worker, and tell the index and the listeners of events.
@@ -782,6 +800,13 @@ impl Broker {
         let of_kind = || self.registry.find(attempt.kind.as_str()).map(|kind| kind.defaults().retry.clone());
         attempt.retry.clone().or_else(of_kind).unwrap_or_default()
     }
+}
+
+/// Wait for the answer of a verdict that is being written.
+async fn answer_in(mut ending: Ending) -> Result<WorkerFinished, StoreError> {
+    let ended = ending.wait_for(Option::is_some).await.ok().and_then(|ended| ended.clone());
+    // Without an answer, the process stops.
+    ended.unwrap_or(Ok(WorkerFinished::Locked))
 }
 
 /// Wait for a settlement, but only for a moment when this process stops. The row may stay locked for long.

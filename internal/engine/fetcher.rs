@@ -52,6 +52,8 @@ const LARGER_PAGES: usize = 8;
 const MAX_ON_THEIR_WAY: usize = 64;
 /// Times that one look parks the jobs of a flood in such a lane.
 const MAX_READ_AGAIN: usize = 3;
+/// Time after which a lane is looked at again in which no job of a flood could be parked.
+const PARK_AGAIN: Duration = Duration::from_millis(500);
 
 /// Free all seats but one, before the fetcher waits for an id. The next jobs of order keys and of limit keys start on free
 /// seats, without a way through Redis.
@@ -81,6 +83,8 @@ pub(super) struct Fetcher {
     skipped: HashMap<usize, Skipped>,
     /// The first jobs of the last looks in MySQL at lanes in which keys take turns, by the positions of the lanes.
     heads: HashMap<usize, JobId>,
+    /// When a look parked no job of a flood, by the positions of the lanes.
+    parked_none: HashMap<usize, Instant>,
     /// The last blocking pop waited for all lanes, and no id came. Then the next one needs no look before it.
     nothing_came: bool,
 }
@@ -97,6 +101,7 @@ impl Fetcher {
             settings,
             skipped: HashMap::new(),
             heads: HashMap::new(),
+            parked_none: HashMap::new(),
             nothing_came: false,
         }
     }
@@ -169,6 +174,7 @@ impl Fetcher {
                 self.queue_order.follow(&now);
                 self.skipped.clear();
                 self.heads.clear();
+                self.parked_none.clear();
                 self.nothing_came = false;
             }
             self.settings = now;
@@ -323,16 +329,13 @@ impl Fetcher {
         let lines: Vec<usize> =
             order.lines.into_iter().filter(|place| filled.contains(&self.queue_order.due_line(*place))).collect();
         let (mut taken, mut barred) = (Vec::new(), Vec::new());
-        let in_turns: HashSet<usize> = lines.iter().copied().filter(|place| self.keys_take_turns(*place)).collect();
-        // A lane in which keys take turns is read alone.
-        let runs = lines.chunk_by(|one, other| !in_turns.contains(one) && !in_turns.contains(other));
-        for places in runs.flat_map(|run| run.chunks(LINES_AT_ONCE)) {
-            let left = most - taken.len();
-            let pages = match places {
-                [place] if in_turns.contains(place) => self.read_in_turns(*place, now, left).await?,
-                _ => self.read_runnable(places, now, left * 4).await?,
-            };
-            for (place, page, found) in pages {
+        for places in lines.chunks(LINES_AT_ONCE) {
+            for (place, mut page, mut found) in self.read_runnable(places, now, (most - taken.len()) * 4).await? {
+                let left = most - taken.len();
+                // Most lanes are empty, and are read once.
+                if left > 0 && !found.is_empty() && self.keys_take_turns(place) {
+                    (page, found) = self.read_in_turns(place, now, left).await?;
+                }
                 let whole = page.next.is_none();
                 if found.is_empty() && !whole {
                     barred.push(place);
@@ -384,17 +387,26 @@ impl Fetcher {
         place: usize,
         now: Timestamp,
         left: usize,
-    ) -> Result<Vec<(usize, LinePage, Vec<JobId>)>, StoreError> {
+    ) -> Result<(LinePage, Vec<JobId>), StoreError> {
+        let shared = Arc::clone(&self.shared);
+        let queue = &shared.settings.queues[self.queue_order.queue_of(place)];
         let (mut rows, mut reads) = (left * 4 + MAX_ON_THEIR_WAY, 0);
         loop {
             let Some((_, page, mut found)) = self.read_runnable(&[place], now, rows).await?.pop() else {
-                return Ok(Vec::new());
+                return Ok((
+                    LinePage { line: self.queue_order.due_line(place), rows: Vec::new(), next: None },
+                    Vec::new(),
+                ));
             };
-            let let_go = self.shared.store.let_go_at(&found).await?;
-            let others: Vec<JobId> = found.iter().copied().filter(|id| !let_go.contains_key(id)).collect();
-            let has_too_few = others.len() < left * 4 && page.next.is_some() && rows < LARGER_PAGE;
-            let may_have_flood = others.len() > left * 4 && reads < MAX_READ_AGAIN;
-            if has_too_few || (may_have_flood && self.shared.store.park_behind_others(&others).await? > 0) {
+            // Jobs that another limit let go keep the place of their due time, as they do in Redis.
+            let takes_turns =
+                |row: &&DueRow| row.kind.as_ref().is_some_and(|kind| shared.store.shares_fairly(kind, queue));
+            let in_turns: HashSet<JobId> = page.rows.iter().filter(takes_turns).map(|row| row.id).collect();
+            let in_turns: Vec<JobId> = found.iter().copied().filter(|id| in_turns.contains(id)).collect();
+            let let_go = if in_turns.is_empty() { HashMap::new() } else { shared.store.let_go_at(&in_turns).await? };
+            let has_too_few = found.len() - let_go.len() < left * 4 && page.next.is_some() && rows < LARGER_PAGE;
+            let flood: Vec<JobId> = in_turns.into_iter().filter(|id| !let_go.contains_key(id)).collect();
+            if has_too_few || (reads < MAX_READ_AGAIN && self.park_flood(place, &flood, left).await) {
                 (rows, reads) = (LARGER_PAGE, reads + 1);
                 continue;
             }
@@ -402,8 +414,25 @@ impl Fetcher {
             found.sort_by_key(|id| let_go.get(id).or_else(|| due.get(id)).copied());
             found.truncate(left * 4);
             self.keep_head(place, &mut found);
-            return Ok(vec![(place, page, found)]);
+            return Ok((page, found));
         }
+    }
+
+    /// Park the jobs of a flood in this lane, if these jobs are more than `left` free workers need. Return whether some
+    /// were parked. A look that parked none is not repeated at once: each would cost a transaction. An error loses no
+    /// job, because a claim parks them as well.
+    async fn park_flood(&mut self, place: usize, flood: &[JobId], left: usize) -> bool {
+        let in_vain = self.parked_none.get(&place).is_some_and(|at| at.elapsed() < PARK_AGAIN);
+        if flood.len() <= left * 4 || in_vain || self.shared.stop_fetching.is_cancelled() {
+            return false;
+        }
+        match self.shared.store.park_behind_others(flood).await {
+            Ok(0) => {}
+            Ok(_) => return true,
+            Err(error) => tracing::debug!(%error, "cannot park the jobs of a flood"),
+        }
+        self.parked_none.insert(place, Instant::now());
+        false
     }
 
     /// Leave the first of these jobs in front, so that it starts next however few workers are free, and mix the others,

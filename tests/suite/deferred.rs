@@ -17,7 +17,8 @@ use tickr::config::{Config, ServerUrl};
 use tickr::event::Event;
 use tickr::handlers::{Context, Failure, FinishLater, FollowUp, Kind, Output, Registry};
 use tickr::job::{JobId, State};
-use tokio::net::TcpListener;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -712,14 +713,38 @@ async fn jobs_follow_a_finish_that_comes_later_once_and_need_an_api_key() {
         assert_eq!(made.status, 201, "{:#}", made.body);
         made.body["token"].as_str().unwrap().to_owned()
     };
+    // This call comes while the API is open, and its body when it is not any more.
+    let (at, body) = (tickr.app.addr(), r#"{"verdict": "succeeded", "follow_ups": [{"kind": "noop"}]}"#);
+    let mut socket = TcpStream::connect(at).await.unwrap();
+    let head = format!(
+        "POST /v1/attempts/{key}/finish HTTP/1.1\r\nhost: {at}\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\nexpect: 100-continue\r\nconnection: close\r\n\r\n",
+        body.len()
+    );
+    socket.write_all(head.as_bytes()).await.unwrap();
+    let mut asked = [0; 25];
+    socket.read_exact(&mut asked).await.unwrap();
+    assert_eq!(&asked, b"HTTP/1.1 100 Continue\r\n\r\n");
     let admin = made(None, "root", json!({"scope": "admin"})).await;
+    socket.write_all(body.as_bytes()).await.unwrap();
+    let mut refused = String::new();
+    socket.read_to_string(&mut refused).await.unwrap();
+    assert!(refused.starts_with("HTTP/1.1 403 ") && refused.contains("/follow_ups"), "{refused}");
     let work = made(Some(&admin), "work", json!({"scope": "work"})).await;
     let shop = made(Some(&admin), "shop", json!({"scope": "enqueue", "kinds": ["noop"]})).await;
     let finish = async |right: Option<&str>, jobs: Value| {
         let body = json!({"verdict": "succeeded", "follow_ups": jobs});
         let request = tickr.request(Method::POST, &format!("/v1/attempts/{key}/finish")).json(&body);
-        answer(if let Some(right) = right { request.bearer_auth(right) } else { request }).await
+        answer(match right {
+            Some(right) => request.header("tickr-enqueue-authorization", format!("Bearer {right}")),
+            None => request,
+        })
+        .await
     };
+    // A proxy may have filled this header.
+    let by_caller = tickr.request(Method::POST, &format!("/v1/attempts/{key}/finish")).bearer_auth(&shop);
+    let by_caller = by_caller.json(&json!({"verdict": "succeeded", "follow_ups": [{"kind": "noop"}]}));
+    assert_eq!(answer(by_caller).await.status, 403);
     for (right, jobs, pointer) in [
         (None, json!([{"kind": "noop"}]), "/follow_ups"),
         (Some(work.as_str()), json!([{"kind": "noop"}]), "/follow_ups"),
@@ -733,6 +758,13 @@ async fn jobs_follow_a_finish_that_comes_later_once_and_need_an_api_key() {
     assert_eq!(tickr.count(FOLLOWED).await, 0);
     for _ in 0..2 {
         let finished = finish(Some(&shop), json!([{"kind": "noop"}, {"kind": "noop"}])).await;
+        assert_eq!((finished.status, &finished.body["state"]), (200, &json!("completed")), "{:#}", finished.body);
+    }
+    assert_eq!(tickr.count(FOLLOWED).await, 2);
+    // A repetition has the same answer when the API key is revoked, is left out, or a kind is gone since.
+    assert_eq!(answer(tickr.request(Method::DELETE, "/v1/api-keys/shop").bearer_auth(&admin)).await.status, 200);
+    for (right, kind) in [(Some(&shop), "noop"), (None, "noop"), (Some(&admin), "nothing")] {
+        let finished = finish(right.map(String::as_str), json!([{"kind": kind}])).await;
         assert_eq!((finished.status, &finished.body["state"]), (200, &json!("completed")), "{:#}", finished.body);
     }
     assert_eq!(tickr.count(FOLLOWED).await, 2);

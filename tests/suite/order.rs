@@ -925,6 +925,28 @@ async fn an_end_in_one_request_that_is_not_answered_counts_once_and_gives_the_ne
     line.stop().await;
 }
 
+/// MySQL may begin with a request whose client has gone, after it has answered a request that came later.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_next_job_is_given_back_also_if_mysql_claims_it_after_a_look_in_vain() {
+    let line = Line::start().await;
+    let (running, ids) = line.second_of(noops("k", 3)).await;
+    line.proxy.cut_after("COMMIT");
+    let (settled, next) = line.end(&running).await;
+    assert!(matches!(settled, Settled::Done { state: State::Completed, .. }) && next.is_none(), "{settled:?} {next:?}");
+    // Until the second one, the claim is not there.
+    let other_token = "UPDATE owed SET token = REVERSE(token) WHERE state = 'executing'";
+    connect(&line.url).await.execute(other_token).await.unwrap();
+    assert!(line.store.give_back_unanswered().await.unwrap().is_empty());
+    assert_eq!(line.store.unanswered_claims(), 1);
+    connect(&line.url).await.execute(other_token).await.unwrap();
+    let given = line.store.give_back_unanswered().await.unwrap();
+    assert_eq!(given.iter().map(|given| given.id).collect::<Vec<_>>(), ids[2..3]);
+    let again = line.claimed(ids[2]).await;
+    assert_eq!((again.number, again.attempt), (2, 1));
+    assert_eq!(line.end_alone(&again).await, vec![]);
+    line.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_end_in_one_request_that_waits_for_the_next_job_locks_no_tally() {
     let line = Line::start().await;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hmac::{Hmac, Mac};
+use reqwest::Method;
 use serde_json::{Value, json};
 use sha2::Sha256;
 use tickr::config::{Config, Flags, ServerUrl};
@@ -1046,8 +1047,8 @@ async fn tickr_kinds_declares_a_receiver_and_lists_it() {
     assert!(out.contains(&format!("push to {place}")) && !out.contains(&SECRET["whsec_".len()..]), "{out}");
     let (_, out, _) = run(&["show", "resize"]).await;
     let shown: Value = serde_json::from_str(&out).unwrap();
-    let push =
-        json!({"url": format!("http://{place}/jobs"), "has_secret": true, "answer_ms": 30_000, "lease_ms": 5_000});
+    let push = json!({"url": format!("http://{place}/jobs"), "has_secret": true, "answer_ms": 30_000, "lease_ms": 5_000,
+               "follow_ups": []});
     assert_eq!(shown["run"], json!({"push": push}), "{out}");
     tickr.stop().await;
 }
@@ -1079,9 +1080,18 @@ async fn jobs_follow_the_answer_of_a_receiver_if_its_declaration_names_their_kin
     receiver.call().await;
     let token = receiver.call().await.token();
     tickr.until_held_by_receiver(id).await;
-    assert_eq!(tickr.put("/v1/api-keys/root", json!({"scope": "admin"})).await.status, 201);
-    let refused = tickr.finish_pushed(&token, with(json!([{"kind": "noop"}, {"kind": "email"}]))).await;
+    let root = tickr.put("/v1/api-keys/root", json!({"scope": "admin"})).await;
+    let admin = root.body["token"].as_str().unwrap();
+    let both = with(json!([{"kind": "noop"}, {"kind": "email"}]));
+    let refused = tickr.finish_pushed(&token, both.clone()).await;
     assert_eq!((refused.status, refused.code(), refused.pointers()), (403, "forbidden", vec!["/follow_ups"]));
+    // An API key is asked only for the kinds that the declaration does not name.
+    let other = tickr.request(Method::PUT, "/v1/api-keys/other").bearer_auth(admin);
+    let other = answer(other.json(&json!({"scope": "enqueue", "kinds": ["http"]}))).await;
+    let right = format!("Bearer {}", other.body["token"].as_str().unwrap());
+    let refused = tickr.request(Method::POST, &format!("/v1/attempts/{token}/finish")).json(&both);
+    let refused = answer(refused.header("tickr-enqueue-authorization", right)).await;
+    assert_eq!((refused.status, refused.pointers()), (403, vec!["/follow_ups/1/kind"]), "{:#}", refused.body);
     assert_eq!(tickr.count(FOLLOWED).await, 2);
     for _ in 0..2 {
         let finished = tickr.finish_pushed(&token, with(json!([{"kind": "noop"}]))).await;

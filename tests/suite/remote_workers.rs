@@ -3330,7 +3330,7 @@ async fn a_follow_up_job_that_is_not_valid_refuses_its_verdict_alone_and_says_wh
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_success_has_at_most_a_thousand_follow_up_jobs() {
+async fn a_success_has_at_most_a_thousand_follow_up_jobs_and_a_call_four_thousand() {
     let tickr = started().await;
     let at = tickr.app.addr();
     declare_upload(&tickr).await;
@@ -3348,6 +3348,21 @@ async fn a_success_has_at_most_a_thousand_follow_up_jobs() {
     assert_eq!(uploads(&tickr).await, 0);
     assert_eq!(worker.finish(at, &held, success_with(&many[1..])).await["result"], "settled");
     assert_eq!(uploads(&tickr).await, 1_000);
+
+    // Verdicts with jobs beyond the bound wait. These have tokens of no attempt, so nothing is stored.
+    let job = json!({"kind": "noop"});
+    let of = |jobs: usize| json!({"token": "x", "verdict": "succeeded", "follow_ups": vec![job.clone(); jobs]});
+    for (sent, expected) in [
+        (vec![1_000, 1_000, 1_000, 1_000, 1, 0], vec!["unknown", "unknown", "unknown", "unknown", "locked", "unknown"]),
+        (vec![5_000, 1, 0], vec!["refused", "locked", "unknown"]),
+    ] {
+        let verdicts: Vec<Value> = sent.into_iter().map(of).collect();
+        let url = format!("http://{at}/v1/workers/{}/finish", worker.id);
+        let answered = http().post(url).json(&json!({"verdicts": verdicts})).send().await.unwrap();
+        let answered: Value = answered.json().await.unwrap();
+        let words = answered["results"].as_array().unwrap().iter().map(|result| result["result"].as_str().unwrap());
+        assert_eq!(words.collect::<Vec<_>>(), expected);
+    }
     tickr.stop().await;
 }
 
@@ -3401,8 +3416,17 @@ async fn jobs_that_follow_need_a_key_that_may_enqueue_each_of_them() {
     }
     assert_eq!(uploads(&tickr).await, 0);
     // Both attempts still wait for their verdicts.
-    assert_eq!(finish(&work, Some(&shop), &tokens[0], &[upload(1)]).await["result"], "settled");
-    assert_eq!(finish(&admin, None, &tokens[1], &[upload(2)]).await["result"], "settled");
+    let one = finish(&work, Some(&shop), &tokens[0], &[upload(1)]).await;
+    assert_eq!(one["result"], "settled", "{one:#}");
+    let other = finish(&admin, None, &tokens[1], &[upload(2)]).await;
+    assert_eq!(other["result"], "settled", "{other:#}");
+    assert_eq!(uploads(&tickr).await, 2);
+    // Repetitions have the same answers when the API key is revoked, is left out, or the kind is another one since.
+    let revoked = answer(http().delete(format!("http://{at}/v1/api-keys/shop")).bearer_auth(&admin)).await;
+    assert_eq!(revoked.status, 200, "{:#}", revoked.body);
+    assert_eq!(finish(&work, Some(&shop), &tokens[0], &[upload(1)]).await, one);
+    assert_eq!(finish(&work, None, &tokens[0], &[upload(1)]).await, one);
+    assert_eq!(finish(&admin, None, &tokens[1], &[json!({"kind": "nothing"})]).await, other);
     assert_eq!(uploads(&tickr).await, 2);
     tickr.stop().await;
 }

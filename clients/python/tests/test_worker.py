@@ -129,6 +129,22 @@ class Verdicts(WorkerCase):
         self.assertEqual([job["payload"] for job in alone.follow_ups], [{"to": "bob"}])
         self.assertEqual(testing.run(grow, "nowhere").follow_ups, [])
 
+    def test_the_key_of_a_client_of_another_server_is_not_sent_to_that_of_the_worker(self) -> None:
+        @self.app.kind("grow")
+        def grow(payload: Any, context: tickr.Context) -> str:
+            context.then("mail")
+            return "sent"
+
+        token = self.server.add("grow", None)
+        client = tickr.Client("http://elsewhere.invalid", "of-another-server")
+        self.addCleanup(client.close)
+        self.start(client=client)
+        verdict = self.server.verdict(token)
+        self.assertEqual((verdict["verdict"], verdict.get("follow_ups")), ("failed", None))
+        self.assertIn("its client has other addresses (http://elsewhere.invalid)", verdict["error"])
+        headers = [call.headers for call in self.server.of("finish")]
+        self.assertFalse(any("tickr-enqueue-authorization" in header for header in headers))
+
     def test_a_success_whose_jobs_are_refused_fails_its_attempt(self) -> None:
         @self.app.kind("grow")
         def grow(payload: Any, context: tickr.Context) -> str:

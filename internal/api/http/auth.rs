@@ -163,7 +163,7 @@ impl Identity {
 /// What may let a call that ends attempts enqueue jobs: the API key in the header `tickr-enqueue-authorization`, or the
 /// caller's own.
 pub(crate) enum Enqueuer {
-    /// The API was open: the call needs no API key.
+    /// The API was open when the call came: it needs no API key while the API is.
     Open,
     /// The caller.
     Caller(Identity),
@@ -181,11 +181,9 @@ impl Enqueuer {
         let given = match (parts.headers.get(ENQUEUES_BY), parts.extensions.get::<Identity>()) {
             (Some(given), _) => given,
             (None, Some(holder)) => return Self::Caller(holder.clone()),
-            // A call with a finish key was let in without a look at this header.
-            (None, None) => match parts.headers.get(header::AUTHORIZATION) {
-                Some(given) => given,
-                None => return Self::Nothing,
-            },
+            // A call with a finish key has no caller. A proxy on its way may have filled `Authorization`, so that one
+            // gives no right.
+            (None, None) => return Self::Nothing,
         };
         Self::Key(given.to_str().ok().and_then(bearer))
     }

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use utoipa::ToSchema;
 
 use crate::Api;
-use crate::http::auth::Enqueuer;
+use crate::http::auth::{Enqueuer, is_open};
 use crate::http::caller::Requester;
 use crate::http::failed_logins::Peer;
 use crate::http::problem::Problem;
@@ -92,7 +92,11 @@ impl FollowUpRights {
     /// When MySQL was not read for so long that the API key may have been revoked.
     pub(crate) async fn open(self, api: &Api) -> Result<EnqueueRight, Problem> {
         let holder = match self.enqueuer {
-            Enqueuer::Open => return Ok(EnqueueRight(Some(Requester::of(Actor::anyone(), None)))),
+            Enqueuer::Open => {
+                // The body may have come slowly, and no revocation ends a call with a finish key.
+                let is_open = is_open(api, &api.operator_settings.now());
+                return Ok(EnqueueRight(is_open.then(|| Requester::of(Actor::anyone(), None))));
+            }
             Enqueuer::Caller(holder) => Some(holder),
             Enqueuer::Key(Some(digest)) => Enqueuer::holder_of(digest, api)?,
             Enqueuer::Key(None) => None,
@@ -116,8 +120,16 @@ pub(crate) struct EnqueueRight(Option<Requester>);
 
 impl EnqueueRight {
     /// Return the first of these follow-up jobs that the caller may not enqueue, with a pointer relative to the verdict.
-    pub(crate) fn problems(&self, api: &Api, follow_ups: &[FollowUp]) -> Vec<tickr_handlers::Problem> {
-        if follow_ups.is_empty() {
+    /// Jobs of the kinds that `is_free` says need no right. The others get the queue that was checked, so that a kind
+    /// that is declared anew meanwhile takes none of them elsewhere.
+    pub(crate) fn check(
+        &self,
+        api: &Api,
+        follow_ups: &mut [FollowUp],
+        is_free: impl Fn(&str) -> bool,
+    ) -> Vec<tickr_handlers::Problem> {
+        let mut bound = follow_ups.iter_mut().enumerate().filter(|(_, job)| !is_free(&job.kind)).peekable();
+        if bound.peek().is_none() {
             return Vec::new();
         }
         let Some(requester) = &self.0 else {
@@ -125,17 +137,21 @@ impl EnqueueRight {
             return vec![tickr_handlers::Problem::at("/follow_ups", why)];
         };
         let registry = api.broker.registry();
-        let problem = |(place, job): (usize, &FollowUp)| {
+        let problem = |(place, job): (usize, &mut FollowUp)| {
             let of_kind = || {
                 let kind = registry.find(&job.kind);
                 kind.as_ref().and_then(|kind| kind.queue()).map_or("default", Name::as_str).to_owned()
             };
             let queue = job.options.queue.clone().unwrap_or_else(of_kind);
             let problem = requester.problem_of_kind(&job.kind, &job.payload);
-            let problem = problem.or_else(|| requester.problem_of_queue(&queue))?;
+            let problem = problem.or_else(|| requester.problem_of_queue(&queue));
+            if requester.has_queues() {
+                job.options.queue = Some(queue);
+            }
+            let problem = problem?;
             Some(tickr_handlers::Problem::at(format!("/follow_ups/{place}{}", problem.pointer), problem.detail))
         };
         // The first one will do. It may name all kinds of the API key, and an answer has up to 500 verdicts.
-        follow_ups.iter().enumerate().find_map(problem).into_iter().collect()
+        bound.find_map(problem).into_iter().collect()
     }
 }

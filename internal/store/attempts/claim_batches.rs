@@ -36,6 +36,9 @@ const MAX_UNANSWERED: usize = 8_192;
 const NOT_ANSWERED: &str = "its claim was not answered, no handler was started";
 /// Why attempts are given back for which a limit has no room.
 pub(super) const NO_ROOM: &str = "a limit changed while it was claimed, no handler was started";
+/// Longest time for which claims are looked for that MySQL may begin with late, once it answers: the longest wait for a
+/// lock, twice.
+const MAX_LATE: Duration = Duration::from_secs(10);
 /// An upper bound for the time in which a claim is repeated.
 const MAX_CLAIM: Duration = Duration::from_secs(10 * 60);
 /// Runners with batches that one call lists at most.
@@ -54,6 +57,30 @@ pub(crate) struct Unstarted {
     pub(crate) ids: Vec<JobId>,
     /// Why they are given back, for their lines in the ledger.
     pub(crate) why: &'static str,
+    /// Whether MySQL may begin with their claim only later.
+    pub(crate) late: Late,
+}
+
+/// Whether MySQL may begin with a claim after its client has lost the connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Late {
+    /// It had begun: its locks were taken before the request that was not answered.
+    Never,
+    /// The whole claim is in one request, which may wait for its first lock, or in a server that stands still.
+    Possible,
+    /// The same, and the first answered look did not find the claim at this moment.
+    NotFoundAt(Instant),
+}
+
+impl Late {
+    /// Return what is known after a look that did not find the claim; nothing if it will not come any more.
+    pub(crate) fn after_a_look(self) -> Option<Self> {
+        match self {
+            Self::Never => None,
+            Self::Possible => Some(Self::NotFoundAt(Instant::now())),
+            Self::NotFoundAt(first) => (first.elapsed() < MAX_LATE).then_some(self),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -129,7 +156,12 @@ impl OpenClaims {
 
     /// Remember that a claim of these jobs under this token got no answer and that its caller has stopped waiting.
     pub(crate) fn gave_up(&self, token: AttemptToken, ids: &[JobId]) {
-        self.leave(Unstarted { token, ids: ids.to_vec(), why: NOT_ANSWERED });
+        self.leave(Unstarted { token, ids: ids.to_vec(), why: NOT_ANSWERED, late: Late::Never });
+    }
+
+    /// Do the same for a claim that is in one request, which MySQL may begin with after its client has gone.
+    pub(crate) fn gave_up_early(&self, token: AttemptToken, ids: &[JobId]) {
+        self.leave(Unstarted { token, ids: ids.to_vec(), why: NOT_ANSWERED, late: Late::Possible });
     }
 
     /// Remember attempts that are to be given back.

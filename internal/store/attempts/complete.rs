@@ -20,7 +20,7 @@ use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
 use crate::attempts::claim::{Claim, Claims, ClaimsById, Opened, read_step};
-use crate::attempts::claim_batches::{NO_ROOM, Unstarted};
+use crate::attempts::claim_batches::{Late, NO_ROOM, Unstarted};
 use crate::attempts::limited::{FreedWithEnds, claim_let_go, free_with_ends, under_one_limit, without_room};
 use crate::attempts::settlement::{CheckpointUse, SettleRequest, Settlement};
 use crate::rows::attempt_logs::{AttemptLogRow, insert_logs_step};
@@ -407,6 +407,8 @@ pub(crate) struct SuccessorClaim<'a> {
     place: Option<(Arc<str>, i64)>,
     /// The jobs behind it, as far as they are known.
     behind: Vec<Behind>,
+    /// Whether the claim is in one request with all that comes before it.
+    is_one_request: bool,
 }
 
 impl<'a> SuccessorClaim<'a> {
@@ -442,6 +444,7 @@ impl<'a> SuccessorClaim<'a> {
         let front_of = HashMap::from([(JobId::from_uuid(behind.id), front.item.id)]);
         let mut claim = Self::of(claims, front_of, Timestamp::default())?;
         claim.place = front.opened.order_key.clone().map(|key| (key, behind.place));
+        claim.is_one_request = true;
         claim.behind = front.opened.behind.iter().skip(1).copied().collect();
         Some(claim)
     }
@@ -498,6 +501,7 @@ impl<'a> SuccessorClaim<'a> {
             bytes,
             place: None,
             behind: Vec::new(),
+            is_one_request: false,
         })
     }
 
@@ -606,7 +610,7 @@ impl<'a> SuccessorClaim<'a> {
         } else {
             self.claims.open.won_in_part(self.token, &won);
         }
-        self.claims.open.leave(Unstarted { token: self.token, ids: left, why: NO_ROOM });
+        self.claims.open.leave(Unstarted { token: self.token, ids: left, why: NO_ROOM, late: Late::Never });
         self.ids.clear();
         let won = std::mem::take(&mut self.won);
         won.into_iter().filter_map(|(id, claim)| Some((*self.front_of.get(&id)?, claim))).collect()
@@ -617,7 +621,11 @@ impl Drop for SuccessorClaim<'_> {
     fn drop(&mut self) {
         if !self.ids.is_empty() {
             let ids: Vec<JobId> = self.ids.iter().copied().map(JobId::from_uuid).collect();
-            self.claims.open.gave_up(self.token, &ids);
+            if self.is_one_request {
+                self.claims.open.gave_up_early(self.token, &ids);
+            } else {
+                self.claims.open.gave_up(self.token, &ids);
+            }
         }
     }
 }

@@ -459,25 +459,35 @@ impl Store {
     /// When MySQL cannot be reached. The next call tries the remaining attempts again.
     #[boxed]
     pub async fn give_back_unanswered(&self) -> Result<Vec<Reaped>, StoreError> {
-        let mut given = Vec::new();
+        let (mut given, mut later) = (Vec::new(), Vec::new());
         let mut unanswered = self.take_unanswered().into_iter();
-        while let Some(Unstarted { token, ids, why }) = unanswered.next() {
+        let mut failed = None;
+        for Unstarted { token, ids, why, late } in unanswered.by_ref() {
             // A later claim under the same token took these jobs and was answered.
-            let ids: Vec<JobId> = ids.into_iter().filter(|id| !self.is_handed_out(*id, token)).collect();
+            let mut ids: Vec<JobId> = ids.into_iter().filter(|id| !self.is_handed_out(*id, token)).collect();
             if ids.is_empty() {
                 continue;
             }
             match self.give_back(token, ids.clone(), why).await {
-                Ok(done) => given.extend(done),
+                Ok(done) => {
+                    ids.retain(|id| done.iter().all(|given| given.id != *id));
+                    later.extend(late.after_a_look().map(|late| Unstarted { token, ids, why, late }));
+                    given.extend(done);
+                }
                 Err(error) if error.is_transient() => {
-                    for unstarted in std::iter::once(Unstarted { token, ids, why }).chain(unanswered) {
-                        self.shared.open_claims.leave(unstarted);
-                    }
-                    return Err(error);
+                    later.push(Unstarted { token, ids, why, late });
+                    failed = Some(error);
+                    break;
                 }
                 // The leases of these attempts end later, and the reaper ends them as lost.
                 Err(error) => tracing::error!(%error, jobs = ids.len(), "cannot give unstarted claims back"),
             }
+        }
+        for unstarted in later.into_iter().chain(unanswered) {
+            self.shared.open_claims.leave(unstarted);
+        }
+        if let Some(error) = failed {
+            return Err(error);
         }
         Ok(given)
     }

@@ -17,7 +17,7 @@ use uuid::Uuid;
 
 use crate::attempts::breakers::{EndedCall, Turned, count_calls, counted, mark_counted};
 use crate::attempts::claim::{Claim, Claims, ClaimsById, NOT_EXPIRED, among, gone, read_step};
-use crate::attempts::claim_batches::{NO_ROOM, Unstarted};
+use crate::attempts::claim_batches::{Late, NO_ROOM, Unstarted};
 use crate::rows::limits::{
     DELETE_SLOTS, FairShare, HELD_DUE_AT, KEPT_AT_MOST_S, KEYS_READ, KeyBounds, KeyState, KnownLimits, LimitKey,
     LimitSetting, LimitsOfClaim, SLOTS, ToPark, WAITS, add_keys, begin_with, begin_with_free, begin_within_a_second,
@@ -346,7 +346,7 @@ impl Claims {
         let won: Vec<Uuid> = won.map(|(id, _)| id.uuid()).collect();
         let without = without_room(conn, &won, (limits, &self.limits)).await?;
         let leaves_some = !without.is_empty();
-        self.open.leave(Unstarted { token, ids: without.iter().copied().collect(), why: NO_ROOM });
+        self.open.leave(Unstarted { token, ids: without.iter().copied().collect(), why: NO_ROOM, late: Late::Never });
         claims.extend(without.into_iter().map(|id| (id, Claim::Gone)));
         Ok(leaves_some)
     }

@@ -530,7 +530,7 @@ pub(crate) fn behind_step<'a>(script: &mut Script<'a>, key: &'a [u8], place: i64
 /// Condition: a job is at this place of its order key, whose row is locked, and it is due there. The values are its id and
 /// the place. A statement reads this once, because it does not depend on its rows.
 pub(crate) const IS_IN_PLACE: &str = "(SELECT COUNT(*) FROM order_places p FORCE INDEX (PRIMARY) WHERE p.job_id = ? \
-                                      AND p.place = ? AND p.due_at <= UTC_TIMESTAMP(3)) = 1";
+                                      AND p.place = ? AND p.open AND p.due_at <= UTC_TIMESTAMP(3)) = 1";
 
 /// Add the step that locks a key and moves its head on to the job behind, if the head is in front of it. It changes one
 /// row, or none.

@@ -528,7 +528,7 @@ class Engine:
                 self._changed.wait_for(lambda: self._stopping, self.beat_ms / 1000)
 
     def _accept(self, job: Mapping[str, Any], renewed: float) -> None:
-        context = Context(job, self.client)
+        context = Context(job, self.client, self.transport.urls)
         attempt = Attempt(job, context)
         with self._changed:
             if attempt.token in self._seen:

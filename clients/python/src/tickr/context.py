@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from datetime import datetime
-from typing import Any, Callable, Deque, List, Mapping, Optional, Tuple, Type
+from typing import Any, Callable, Deque, List, Mapping, Optional, Sequence, Tuple, Type
 
 from . import _json
 from .client import Client, Enqueued, KindName, NewJob, _name
@@ -64,9 +64,11 @@ class AttemptLog:
 class Context:
     """One attempt of a job. Handlers get it as their second argument. All methods may be called from any thread."""
 
-    def __init__(self, job: Mapping[str, Any], client: Optional[Client] = None):
+    def __init__(self, job: Mapping[str, Any], client: Optional[Client] = None, server: Sequence[str] = ()):
         self._job = job
         self._client = client
+        # The addresses of the worker. Without a worker there are none.
+        self._server = server
         self._begun = time.monotonic()
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -164,9 +166,16 @@ class Context:
         An attempt that does not succeed enqueues none of its jobs, so its next attempt repeats none. Options: `queue`,
         `execute_at` or `delay_ms`, `expires_in_ms`, `priority`, `max_attempts`, `timeout_ms`, `retry`, `order_key`,
         `on_failure`, `limit_key`, `tags`, and `in_batch`: True adds it to the batch of this job. The client of the
-        worker needs an API key with the scope `enqueue`. Raises TypeError for another option, PayloadError if the
-        payload has no JSON, and ValueError after 1,000 jobs.
+        worker needs an API key with the scope `enqueue`, which is sent to the addresses of the worker. Raises TypeError
+        for another option, PayloadError if the payload has no JSON, and ValueError after 1,000 jobs, or if the client
+        does not have these addresses.
         """
+        if self._server and not set(self._server) <= set(self.client._transport.urls):
+            known, server = ", ".join(self.client._transport.urls), ", ".join(self._server)
+            raise ValueError(
+                f"jobs that follow are enqueued by the server of the worker ({server}), but its client has other "
+                f"addresses ({known}): give the worker a client with its own, or use context.enqueue"
+            )
         job = NewJob(_name(kind), {} if payload is None else payload, checked(options, FOLLOW_UP_NAMES)).body()
         with self._lock:
             if len(self._follow_ups) >= MAX_FOLLOW_UPS:
