@@ -79,7 +79,7 @@ mod tests {
         // A usual runner has enough after a start.
         assert!(needed(4_096) + 2_048 + 16 + 256 <= ENOUGH);
         // The kind has the bounds.
-        let of_kind = concat!(env!("CARGO_MANIFEST_DIR"), "/../handlers/http/clients.rs");
+        let of_kind = concat!(env!("CARGO_MANIFEST_DIR"), "/internal/handlers/http/clients.rs");
         let of_kind = std::fs::read_to_string(of_kind).unwrap();
         for bound in [
             "MAX_IDLE: usize = 4_096;",
