@@ -71,7 +71,7 @@ impl Broker {
         let jobs = match jobs {
             Ok(jobs) => jobs,
             // The success may be a repetition, and rights and kinds may have changed since. An attempt that has ended
-            // gets no other verdict, so this writes nothing and tells what became of it.
+            // gets no other verdict, so this writes nothing, and its answer says how the attempt ended.
             Err(_) if !attempt.open => Vec::new(),
             Err(problems) => return Ok(Finished::Refused(problems)),
         };

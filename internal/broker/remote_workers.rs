@@ -689,7 +689,7 @@ impl Broker {
         settlement.follow_ups = match jobs {
             Ok(jobs) => jobs,
             // The success may be a repetition, and rights and kinds may have changed since. An attempt that has ended
-            // gets no other verdict, so this writes nothing and tells what became of it.
+            // gets no other verdict, so this writes nothing, and its answer says how the attempt ended.
             Err(_) if !is_open => Vec::new(),
             Err(problems) => return Ok(WorkerFinished::Refused(problems)),
         };
