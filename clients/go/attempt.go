@@ -52,11 +52,14 @@ type Attempt struct {
 	began   json.RawMessage
 	reports reports
 	client  Enqueuer
+	// The reason for which no jobs can follow, or nil.
+	noFollowUps error
 
-	mu    sync.Mutex
-	cause error
-	end   context.CancelFunc
-	log   attemptLog
+	mu        sync.Mutex
+	cause     error
+	end       context.CancelFunc
+	log       attemptLog
+	followUps []followUp
 }
 
 // Checkpoint reads the checkpoint that an earlier attempt saved. It returns false when there is none, and an error when

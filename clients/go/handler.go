@@ -64,6 +64,11 @@ func judged(result any, err error, attempt *Attempt) (verdict verdictBody) {
 		}
 	}()
 	verdict = verdictOf(result, err, attempt.Cause())
+	if verdict.Verdict == "succeeded" {
+		for _, job := range attempt.added() {
+			verdict.FollowUps = append(verdict.FollowUps, job.text)
+		}
+	}
 	hasReturned = true
 	return verdict
 }
@@ -84,6 +89,8 @@ type Outcome struct {
 	Checkpoint json.RawMessage
 	// Log are the lines of the attempt.
 	Log string
+	// FollowUps are the jobs of Attempt.Then, with succeeded.
+	FollowUps []FollowUp
 }
 
 type recorded struct{ outcome *Outcome }
@@ -134,6 +141,9 @@ func RunAlone[P, R any](
 	outcome.Verdict, outcome.Result, outcome.Error = verdict.Verdict, verdict.Result, verdict.Error
 	if verdict.DelayMS != nil {
 		outcome.Delay = time.Duration(*verdict.DelayMS) * time.Millisecond
+	}
+	for _, job := range attempt.added()[:len(verdict.FollowUps)] {
+		outcome.FollowUps = append(outcome.FollowUps, job.FollowUp)
 	}
 	outcome.Log = attempt.logText()
 	return outcome, nil

@@ -91,12 +91,18 @@ func within(t *testing.T, d time.Duration) context.Context {
 }
 
 // run runs a worker until the end of the test, or until the function that it returns is called.
-func run[P, R any](t *testing.T, kind tickr.Kind[P, R], handler tickr.Handler[P, R]) (stop func()) {
+func run[P, R any](
+	t *testing.T, kind tickr.Kind[P, R], handler tickr.Handler[P, R], changes ...func(*tickr.WorkerConfig),
+) (stop func()) {
 	t.Helper()
-	worker, err := tickr.NewWorker(tickr.WorkerConfig{
+	config := tickr.WorkerConfig{
 		Name: "go-" + suffix, Queues: []string{kind.Name}, Slots: 4, Lease: 10 * time.Second, Grace: 100 * time.Millisecond,
 		Logf: t.Logf,
-	})
+	}
+	for _, change := range changes {
+		change(&config)
+	}
+	worker, err := tickr.NewWorker(config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -255,6 +261,122 @@ func TestVerdictsOfAHandlerHaveTheirEffectOnTheJob(t *testing.T) {
 		if status != 200 || !strings.Contains(log, "INFO  the first attempt: "+how) {
 			t.Error(status, log)
 		}
+	}
+}
+
+type row struct {
+	Row int `json:"row"`
+}
+
+func TestJobsFollowASuccessWithTheirOptionsAndExistExactlyIfItCounts(t *testing.T) {
+	client := connect(t)
+	ctx := within(t, 30*time.Second)
+	kind := tickr.Kind[string, string]{Name: declare(t, "parent")}
+	follower := tickr.Kind[row, any]{Name: declare(t, "follower")}
+	later := tickr.FollowUpOptions{
+		Delay: time.Hour, ExpiresIn: 2 * time.Hour, MaxAttempts: 2, Timeout: 30 * time.Second, Priority: tickr.Int(1),
+		OrderKey: "order-" + suffix, OnFailure: "skip", LimitKey: "limit-" + suffix, Queue: follower.Name + ".later",
+		Retry: &tickr.Retry{Delays: []time.Duration{100 * time.Millisecond}}, Tags: []string{"a", "b"}, InBatch: true,
+	}
+	run(t, kind, func(_ context.Context, how string, attempt *tickr.Attempt) (string, error) {
+		if err := follower.Then(attempt, row{attempt.Attempt * 10}, later); err != nil {
+			return "", err
+		}
+		at := tickr.FollowUpOptions{ExecuteAt: time.Now().Add(time.Hour)}
+		if err := follower.Then(attempt, row{attempt.Attempt*10 + 1}, at); err != nil {
+			return "", err
+		}
+		if how == "refused" {
+			return "", attempt.Then("go-"+suffix+".missing", nil, tickr.FollowUpOptions{})
+		}
+		if attempt.Attempt == 1 {
+			return "", errors.New("once")
+		}
+		return "sent", nil
+	})
+	followers := func() map[int]*tickr.JobView {
+		status, body := request(t, "GET", "/v1/jobs?q=kind:"+follower.Name, nil)
+		var page struct {
+			Data []struct{ ID string }
+		}
+		if err := json.Unmarshal([]byte(body), &page); err != nil || status != 200 {
+			t.Fatal(status, body)
+		}
+		found := map[int]*tickr.JobView{}
+		for _, one := range page.Data {
+			view := must(client.Get(ctx, one.ID))(t)
+			var payload row
+			if err := json.Unmarshal(view.Payload, &payload); err != nil {
+				t.Fatal(err)
+			}
+			found[payload.Row] = view
+		}
+		return found
+	}
+	job := must(kind.Enqueue(ctx, client, "refused", tickr.Options{MaxAttempts: 1}))(t)
+	ended := must(client.Wait(ctx, job.ID))(t)
+	if ended.State != tickr.Failed || !strings.Contains(ended.LastError, "follow_ups/2/kind") || len(followers()) != 0 {
+		t.Error(ended, len(followers()))
+	}
+	job = must(kind.Enqueue(ctx, client, "once", tickr.Options{}))(t)
+	if result := must(kind.Wait(ctx, client, job.ID))(t); result != "sent" {
+		t.Error(result)
+	}
+	found := followers()
+	if len(found) != 2 || found[20] == nil || found[21] == nil {
+		t.Fatal(found)
+	}
+	one := found[20]
+	got := fmt.Sprint(one.Queue, one.Priority, one.MaxAttempts, one.OrderKey, one.LimitKey, one.Tags)
+	want := fmt.Sprint(later.Queue, 1, 2, later.OrderKey, later.LimitKey, later.Tags)
+	if got != want || !strings.Contains(string(one.Raw), `"timeout_ms":30000`) {
+		t.Error(string(one.Raw))
+	}
+	if found[21].Queue != follower.Name {
+		t.Error(string(found[21].Raw))
+	}
+	for _, view := range found {
+		if time.Until(view.ExecuteAt) < 59*time.Minute {
+			t.Error(view.ExecuteAt)
+		}
+	}
+}
+
+func TestWithAKeyOfTheScopeWorkAloneNoJobFollowsAndTheErrorSaysSo(t *testing.T) {
+	client := connect(t)
+	if os.Getenv("TICKR_TOKEN") == "" {
+		t.Skip("TICKR_TOKEN is not set: it has the scope admin")
+	}
+	ctx := within(t, 30*time.Second)
+	kind := tickr.Kind[any, any]{Name: declare(t, "keys")}
+	follower := declare(t, "keys-follower")
+	key := func(scope string) string {
+		status, body := request(t, "PUT", "/v1/api-keys/go-"+suffix+"-"+scope, map[string]string{"scope": scope})
+		var made struct{ Token string }
+		if err := json.Unmarshal([]byte(body), &made); err != nil || made.Token == "" {
+			t.Fatal(status, body)
+		}
+		return made.Token
+	}
+	work := key("work")
+	enqueues := must(tickr.NewClient(tickr.Config{Token: key("enqueue")}))(t)
+	handler := func(_ context.Context, _ any, attempt *tickr.Attempt) (any, error) {
+		return nil, attempt.Then(follower, nil, tickr.FollowUpOptions{})
+	}
+	end := func(second *tickr.Client) *tickr.Ended {
+		stop := run(t, kind, handler, func(c *tickr.WorkerConfig) { c.Token, c.Client = work, second })
+		defer stop()
+		job := must(kind.Enqueue(ctx, client, nil, tickr.Options{MaxAttempts: 1}))(t)
+		return must(client.Wait(ctx, job.ID))(t)
+	}
+	alone := end(nil)
+	isClear := strings.Contains(alone.LastError, "the server refuses the verdict succeeded: follow_ups") &&
+		strings.Contains(alone.LastError, "scope")
+	if alone.State != tickr.Failed || !isClear {
+		t.Error(alone.State, alone.LastError)
+	}
+	if both := end(enqueues); both.State != tickr.Completed {
+		t.Error(both.State, both.LastError)
 	}
 }
 

@@ -47,6 +47,8 @@ type call struct {
 	body           []byte
 	idempotencyKey string
 	traceparent    string
+	// Shows a further right in a header. Nil: there is none. A function for the reason of transport.authorize.
+	right func(http.Header)
 	// Reads the body of a success, and says whether it comes from tickr. Nil: nothing is read.
 	reads func(body []byte) bool
 }
@@ -81,8 +83,8 @@ var errStray = errors.New("the answer does not come from tickr")
 // transport sends calls to the addresses of a cluster.
 type transport struct {
 	addresses []string
-	// A function, because package fmt shows every field: it would show the token.
-	authorize func(http.Header)
+	// Sets a header with this name. A function, because package fmt shows every field: it would show the token.
+	authorize func(header http.Header, name string)
 	http      *http.Client
 
 	mu      sync.Mutex
@@ -104,9 +106,9 @@ func newTransport(addresses, token string) (*transport, error) {
 			return nil, errors.New("tickr: the token has a character that no header can have")
 		}
 	}
-	t := &transport{authorize: func(header http.Header) {
+	t := &transport{authorize: func(header http.Header, name string) {
 		if token != "" {
-			header.Set("authorization", "Bearer "+token)
+			header.Set(name, "Bearer "+token)
 		}
 	}}
 	for _, part := range strings.Split(addresses, ",") {
@@ -174,7 +176,10 @@ func (t *transport) once(ctx context.Context, place int, c call, within time.Dur
 	if c.body != nil {
 		request.Header.Set("content-type", "application/json")
 	}
-	t.authorize(request.Header)
+	t.authorize(request.Header, "authorization")
+	if c.right != nil {
+		c.right(request.Header)
+	}
 	if c.idempotencyKey != "" {
 		request.Header.Set("idempotency-key", c.idempotencyKey)
 	}

@@ -21,6 +21,8 @@ type verdictBody struct {
 	Error   string          `json:"error,omitempty"`
 	DelayMS *int64          `json:"delay_ms,omitempty"`
 	Log     string          `json:"log,omitempty"`
+	// FollowUps are the jobs that exist exactly if this success counts.
+	FollowUps []json.RawMessage `json:"follow_ups,omitempty"`
 }
 
 // A verdictError is an error with which a handler chooses the verdict.

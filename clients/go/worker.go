@@ -53,7 +53,8 @@ type WorkerConfig struct {
 	Grace time.Duration
 	// Version is the version of the program, for operators.
 	Version string
-	// Client is that of the handlers. Default: one with the address and the token of the worker.
+	// Client is that of the handlers. Its key, with the scope enqueue, also stands for the jobs of Attempt.Then. Default:
+	// one with the address and the token of the worker, which enqueues nothing if that token has the scope work.
 	Client *Client
 	// Logf writes what operators should know. Default: log.Printf. Payloads, results and tokens are not written.
 	Logf func(format string, values ...any)
@@ -69,6 +70,8 @@ type Worker struct {
 	transport *transport
 	client    *Client
 	handlers  map[string]erased
+	// The reason for which no jobs can follow, or nil.
+	noFollowUps error
 
 	mu sync.Mutex
 	// The attempts whose verdicts are not answered, by token.
@@ -192,6 +195,7 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 		transport:    transport,
 		client:       client,
 		handlers:     map[string]erased{},
+		noFollowUps:  noFollowUps(transport, client.transport),
 		held:         map[string]*held{},
 		busy:         map[string]*held{},
 		seen:         map[string]bool{},

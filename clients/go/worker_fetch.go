@@ -198,6 +198,7 @@ func (w *Worker) deliver(answer fetched, tries sending) {
 		one := &held{worker: w, token: job.Token, payload: job.Payload, renewed: renewed}
 		one.attempt = &Attempt{
 			AttemptInfo: job.AttemptInfo, began: job.Checkpoint, reports: one, client: w.client.Continuing(job.Traceparent),
+			noFollowUps: w.noFollowUps,
 		}
 		w.held[job.Token] = one
 		w.busy[job.Token] = one

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"strings"
 	"time"
 )
@@ -15,6 +16,9 @@ func (w *Worker) finishLoop(ctx context.Context) {
 		for size := 0; len(w.verdicts) > 0 && len(part) < maxVerdicts; w.verdicts = w.verdicts[1:] {
 			next := w.verdicts[0].verdict
 			size += len(next.Result) + len(next.Error) + len(next.Log) + 256
+			for _, job := range next.FollowUps {
+				size += len(job) + 1
+			}
 			if len(part) > 0 && size > bodyBytes {
 				break
 			}
@@ -36,9 +40,17 @@ func (w *Worker) finish(ctx context.Context, verdicts []verdictBody) {
 		w.config.Logf("tickr: a verdict cannot be written: %v", err)
 		return
 	}
+	// The key of the worker may enqueue nothing, so that of its client goes with jobs that follow.
+	var right func(http.Header)
+	for _, verdict := range verdicts {
+		if len(verdict.FollowUps) > 0 {
+			right = w.client.transport.mayEnqueue
+		}
+	}
 	for failures := 0; ctx.Err() == nil; failures++ {
 		id := w.ID()
-		got := w.try(ctx, call{method: "POST", path: path(id, "/finish"), body: body}, tryTime, "finish")
+		request := call{method: "POST", path: path(id, "/finish"), body: body, right: right}
+		got := w.try(ctx, request, tryTime, "finish")
 		if got != nil {
 			switch got.status {
 			case 200:

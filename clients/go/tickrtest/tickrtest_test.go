@@ -3,6 +3,7 @@ package tickrtest
 import (
 	"context"
 	"testing"
+	"time"
 
 	"tickr"
 )
@@ -26,6 +27,29 @@ type failing struct {
 
 func (f *failing) Helper()               {}
 func (f *failing) Fatalf(string, ...any) { f.hasFailed = true }
+
+func TestAnOutcomeHasTheJobsThatFollowASuccessAndNoneOfAnotherVerdict(t *testing.T) {
+	handler := func(ctx context.Context, payload picture, attempt *tickr.Attempt) (any, error) {
+		options := tickr.FollowUpOptions{Delay: time.Second, InBatch: true}
+		if err := notify.Then(attempt, payload, options); err != nil || payload.Path == "" {
+			return nil, tickr.Rejectf("no path")
+		}
+		return "small", nil
+	}
+	cat := picture{Path: "cat.png"}
+	outcome, err := tickr.RunAlone(context.Background(), handler, cat, tickr.AttemptInfo{}, nil, nil)
+	if err != nil || len(outcome.FollowUps) != 1 {
+		t.Fatal(outcome, err)
+	}
+	job := outcome.FollowUps[0]
+	if job.Kind != "notify" || string(job.Payload) != `{"path":"cat.png"}` || job.Options.Delay != time.Second {
+		t.Error(job)
+	}
+	outcome, err = tickr.RunAlone(context.Background(), handler, picture{}, tickr.AttemptInfo{}, nil, nil)
+	if err != nil || outcome.Verdict != "rejected" || outcome.FollowUps != nil {
+		t.Error(outcome, err)
+	}
+}
 
 func TestAHandlerEnqueuesWithoutAServer(t *testing.T) {
 	client := &Client{}

@@ -262,6 +262,20 @@ final class Client implements Enqueuer
         return new Channel($this->addresses, $this->token);
     }
 
+    /**
+     * The header with which a worker shows that its successes may enqueue jobs.
+     *
+     * @internal
+     *
+     * @return array<string, \Closure(): string>
+     */
+    public function right(): array
+    {
+        $token = $this->token;
+        $has = \strlen($token() ?? '') > 0;
+        return $has ? ['Tickr-Enqueue-Authorization' => static fn (): string => 'Bearer ' . $token()] : [];
+    }
+
     /** @return array<string, mixed> */
     public function __debugInfo(): array
     {

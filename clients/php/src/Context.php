@@ -7,6 +7,11 @@ namespace Tickr;
 /** What a handler knows of its attempt, and what it reports. */
 abstract class Context
 {
+    private const MAX_FOLLOW_UPS = 1_000;
+
+    /** @var list<string> the jobs that follow a success, as JSON texts */
+    private array $followUps = [];
+
     public function __construct(public readonly Attempt $attempt)
     {
     }
@@ -44,6 +49,44 @@ abstract class Context
     public function lastCheckpoint(): mixed
     {
         return $this->attempt->checkpoint?->decode();
+    }
+
+    /**
+     * Enqueue a job with the success of this attempt: the server stores both, or neither. The job continues the trace.
+     *
+     * An attempt that does not succeed enqueues none of its jobs, so its next attempt repeats none. The worker needs an
+     * API key with the scope `enqueue` for them: see {@see Worker::enqueueWith}.
+     *
+     * @param string|object $kind    name of a kind, a payload object with the attribute {@see Kind}, or a {@see NewJob}
+     * @param mixed         $payload the payload, when `$kind` is a name. An empty array is sent as `{}`
+     * @param array{
+     *     queue?: string, execute_at?: string|\DateTimeInterface, delay_ms?: int, expires_in_ms?: int,
+     *     max_attempts?: int, timeout_ms?: int, priority?: int, order_key?: string, on_failure?: string,
+     *     limit_key?: string, retry?: array<string, mixed>, tags?: list<string>, in_batch?: bool
+     * } $options times count from the success; `in_batch` adds the job to the batch of this one
+     *
+     * @throws \InvalidArgumentException when an option is no such one, or the payload cannot be written as JSON
+     * @throws \LengthException          after 1,000 jobs
+     */
+    public function then(string|object $kind, mixed $payload = [], array $options = []): void
+    {
+        $job = NewJob::followUp($kind, $payload, $options);
+        if (\count($this->followUps) >= self::MAX_FOLLOW_UPS) {
+            throw new \LengthException('at most 1,000 jobs follow one: let one of them enqueue the rest');
+        }
+        $this->followUps[] = $job;
+    }
+
+    /**
+     * The jobs that follow a success, as JSON texts.
+     *
+     * @internal
+     *
+     * @return list<string>
+     */
+    public function followUps(): array
+    {
+        return $this->followUps;
     }
 
     /** Write a line into the log of the attempt. Its newest 16 KiB are kept. */

@@ -13,6 +13,11 @@ final class NewJob
         'on_failure', 'limit_key', 'after', 'on_parent_failure', 'batch', 'retry', 'tags', 'trace',
     ];
 
+    private const FOLLOW_UP_OPTIONS = [
+        'queue', 'execute_at', 'delay_ms', 'expires_in_ms', 'max_attempts', 'timeout_ms', 'priority', 'order_key',
+        'on_failure', 'limit_key', 'retry', 'tags', 'in_batch',
+    ];
+
     public readonly string $kind;
     public readonly mixed $payload;
     /** @var array<string, mixed> */
@@ -61,8 +66,36 @@ final class NewJob
     /** The job as JSON text, as the API takes it. */
     public function toJson(): string
     {
-        $members = ['kind' => Json::encode($this->kind), 'payload' => Json::payload($this->payload)];
-        return Json::object($members + array_map(Json::encode(...), $this->options));
+        return $this->json([]);
+    }
+
+    /**
+     * A job that follows a success, as JSON text. See {@see Context::then}.
+     *
+     * @internal
+     *
+     * @param array<string, mixed> $options
+     *
+     * @throws \InvalidArgumentException when an option or the payload is wrong
+     */
+    public static function followUp(string|object $kind, mixed $payload, array $options): string
+    {
+        if ($kind instanceof self) {
+            $options += $kind->options;
+            [$kind, $payload] = [$kind->kind, $kind->payload];
+        }
+        $options += \is_object($kind) ? Kind::of($kind)?->options ?? [] : [];
+        foreach (array_keys($options) as $name) {
+            if (!\in_array($name, self::FOLLOW_UP_OPTIONS, true)) {
+                $names = implode(', ', self::FOLLOW_UP_OPTIONS);
+                $message = "a job that follows a success has no option \"$name\"; the options are $names";
+                throw new \InvalidArgumentException($message);
+            }
+        }
+        $inBatch = isset($options['in_batch']) ? ['in_batch' => $options['in_batch']] : [];
+        unset($options['in_batch']);
+        $job = new self($kind, $payload, $options);
+        return $job->json($inBatch);
     }
 
     /** A time as the API takes it: UTC with milliseconds. It is rounded up, because no job may start early. */
@@ -81,5 +114,12 @@ final class NewJob
         $utc = \DateTimeImmutable::createFromInterface($time)->setTimezone(new \DateTimeZone('UTC'));
         $over = (int) $utc->format('u') % 1000;
         return $over === 0 ? $utc : $utc->modify('+' . (1000 - $over) . ' microseconds');
+    }
+
+    /** @param array<string, mixed> $more options that only a job that follows a success has */
+    private function json(array $more): string
+    {
+        $members = ['kind' => Json::encode($this->kind), 'payload' => Json::payload($this->payload)];
+        return Json::object($members + array_map(Json::encode(...), $this->options + $more));
     }
 }

@@ -24,6 +24,7 @@ final class Worker
     private bool $looks = false;
     private ?\Closure $paused = null;
     private \Closure $log;
+    private ?Client $enqueuer = null;
 
     public function __construct(private readonly Client $client, private readonly Settings $settings = new Settings())
     {
@@ -103,6 +104,25 @@ final class Worker
     }
 
     /**
+     * Show the API key of this client, with the scope `enqueue`, for the jobs of {@see Context::then}. Without it the
+     * API key of the worker goes with them, which enqueues nothing if it has the scope `work`.
+     *
+     * @throws \InvalidArgumentException when the client does not have the addresses of the worker: they get its API key
+     */
+    public function enqueueWith(Client $client): self
+    {
+        [$server, $known] = [$this->client->addresses()->urls(), $client->addresses()->urls()];
+        if (array_diff($server, $known) !== []) {
+            throw new \InvalidArgumentException(
+                'jobs that follow are enqueued by the server of the worker (' . implode(', ', $server)
+                . '), but the client has other addresses (' . implode(', ', $known) . '): give it those of the worker',
+            );
+        }
+        $this->enqueuer = $client;
+        return $this;
+    }
+
+    /**
      * Write the lines of the worker elsewhere than to standard error.
      *
      * @param callable(string): void $log
@@ -137,6 +157,7 @@ final class Worker
             array_map('strval', array_keys($handlers)),
             fn (Engine $engine): ?Slot => $this->spawn($engine),
             $this->log,
+            $this->enqueuer,
         );
         if ($this->paused !== null) {
             $engine->pauseWhile($this->paused);

@@ -10,7 +10,7 @@ end
 if defined?(ActiveJob)
   ActiveJob::Base.logger = Logger.new(nil)
 
-  # Ordinary job classes of Active Job. Nothing in them knows tickr, except the last one.
+  # Ordinary job classes of Active Job. Nothing in them knows tickr, except in PersistentJob and FollowedJob.
   module Diary
     def self.lines = (@lines ||= Thread::Queue.new)
 
@@ -59,6 +59,10 @@ if defined?(ActiveJob)
     retry_on ArgumentError, wait: ->(_) { 0.1 }, attempts: 3
 
     def perform(_) = raise(ArgumentError, "no luck")
+  end
+
+  class FollowedJob < PlainJob
+    def perform(word) = Tickr::ActiveJob.context.follow_up("mail", {to: word})
   end
 
   # Against a server in this process that answers as a script says.
@@ -143,6 +147,16 @@ if defined?(ActiveJob)
       end
       assert_equal ["Bearer of-enqueue"], keys.delete("/v1/jobs")
       assert_equal [["Bearer of-work"]], keys.values.uniq
+    end
+
+    def test_the_api_key_that_enqueues_stands_for_the_jobs_that_follow_one_of_active_job
+      ENV["TICKR_WORK_TOKEN"] = "of-work"
+      job = FollowedJob.new("x")
+      serve(job, [201, {id: "j2"}])
+      assert_equal [{"kind" => "mail", "payload" => {"to" => "x"}}], verdict_of(job)["follow_ups"]
+      headers = @server.requests("/finish")[0][:headers]
+      expected = ["Bearer of-work", "Bearer of-enqueue"]
+      assert_equal expected, headers.values_at("authorization", "tickr-enqueue-authorization")
     end
 
     def test_many_large_jobs_go_in_requests_that_the_server_takes

@@ -78,6 +78,9 @@ class PartsTest < Minitest::Test
     addresses.failed(0)
     addresses.failed(0)
     assert_equal 1, addresses.current
+    other = Tickr::Http::Addresses.new("HTTP://A:1/base,https://b:443/")
+    assert_equal %w[http://a:1/base https://b:443], other.urls
+    assert_equal other.urls, addresses.urls
     ["http://user:secret@a", "ftp://a", "", "x y"].each do |url|
       error = assert_raises(ArgumentError) { Tickr::Http::Addresses.new(url) }
       refute_includes error.message, "secret"
@@ -142,6 +145,53 @@ class PartsTest < Minitest::Test
       [context.percent, context.note, context.saved, context.lines, context.slept]
     stopped = Tickr::Testing.run(handler, Tickr::Testing::FakeContext.new([1], cancelled: :cancelled))
     assert_equal ["failed", "the job was cancelled"], [stopped.verdict, stopped.error]
+  end
+
+  def test_an_outcome_has_the_jobs_that_follow_a_success_and_none_of_another_verdict
+    handler = lambda do |payload, context|
+      context.follow_up(Mail.new(to: "ada"), delay_ms: 5, in_batch: true)
+      context.follow_up(Tickr::NewJob.new("plain", [1], order_key: "o"), priority: 1)
+      exact = Tickr::RawJson.new('{"n":1.00000000000000000001}')
+      context.follow_up("raw", exact, execute_at: Time.at(0, 1), queue: nil)
+      raise Tickr::Failed, "no" if payload == [1]
+    end
+    context = Tickr::Testing::FakeContext.new
+    outcome = Tickr::Testing.run(handler, context)
+    assert_equal "succeeded", outcome.verdict
+    mail = {"kind" => "mail", "payload" => {"to" => "ada", "count" => nil}, "queue" => "mails", "priority" => 2,
+            "delay_ms" => 5, "in_batch" => true}
+    plain = {"kind" => "plain", "payload" => [1], "order_key" => "o", "priority" => 1}
+    assert_equal [mail, plain], outcome.follow_ups.first(2)
+    raw = '{"kind":"raw","payload":{"n":1.00000000000000000001},"execute_at":"1970-01-01T00:00:00.001Z"}'
+    assert_equal raw, context.follow_ups[2]
+    failed = Tickr::Testing.run(handler, Tickr::Testing::FakeContext.new([1]))
+    assert_equal ["failed", []], [failed.verdict, failed.follow_ups]
+  end
+
+  def test_a_job_that_follows_has_no_other_options_and_a_payload_that_has_json
+    wrong = {
+      "a job that follows a success has no option after; the options are queue, " =>
+        ->(context) { context.follow_up("plain", after: ["x"]) },
+      "no option unique_key" => ->(context) { context.follow_up(Tickr::NewJob.new("plain", unique_key: "x")) },
+      "cannot be written as JSON" => ->(context) { context.follow_up("plain", Float::NAN) }
+    }
+    wrong.each do |error, follow_up|
+      outcome = Tickr::Testing.run { |_, context| follow_up.call(context) }
+      assert_equal ["failed", []], [outcome.verdict, outcome.follow_ups]
+      assert_includes outcome.error, "ArgumentError: "
+      assert_includes outcome.error, error
+    end
+    assert_raises(ArgumentError) { Tickr::NewJob.new("plain", in_batch: true) }
+  end
+
+  def test_at_most_a_thousand_jobs_follow_one
+    follow = lambda do |count|
+      Tickr::Testing.run { |_, context| count.times { |row| context.follow_up("mail", {row: row}) } && nil }
+    end
+    assert_equal({"row" => 999}, follow.call(1_000).follow_ups[999]["payload"])
+    outcome = follow.call(1_001)
+    error = "ArgumentError: at most 1,000 jobs follow one: let one of them enqueue the rest"
+    assert_equal ["failed", error, []], [outcome.verdict, outcome.error, outcome.follow_ups]
   end
 
   def test_every_end_of_a_handler_has_a_verdict

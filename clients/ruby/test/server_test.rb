@@ -27,9 +27,9 @@ class ServerTest < Minitest::Test
 
   def enqueue(payload = {}, **options) = @client.enqueue(@kind, payload, queue: @kind, **options).id
 
-  def work(slots: 1, grace: 1, &handler)
-    worker = Tickr::Worker.new(client: @client, name: @kind, queues: [@kind], slots: slots, lease: 10, grace: grace,
-      logger: Logger.new(nil))
+  def work(slots: 1, grace: 1, client: @client, **options, &handler)
+    worker = Tickr::Worker.new(client: client, name: @kind, queues: [@kind], slots: slots, lease: 10, grace: grace,
+      logger: Logger.new(nil), **options)
     worker.handle(@kind, &handler)
     @workers << [worker, Thread.new { worker.run(signals: false) }]
     @workers.last
@@ -65,6 +65,66 @@ class ServerTest < Minitest::Test
     assert_equal expected, got
     assert_equal %w[snoozed succeeded], @client.job(ids["snooze"])["attempts"].map { |one| one["verdict"] }
     assert_equal %w[rejected], @client.job(ids["reject"])["attempts"].map { |one| one["verdict"] }
+  end
+
+  def test_jobs_follow_a_success_with_their_options_and_exist_exactly_if_it_counts
+    later = {delay_ms: 3_600_000, expires_in_ms: 7_200_000, max_attempts: 2, timeout_ms: 30_000, priority: 1,
+             order_key: @kind, on_failure: "skip", limit_key: @kind, queue: "#{@kind}-one", tags: %w[a b],
+             retry: {delays_ms: [100]}, in_batch: true}
+    work do |payload, context|
+      attempt = context.attempt.attempt
+      context.follow_up(@kind, {row: attempt * 10}, **later)
+      context.follow_up(@kind, {row: attempt * 10 + 1}, execute_at: Time.now + 3600, queue: "#{@kind}-two")
+      context.follow_up("#{@kind}-missing") if payload["do"] == "refuse"
+      raise Tickr::Failed.new("once", delay_ms: 1) if payload["do"] == "once" && attempt == 1
+
+      "sent"
+    end
+    followers = lambda do
+      %w[one two].flat_map do |part|
+        data = @client.call("GET", "/v1/jobs?q=queue:#{@kind}-#{part}").json["data"]
+        data.map { |one| @client.job(one["id"]) }
+      end
+    end
+    refused = @client.wait(enqueue({do: "refuse"}, max_attempts: 1), timeout: 10)
+    assert_equal ["failed", []], [refused.state, followers.call]
+    assert_includes refused.last_error, "follow_ups/2/kind"
+    assert_equal "completed", @client.wait(enqueue({do: "once"}), timeout: 10).state
+    made = followers.call
+    assert_equal [{"row" => 20}, {"row" => 21}], made.map { |one| one["payload"] }
+    assert_equal [1, 2, 30_000, @kind, @kind, %w[a b]],
+      made[0].values_at("priority", "max_attempts", "timeout_ms", "order_key", "limit_key", "tags")
+    made.each { |one| assert_operator Time.iso8601(one["execute_at"]) - Time.now, :>, 3_500 }
+  end
+
+  def test_a_job_that_follows_and_is_too_deep_fails_its_attempt_and_frees_the_slot
+    work do |depth, context|
+      deep = Array.new(depth).inject(1) { |inner, _| [inner] }
+      context.follow_up(@kind, deep, queue: "#{@kind}-deep", delay_ms: 60_000)
+    end
+    ends = [198, 64, 63].map { |depth| @client.wait(enqueue(depth, max_attempts: 1), timeout: 10) }
+    assert_equal %w[failed failed completed], ends.map(&:state)
+    assert_match(/the server refused the verdict of the handler: follow_ups/, ends[1].last_error)
+  end
+
+  def test_with_a_key_of_the_scope_work_alone_no_job_follows_and_the_error_says_so
+    skip "TICKR_TOKEN is not set: it has the scope admin" if ENV["TICKR_TOKEN"].to_s.empty?
+
+    clients = %w[work enqueue].map do |scope|
+      made = @client.call("PUT", "/v1/api-keys/#{@kind}-#{scope}", JSON.generate({scope: scope})).json
+      @client.with_token(made["token"])
+    end
+    ends = [nil, clients[1]].map do |enqueue_client|
+      worker, thread = work(client: clients[0], enqueue_client: enqueue_client) do |_, context|
+        context.follow_up(@kind, {}, queue: "#{@kind}-next")
+      end
+      @client.wait(enqueue({}, max_attempts: 1), timeout: 10).tap do
+        worker.stop
+        thread.join(10)
+      end
+    end
+    assert_equal %w[failed completed], ends.map(&:state)
+    assert_match(/the server refused the verdict of the handler: follow_ups\S* .*scope/, ends[0].last_error)
   end
 
   def test_a_cancel_reaches_the_handler

@@ -43,10 +43,10 @@ class WorkerTest < Minitest::Test
 
   def jobs(*tokens) = [200, {jobs: tokens.map { |token| job(token) }, drain: false}]
 
-  def work(url: @server.url, slots: 1, grace: 5, &handler)
+  def work(url: @server.url, slots: 1, grace: 5, token: nil, enqueue_client: nil, &handler)
     @log = StringIO.new
-    @worker = Tickr::Worker.new(client: Tickr::Client.new(url: url), name: "test", queues: ["q"], slots: slots,
-      grace: grace, logger: Logger.new(@log))
+    @worker = Tickr::Worker.new(client: Tickr::Client.new(url: url, token: token), name: "test", queues: ["q"],
+      slots: slots, grace: grace, logger: Logger.new(@log), enqueue_client: enqueue_client)
     @worker.handle("kind", &handler)
     @thread = Thread.new { @worker.run(signals: false) }
     @thread.report_on_exception = false
@@ -231,6 +231,93 @@ class WorkerTest < Minitest::Test
     before = @server.requests.take_while { |one| !one[:path].end_with?("/finish") }
     saved = before.filter_map { |one| one[:body]&.dig("holding", 0, "checkpoint") if one[:path].end_with?("/beat") }
     assert_equal [{"row" => 3}], saved
+  end
+
+  def test_jobs_follow_a_success_and_no_other_verdict_and_only_they_show_the_other_api_key
+    tokens = %w[good plain failed raised snoozed released wrong]
+    serve(fetch: ->(n, _) { tokens[n - 1] ? jobs(tokens[n - 1]) : :hang })
+    client = Tickr::Client.new(url: "#{@server.url}/, http://elsewhere.invalid", token: "may-enqueue")
+    work(token: "may-work", enqueue_client: client) do |_, context|
+      how = context.attempt.id.delete_prefix("job-")
+      next "sent" if how == "plain"
+
+      context.follow_up("mail", {to: "ü"}, delay_ms: 5, in_batch: true)
+      context.follow_up("log", Tickr::RawJson.new('{"n":1.00000000000000000001}'))
+      case how
+      when "failed" then Tickr::Failed.new("no address")
+      when "raised" then raise "no address"
+      when "snoozed" then raise Tickr::Snoozed.new("busy", delay_ms: 1)
+      when "released" then raise Tickr::Released
+      when "wrong" then context.follow_up("mail", unique_key: "ada")
+      else "sent"
+      end
+    end
+    finishes = @server.await("/finish") { |all| all.size >= tokens.size }
+    finishes.each do |finish|
+      verdict = finish[:body]["verdicts"].first
+      good = verdict["token"] == "good"
+      assert_equal "Bearer may-work", finish[:headers]["authorization"]
+      assert_equal [good, good && "Bearer may-enqueue"],
+        [verdict.key?("follow_ups"), finish[:headers]["tickr-enqueue-authorization"] || false], verdict["token"]
+    end
+    assert_includes finishes[0][:text], '"result":"sent","follow_ups":[{"kind":"mail","payload":{"to":"ü"},' \
+      '"delay_ms":5,"in_batch":true},{"kind":"log","payload":{"n":1.00000000000000000001}}]'
+    assert_includes verdicts.last["error"], "has no option unique_key"
+  end
+
+  def test_without_another_client_the_api_key_of_the_worker_stands_for_the_jobs_that_follow
+    serve(fetch: ->(n, _) { n == 1 ? jobs("t1") : :hang })
+    work(token: "may-all") { |_, context| context.follow_up("mail") }
+    finish = @server.await("/finish") { |all| all.any? }.first
+    assert_equal "Bearer may-all", finish[:headers]["tickr-enqueue-authorization"]
+    refute_includes @worker.inspect, "may-all"
+  end
+
+  def test_the_api_key_of_another_server_is_not_sent_to_that_of_the_worker
+    serve(fetch: ->(n, _) { n == 1 ? jobs("t1") : :hang })
+    elsewhere = Tickr::Client.new(url: "http://elsewhere.invalid", token: "of-another-server")
+    work(enqueue_client: elsewhere) { |_, context| context.follow_up("mail") }
+    finish = @server.await("/finish") { |all| all.any? }.first
+    verdict = finish[:body]["verdicts"].first
+    assert_equal ["failed", nil], verdict.values_at("verdict", "follow_ups")
+    assert_includes verdict["error"], "the server of the worker (#{@server.url}), but the client for them has other " \
+      "addresses (http://elsewhere.invalid:80)"
+    refute finish[:headers].key?("tickr-enqueue-authorization")
+  end
+
+  def test_a_success_whose_jobs_are_refused_fails_its_attempt_and_says_why
+    wrong = {field: "follow_ups/0/kind", detail: "no kind is called so"}
+    serve(fetch: ->(n, _) { n == 1 ? jobs("t1") : :hang }, finish: lambda { |_, body|
+      verdict = body["verdicts"].first
+      next settled(body) unless verdict.key?("follow_ups")
+
+      [200, {results: [{token: verdict["token"], result: "refused", errors: [wrong]}]}]
+    })
+    work(token: "may-all") do |_, context|
+      context.log("a line")
+      context.follow_up("no-kind")
+      "sent"
+    end
+    finishes = @server.await("/finish") { |all| all.size >= 2 }
+    error = "the server refused the verdict of the handler: follow_ups/0/kind no kind is called so"
+    assert_equal({"token" => "t1", "verdict" => "failed", "error" => error}, finishes[1][:body]["verdicts"].first)
+    refute finishes[1][:headers].key?("tickr-enqueue-authorization")
+  end
+
+  def test_the_jobs_that_follow_count_for_the_size_of_a_call
+    tokens = %w[t1 t2 t3 t4]
+    done = Thread::Queue.new
+    serve(fetch: ->(n, _) { n == 1 ? jobs(*tokens) : :hang }, finish: lambda { |_, body|
+      done.size < tokens.size ? [503, {code: "store_unavailable", detail: "x"}] : settled(body)
+    })
+    work(slots: 4) do |_, context|
+      100.times { context.follow_up("mail", {text: "x" * 1_000}) }
+      done << true
+      nil
+    end
+    sent = ->(all) { all.flat_map { |one| one[:body]["verdicts"].map { |verdict| verdict["token"] } }.uniq }
+    finishes = @server.await("/finish") { |all| sent.call(all).size == tokens.size }
+    assert_operator finishes.map { |one| one[:text].bytesize }.max, :<, 205_000
   end
 
   def test_one_verdict_that_the_server_refuses_holds_up_no_other

@@ -58,6 +58,32 @@ export interface JobOptions {
   trace?: Trace;
 }
 
+/** The options of a job that follows a success. Times count from the success. */
+export interface FollowUpOptions extends Pick<
+  JobOptions,
+  | 'queue'
+  | 'execute_at'
+  | 'delay_ms'
+  | 'expires_in_ms'
+  | 'max_attempts'
+  | 'timeout_ms'
+  | 'priority'
+  | 'order_key'
+  | 'on_failure'
+  | 'limit_key'
+  | 'retry'
+  | 'tags'
+> {
+  /** True adds it to the batch of the job that ends. Without a batch it changes nothing. */
+  in_batch?: boolean;
+}
+
+/** A job that follows a success: what a verdict takes in `follow_ups`. */
+export interface FollowUp extends FollowUpOptions {
+  kind: string;
+  payload: unknown;
+}
+
 /** A job to enqueue: what `POST /v1/jobs` takes. */
 export interface NewJob extends JobOptions {
   kind: string;

@@ -103,6 +103,11 @@ export class Client implements Enqueuer {
     return this.#enqueueMany(jobs, options, this.#traceparent);
   }
 
+  /** @internal */
+  get transport(): Transport {
+    return this.#transport;
+  }
+
   /** Return a client over the same connections whose jobs continue this trace. */
   continuing(traceparent: string | undefined): Enqueuer {
     const enqueue = (kind: Kind<never> | string, payload: unknown, options: EnqueueOptions = {}) =>

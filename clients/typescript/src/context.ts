@@ -1,13 +1,16 @@
 import { format } from 'node:util';
 
+import type { FollowUpOptions } from './api.js';
 import { AttemptLog, type LogLevel } from './attempt_log.js';
 import type { Enqueuer } from './client.js';
 import { StoppedError, type StopCause } from './errors.js';
 import { bytesOf, levelsOf, stringify, wellFormed } from './json.js';
+import { followUpJson, type Kind } from './kind.js';
 import { after, waitable } from './timers.js';
 
 const MAX_CHECKPOINT_BYTES = 64 * 1_024;
 const MAX_CHECKPOINT_LEVELS = 64;
+const MAX_FOLLOW_UPS = 1_000;
 const MAX_NOTE_CHARACTERS = 120;
 const CONTROL = /[\u0000-\u001f\u007f-\u009f]/g;
 
@@ -37,6 +40,8 @@ export interface Reports {
   checkpoint(json: string): void;
   /** Resolves when the server has the newest checkpoint, and rejects when the server refuses it. */
   saved(): Promise<void>;
+  /** Why the server of the worker cannot take follow-up jobs with the API key of the client, if that is so. */
+  noFollowUps?: string | undefined;
   /** Takes the lines of the log instead of the context. */
   log?(level: LogLevel, text: string): void;
 }
@@ -55,6 +60,7 @@ export class Context {
   readonly #controller: AbortController;
   readonly #reports: Reports;
   readonly #log = new AttemptLog();
+  readonly #followUps: string[] = [];
 
   /** @internal */
   constructor(job: AttemptJob, reports: Reports, client: Enqueuer) {
@@ -104,6 +110,23 @@ export class Context {
   }
 
   /**
+   * Enqueue a job with the success of this attempt: the server stores both, or neither. The job continues the trace.
+   *
+   * An attempt that does not succeed enqueues none of its jobs, so its next attempt repeats none. The client of the
+   * worker needs an API key with the scope `enqueue`, which is sent to the addresses of the worker.
+   *
+   * @throws TypeError when an option is none of {@link FollowUpOptions}, or the payload cannot be written as JSON.
+   * RangeError after 1,000 jobs. Error when the client does not have the addresses of the worker.
+   */
+  followUp<P, R>(kind: Kind<P, R>, payload: P, options?: FollowUpOptions): void;
+  followUp(kind: string, payload?: unknown, options?: FollowUpOptions): void;
+  followUp(kind: Kind<never> | string, payload?: unknown, options: FollowUpOptions = {}): void {
+    // This method is not called `then`: `await` takes an object with such a method for a promise.
+    if (this.#reports.noFollowUps !== undefined) throw new Error(this.#reports.noFollowUps);
+    this.addFollowUp(followUpJson(kind, payload, options));
+  }
+
+  /**
    * Add a line to the log of the attempt. The newest 16 KiB are stored with the verdict. Takes what `console.log`
    * takes.
    */
@@ -138,6 +161,24 @@ export class Context {
   /** Throw a {@link StoppedError} if the attempt has to stop. Long computations call it between steps. */
   throwIfStopped(): void {
     this.signal.throwIfAborted();
+  }
+
+  /** @internal */
+  addFollowUp(json: string): void {
+    if (this.#followUps.length >= MAX_FOLLOW_UPS) {
+      throw new RangeError('at most 1,000 jobs follow one: let one of them enqueue the rest');
+    }
+    this.#followUps.push(json);
+  }
+
+  /** @internal */
+  get followUps(): readonly string[] {
+    return this.#followUps;
+  }
+
+  /** @internal */
+  get noFollowUps(): string | undefined {
+    return this.#reports.noFollowUps;
   }
 
   /** @internal */

@@ -38,6 +38,8 @@ export interface Call {
   body?: string | undefined;
   idempotencyKey?: string | undefined;
   traceparent?: string | undefined;
+  /** API key beside that of the transport, which may enqueue the follow-up jobs of a call. */
+  enqueueToken?: string | undefined;
   /** Reads the body of a success, and says whether it comes from tickr. Without it, every success counts. */
   reads?: ((text: string) => boolean) | undefined;
 }
@@ -128,6 +130,16 @@ export class Transport {
     return this.#addresses.length;
   }
 
+  /** Return the addresses as text. */
+  get urls(): string[] {
+    return this.#addresses.map(({ origin, pathname }) => origin + pathname.replace(/\/$/, ''));
+  }
+
+  /** Return the API key. */
+  get token(): string | undefined {
+    return this.#token;
+  }
+
   /** Return the place of the address to call now. */
   get current(): number {
     return this.#current;
@@ -156,6 +168,7 @@ export class Transport {
     if (this.#token !== undefined) headers.authorization = `Bearer ${this.#token}`;
     if (call.idempotencyKey !== undefined) headers['idempotency-key'] = call.idempotencyKey;
     if (call.traceparent !== undefined) headers['traceparent'] = call.traceparent;
+    if (call.enqueueToken !== undefined) headers['tickr-enqueue-authorization'] = `Bearer ${call.enqueueToken}`;
     return new Promise((resolve, reject) => {
       if (signal?.aborted) {
         reject(signal.reason as Error);

@@ -12,11 +12,12 @@ import { type VerdictBody, Written } from './verdicts.js';
 /** Time in which a handler that was told to stop may end by itself, in milliseconds. Then its thread ends. */
 const STOP_MS = 300;
 
-/** With what the thread of a handler starts. `job` and `payload` are JSON text. */
+/** With what the thread of a handler starts. `job` and `payload` are JSON text. `noFollowUps` is as in `Reports`. */
 export interface JobThreadData {
   module: string;
   job: string;
   payload: string;
+  noFollowUps: string | undefined;
 }
 
 /** From the thread of a handler. `json` is JSON text, which keeps every digit. */
@@ -51,6 +52,7 @@ export function inThread<Payload = unknown, Result = unknown>(module: URL | stri
         module: String(module),
         job: stringify(checkpoint === undefined ? job : { ...job, checkpoint }),
         payload: stringify(payload),
+        noFollowUps: context.noFollowUps,
       };
       const thread = new Thread(new URL('./job_thread.js', import.meta.url), {
         workerData: data,
@@ -69,13 +71,32 @@ export function inThread<Payload = unknown, Result = unknown>(module: URL | stri
         timer = setTimeout(() => end(() => reject(context.stopped)), STOP_MS);
       };
       thread.on('message', (message: FromJobThread) => {
-        if (message.type === 'verdict') end(() => resolve(new Written(message.verdict)));
+        if (message.type === 'verdict') {
+          end(() => {
+            try {
+              resolve(written(message.verdict, context));
+            } catch (error) {
+              reject(error as Error);
+            }
+          });
+        }
         else void serve(thread, context, message);
       });
       thread.on('error', (error) => end(() => reject(error)));
       thread.on('exit', (code) => end(() => reject(new Error(`the thread of the handler ended with code ${code}`))));
       context.signal.addEventListener('abort', stop, { once: true });
     });
+}
+
+/**
+ * Return the verdict of a thread. Its follow-up jobs become those of the attempt.
+ *
+ * @throws RangeError when the attempt has more than 1,000 of them then.
+ */
+function written(verdict: VerdictBody, context: Context): Written {
+  const { follow_ups: followUps = [], ...body } = verdict;
+  for (const json of followUps) context.addFollowUp(json);
+  return new Written(body);
 }
 
 async function serve(

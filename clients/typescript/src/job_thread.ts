@@ -56,6 +56,7 @@ const context = new Context(
   {
     progress: (percent, note) => tell({ type: 'progress', percent, note }),
     checkpoint: (json) => tell({ type: 'checkpoint', json }),
+    noFollowUps: data.noFollowUps,
     saved: async () => void (await ask((request) => ({ type: 'saved', request }))),
     log: (level, text) => tell({ type: 'log', level, text }),
   },

@@ -1,4 +1,5 @@
-import type { JobOptions, NewJob } from './api.js';
+import type { FollowUpOptions, JobOptions, NewJob } from './api.js';
+import { stringify } from './json.js';
 
 declare const payloadType: unique symbol;
 declare const resultType: unique symbol;
@@ -52,6 +53,40 @@ function merged(defaults: JobOptions, options: JobOptions): JobOptions {
 /** Return the job that a call names by a kind or by its name. */
 export function jobOf(kind: Kind<never> | string, payload: unknown, options: JobOptions): NewJob {
   return typeof kind === 'string' ? { kind, payload, ...options } : kind.job(payload as never, options);
+}
+
+const FOLLOW_UP_OPTIONS: Record<keyof FollowUpOptions, true> = {
+  queue: true,
+  execute_at: true,
+  delay_ms: true,
+  expires_in_ms: true,
+  max_attempts: true,
+  timeout_ms: true,
+  priority: true,
+  order_key: true,
+  on_failure: true,
+  limit_key: true,
+  retry: true,
+  tags: true,
+  in_batch: true,
+};
+
+/**
+ * Write a job that follows a success as JSON. The defaults of the kind count as well.
+ *
+ * @throws TypeError when an option is none of such a job, or the payload cannot be written as JSON.
+ */
+export function followUpJson(kind: Kind<never> | string, payload: unknown, options: FollowUpOptions): string {
+  const job = jobOf(kind, payload, options as JobOptions);
+  const { kind: name, payload: content, ...given } = job;
+  void name;
+  void content;
+  for (const [option, value] of Object.entries(given)) {
+    if (value === undefined || Object.hasOwn(FOLLOW_UP_OPTIONS, option)) continue;
+    const possible = Object.keys(FOLLOW_UP_OPTIONS).join(', ');
+    throw new TypeError(`${option} is no option of a job that follows a success; the options are ${possible}`);
+  }
+  return stringify(bodyOf(job));
 }
 
 /** Write a job as the API takes it. */

@@ -593,9 +593,12 @@ export class Link {
   /** Send verdicts until they are answered. */
   async #finish(verdicts: Pending[]): Promise<void> {
     const body = `{"verdicts":[${verdicts.map(({ json }) => json).join(',')}]}`;
+    // The API key of the worker may enqueue nothing, so that of its client goes with follow-up jobs.
+    const hasFollowUps = verdicts.some(({ verdict }) => verdict.follow_ups !== undefined);
+    const enqueueToken = hasFollowUps ? this.#settings.enqueueToken : undefined;
     for (let failures = 0; !this.#gone.signal.aborted; failures += 1) {
       const id = this.#id;
-      const call = { method: 'POST', path: this.#path(id, '/finish'), body };
+      const call = { method: 'POST', path: this.#path(id, '/finish'), body, enqueueToken };
       const answer = await this.#try(call, 10_000, 'finish', this.#gone.signal);
       const results = answer?.status === 200 ? readResults(answer.text, verdicts) : undefined;
       if (results !== undefined) {
@@ -853,9 +856,11 @@ function joined(log: string | undefined, late: string | undefined): string | und
 }
 
 function verdictJson(token: string, body: VerdictBody, log: string | undefined): string {
-  const { result, ...fields } = body;
-  const text = stringify({ token, ...fields, log });
-  return result === undefined ? text : `${text.slice(0, -1)},"result":${result}}`;
+  const { result, follow_ups: followUps, ...fields } = body;
+  const texts = [stringify({ token, ...fields, log }).slice(0, -1)];
+  if (result !== undefined) texts.push(`"result":${result}`);
+  if (followUps !== undefined) texts.push(`"follow_ups":[${followUps.join(',')}]`);
+  return `${texts.join(',')}}`;
 }
 
 /** Take as many items off the front as one request may carry, and at least one. */

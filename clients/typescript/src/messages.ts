@@ -14,6 +14,8 @@ export interface LinkSettings extends ConnectOptions {
   host: string;
   pid: number;
   version: string | undefined;
+  /** API key of the client of the handlers, which stands for follow-up jobs. */
+  enqueueToken: string | undefined;
   /** A counter that the worker raises while its event loop runs. */
   pulse: SharedArrayBuffer;
 }

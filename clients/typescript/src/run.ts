@@ -20,7 +20,9 @@ export async function execute(handler: Handler<never>, payload: unknown, context
     // docs/WORKERS.md: an attempt that was told to stop ends as failed. Its result came too late.
     const isTooLate = stopped?.why === 'cancelled' || stopped?.why === 'deadline';
     if (stopped && isTooLate && !(returned instanceof Verdict)) return verdictOfError(stopped, stopped);
-    return verdictOfResult(returned);
+    const body = verdictOfResult(returned);
+    if (body.verdict !== 'succeeded' || context.followUps.length === 0) return body;
+    return { ...body, follow_ups: [...context.followUps] };
   } catch (error) {
     try {
       if (

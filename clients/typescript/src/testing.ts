@@ -3,7 +3,7 @@
 import { AssertionError } from 'node:assert';
 import { isDeepStrictEqual } from 'node:util';
 
-import type { NewJob, Receipt } from './api.js';
+import type { FollowUp, NewJob, Receipt } from './api.js';
 import type { CallOptions, Enqueued, EnqueueOptions, Enqueuer } from './client.js';
 import { Context, type AttemptJob } from './context.js';
 import { parse, stringify } from './json.js';
@@ -26,6 +26,8 @@ export interface Outcome<Result = unknown> {
   log: string;
   /** What it enqueued. */
   enqueued: FakeClient;
+  /** The jobs of `context.followUp`, if it succeeded, as they would have been sent. */
+  followUps: FollowUp[];
 }
 
 /** Settings of {@link runHandler}. */
@@ -79,6 +81,7 @@ export async function runHandler<P, R>(
     checkpoint,
     log: context.logText ?? '',
     enqueued,
+    followUps: (body.follow_ups ?? []).map((json) => parse(json) as FollowUp),
   };
 }
 

@@ -5,12 +5,14 @@ import { bytesOf, stringify, wellFormed } from './json.js';
 export const MAX_RESULT_BYTES = 256 * 1_024;
 const MAX_ERROR_CHARACTERS = 2_000;
 
-/** How an attempt ended, as the API takes it. `result` is JSON text. */
+/** How an attempt ended, as the API takes it. `result` and each of `follow_ups` are JSON text. */
 export interface VerdictBody {
   verdict: 'succeeded' | 'failed' | 'rejected' | 'snoozed' | 'released';
   result?: string;
   error?: string;
   delay_ms?: number;
+  /** The jobs that exist exactly if this success counts. */
+  follow_ups?: string[];
 }
 
 /** A verdict other than success. A handler throws it, or returns it. */

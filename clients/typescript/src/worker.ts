@@ -5,7 +5,7 @@ import { Worker as Thread } from 'node:worker_threads';
 import { Client } from './client.js';
 import { Context, type AttemptJob, type Reports } from './context.js';
 import { ApiError } from './errors.js';
-import type { ConnectOptions } from './http.js';
+import { type ConnectOptions, Transport } from './http.js';
 import { parse } from './json.js';
 import type { Kind } from './kind.js';
 import type { FromLink, LinkSettings, ToLink } from './messages.js';
@@ -45,7 +45,11 @@ export interface WorkerOptions extends ConnectOptions {
   graceMs?: number;
   /** Version of the program, for operators. */
   version?: string;
-  /** Client of the handlers. Default: one with the address and the token of the worker. */
+  /**
+   * Client of the handlers, with an API key of the scope `enqueue`, which also stands for the jobs of
+   * {@link Context.followUp}. Default: a client with the address and the token of the worker, which enqueues nothing if
+   * that token has the scope `work`.
+   */
   client?: Client;
   /** Default: `console`. Payloads, results and tokens are not written. */
   logger?: Logger;
@@ -83,6 +87,7 @@ export class Worker {
   readonly #saved = new Map<number, (refused: string | undefined) => void>();
   readonly #logger: Logger;
   #client: Client | undefined;
+  #noFollowUps: string | undefined;
   #thread: Thread | undefined;
   #requests = 0;
   #stopping: Promise<void> | undefined;
@@ -131,6 +136,7 @@ export class Worker {
     this.#client ??=
       this.#options.client ??
       new Client({ ...(url !== undefined && { url }), ...(token !== undefined && { token }) });
+    this.#noFollowUps = noFollowUps(new Transport(this.#options).urls, this.#client.transport.urls);
     const pulse = new SharedArrayBuffer(4);
     const beats = new Int32Array(pulse);
     const thread = new Thread(new URL('./thread.js', import.meta.url), {
@@ -216,6 +222,7 @@ export class Worker {
       host: hostname().slice(0, 255),
       pid: process.pid,
       version,
+      enqueueToken: this.#client?.transport.token,
       pulse,
     };
   }
@@ -333,6 +340,7 @@ export class Worker {
 
   #reports(token: string): Reports {
     return {
+      noFollowUps: this.#noFollowUps,
       progress: (percent, note) => this.#post({ type: 'report', token, percent, note }),
       checkpoint: (checkpoint) => this.#post({ type: 'report', token, checkpoint }),
       saved: () =>
@@ -343,6 +351,15 @@ export class Worker {
         }),
     };
   }
+}
+
+/** Say why follow-up jobs are not possible: only addresses of the client may get its API key. */
+function noFollowUps(server: string[], known: string[]): string | undefined {
+  if (server.every((url) => known.includes(url))) return undefined;
+  return (
+    `jobs that follow are enqueued by the server of the worker (${server.join(', ')}), but its client has other ` +
+    `addresses (${known.join(', ')}): give the worker a client with its own, or use context.client.enqueue`
+  );
 }
 
 function within(name: string, value: number | undefined, least: number, most: number): void {

@@ -25,6 +25,7 @@ const url = process.env['TICKR_URL'];
 const token = process.env['TICKR_TOKEN'];
 const databaseUrl = process.env['TICKR_MYSQL_URL'];
 const options = { skip: url ? false : 'TICKR_URL is not set: it names a running tickr' };
+const keys = { skip: options.skip || (token ? false : 'TICKR_TOKEN is not set: it has the scope admin') };
 const outbox = { skip: options.skip || (databaseUrl ? false : 'TICKR_MYSQL_URL is not set: it names its database') };
 
 const suffix = randomBytes(4).toString('hex');
@@ -206,6 +207,92 @@ test('verdicts of a handler have their effect on the job', options, async () => 
     snoozed: ['completed', '1 {"how":"snoozed"}', null, [['snoozed', 'busy'], success]],
     released: ['completed', '1 {"how":"released"}', null, [['interrupted', 'its worker gave it back'], success]],
   });
+});
+
+test('jobs follow a success with their options, and exist exactly if it counts', options, async () => {
+  const parent = await declare('parent');
+  await declare('follower');
+  const follower = kind<{ row: number }>(`node-${suffix}.follower`, { tags: [`follow:${suffix}`] });
+  start(
+    make('parent').handle<{ how: string }>(parent, ({ how }, context) => {
+      const attempt = context.job.attempt;
+      if (how === 'refused') context.followUp(`node-${suffix}.missing`);
+      context.followUp(follower, { row: attempt * 10 }, { delay_ms: 3_600_000, priority: 1, max_attempts: 2 });
+      context.followUp(follower, { row: attempt * 10 + 1 }, {
+        execute_at: new Date(Date.now() + 3_600_000),
+        expires_in_ms: 7_200_000,
+        timeout_ms: 30_000,
+        order_key: `follow-${suffix}`,
+        on_failure: 'skip',
+        limit_key: `limit-${suffix}`,
+        retry: { delays_ms: [100] },
+        queue: queueOf('later'),
+        in_batch: true,
+        tags: [`follow:${suffix}`, 'second'],
+      });
+      if (how === 'once' && attempt === 1) throw new Failed('once');
+      return 'sent';
+    }),
+  );
+  const followers = async () => {
+    const { data } = JSON.parse(await read(`/v1/jobs?q=kind:${follower.name}`)) as { data: JobView[] };
+    const whole = (await Promise.all(data.map(({ id }) => client.get(id)))) as JobView[];
+    return whole.sort((one, other) => (one.payload as { row: number }).row - (other.payload as { row: number }).row);
+  };
+  const refused = await client.enqueue(parent, { how: 'refused' }, { max_attempts: 1 });
+  const { state, last_error } = await client.wait(refused, { timeoutMs: 10_000 });
+  assert.equal(state, 'failed');
+  assert.match(String(last_error), /follow_ups\/0\/kind/);
+  assert.deepEqual(await followers(), []);
+  const once = await client.enqueue(parent, { how: 'once' });
+  assert.equal((await client.wait(once, { timeoutMs: 10_000 })).state, 'completed');
+  const [one, two, ...more] = await followers();
+  assert.deepEqual([one?.payload, two?.payload, more.length], [{ row: 20 }, { row: 21 }, 0]);
+  assert.deepEqual([one?.priority, one?.max_attempts, one?.tags], [1, 2, [`follow:${suffix}`]]);
+  assert.deepEqual([two?.queue, two?.['order_key'], two?.['limit_key'], two?.['timeout_ms'], two?.tags], [
+    queueOf('later'),
+    `follow-${suffix}`,
+    `limit-${suffix}`,
+    30_000,
+    [`follow:${suffix}`, 'second'],
+  ] as unknown[]);
+});
+
+test('with a key of the scope work alone no job follows, and the error says so', keys, async () => {
+  const parent = await declare('keys');
+  await declare('keys-follower');
+  const follower = kind<{ row: number }>(`node-${suffix}.keys-follower`);
+  const key = async (scope: string) => {
+    const headers = { 'content-type': 'application/json', authorization: `Bearer ${token}` };
+    const body = JSON.stringify({ scope });
+    const answer = await fetch(`${url?.split(',')[0]}/v1/api-keys/node-${suffix}-${scope}`, {
+      method: 'PUT',
+      headers,
+      body,
+    });
+    return ((await answer.json()) as { token: string }).token;
+  };
+  const [work, enqueue] = await Promise.all(['work', 'enqueue'].map(key));
+  const runs = async (maker?: Client) => {
+    const worker = new Worker({
+      name: `node-${suffix}`,
+      queues: [queueOf('keys')],
+      logger: quiet,
+      token: work as string,
+      ...(maker && { client: maker }),
+    }).handle(parent, (_, context) => context.followUp(follower, { row: 1 }));
+    const run = worker.run({ signals: false });
+    const ended = await client.wait(await client.enqueue(parent, {}, { max_attempts: 1 }), { timeoutMs: 10_000 });
+    await worker.stop(0);
+    await run;
+    return ended;
+  };
+  const refused = await runs();
+  assert.equal(refused.state, 'failed');
+  assert.match(String(refused.last_error), /the server refuses the verdict succeeded: follow_ups\S* .*scope/);
+  const maker = new Client({ token: enqueue as string });
+  assert.equal((await runs(maker)).state, 'completed');
+  maker.close();
 });
 
 test('progress is shown, and a cancel reaches the handler', options, async () => {

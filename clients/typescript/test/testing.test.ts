@@ -58,6 +58,38 @@ test('a sleep of any length waits, and an impossible one is an error', async () 
   assert.deepEqual([verdict, error, log], ['failed', 'the server asked the attempt to stop', '']);
 });
 
+test('an outcome has the jobs that follow a success, and none of another verdict', async () => {
+  const once = kind<{ file: string }>('once', { queue: 'mail', unique_key: 'once' });
+  const run = (isGood: boolean) =>
+    runHandler((_: null, context) => {
+      context.followUp(notify, { file: 'cat.png' }, { delay_ms: 5, in_batch: true });
+      assert.throws(() => context.followUp(once, { file: 'a' }), /unique_key is no option of a job that follows/);
+      const loop: unknown[] = [];
+      loop.push(loop);
+      assert.throws(() => context.followUp('plain', loop), TypeError);
+      if (!isGood) throw new Failed('no');
+    }, null);
+  const expected = { kind: 'notify', payload: { file: 'cat.png' }, queue: 'mail', delay_ms: 5, in_batch: true };
+  assert.deepEqual((await run(true)).followUps, [expected]);
+  assert.deepEqual((await run(false)).followUps, []);
+});
+
+test('at most a thousand jobs follow one', async () => {
+  const follow = (count: number) =>
+    runHandler((_: null, context) => {
+      for (let row = 0; row < count; row += 1) context.followUp('mail', { row });
+    }, null);
+  const most = await follow(1_000);
+  assert.deepEqual([most.verdict, most.followUps.length, most.followUps[999]?.payload], [
+    'succeeded',
+    1_000,
+    { row: 999 },
+  ]);
+  const { verdict, error, followUps } = await follow(1_001);
+  const why = 'RangeError: at most 1,000 jobs follow one: let one of them enqueue the rest';
+  assert.deepEqual([verdict, error, followUps], ['failed', why, []]);
+});
+
 test('a handler sees its cancel and its checkpoint', async () => {
   const stop = new AbortController();
   const run = runHandler(

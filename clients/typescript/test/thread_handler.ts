@@ -16,6 +16,14 @@ export default async function work(payload: { how: string; big: unknown }, conte
       process.exit(3);
     case 'enqueue':
       return (await context.client.enqueue('test.other', payload.big, { queue: 'other', priority: 1 })).state;
+    case 'follow':
+    case 'follow-rejected':
+      context.followUp('test.other', { big: payload.big }, { priority: 1 });
+      if (payload.how === 'follow-rejected') throw new Rejected('never');
+      return null;
+    case 'follow-many':
+      for (let count = 0; count < 1_000; count += 1) context.followUp('test.other');
+      return null;
     default:
       context.progress(50, 'half');
       context.saveCheckpoint(payload.big);

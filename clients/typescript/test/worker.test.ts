@@ -4,7 +4,17 @@ import { once } from 'node:events';
 import { afterEach, beforeEach, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 
-import { Failed, inThread, Rejected, Released, Snoozed, StoppedError, Worker, type WorkerOptions } from 'tickr';
+import {
+  Client,
+  Failed,
+  inThread,
+  Rejected,
+  Released,
+  Snoozed,
+  StoppedError,
+  Worker,
+  type WorkerOptions,
+} from 'tickr';
 
 import { FakeTickr, problem } from './fake_tickr.js';
 
@@ -105,6 +115,128 @@ test('every way to end a handler becomes its verdict', async () => {
     surrogate: { verdict: 'failed', error: 'half \ufffd of a pair' },
   });
   assert.ok(server.of('finish').some(({ text }) => text.includes('9007199254740993')));
+});
+
+test('jobs follow a success and no other verdict, and only they show the API key of the client', async () => {
+  const client = new Client({ url: server.url, token: 'may-enqueue' });
+  const end: Record<string, () => unknown> = {
+    good: () => 'sent',
+    plain: () => 'sent',
+    failed: () => new Failed('no address'),
+    thrown: () => Promise.reject(new Error('no address')),
+    snoozed: () => new Snoozed(1, 'busy'),
+  };
+  const worker = make({ client, token: 'may-work' }).handle<{ how: string }>(KIND, ({ how }, context) => {
+    const options = { execute_at: new Date(0), tags: ['a'], in_batch: true, queue: undefined };
+    if (how !== 'plain') context.followUp('mail', { to: 9007199254740993n }, options);
+    if (how !== 'plain') context.followUp('mail');
+    assert.throws(() => context.followUp('mail', {}, { unique_key: 'ada' } as object), /unique_key is no option/);
+    return end[how]?.();
+  });
+  start(worker);
+  const keys = new Map<string, unknown>();
+  for (const how of Object.keys(end)) {
+    const token = server.add({ kind: KIND, payload: { how } });
+    const verdict = await server.verdictOf(token);
+    assert.equal('follow_ups' in verdict, how === 'good', how);
+    const call = server.of('finish').find(({ text }) => text.includes(token));
+    assert.equal(call?.headers.authorization, 'Bearer may-work');
+    keys.set(how, call?.headers['tickr-enqueue-authorization']);
+  }
+  const [good] = server.of('finish');
+  assert.ok(
+    good?.text.endsWith(
+      ',"result":"sent","follow_ups":[{"kind":"mail","payload":{"to":9007199254740993},' +
+        '"execute_at":"1970-01-01T00:00:00.000Z","tags":["a"],"in_batch":true},{"kind":"mail","payload":{}}]}]}',
+    ),
+    good?.text,
+  );
+  assert.deepEqual(Object.fromEntries(keys), {
+    good: 'Bearer may-enqueue',
+    plain: undefined,
+    failed: undefined,
+    thrown: undefined,
+    snoozed: undefined,
+  });
+});
+
+test('jobs follow the success of a handler in a thread, behind those of its caller', async () => {
+  const thread = inThread(new URL('./thread_handler.js', import.meta.url));
+  start(
+    make().handle(KIND, (payload, context) => {
+      context.followUp('first', { row: 1 });
+      return thread(payload, context);
+    }),
+  );
+  const [both, bad, many] = await Promise.all(
+    ['follow', 'follow-rejected', 'follow-many'].map((how) =>
+      server.verdictOf(server.add({ kind: KIND, payload: { how, big: 7 } })),
+    ),
+  );
+  assert.deepEqual(both.follow_ups, [
+    { kind: 'first', payload: { row: 1 } },
+    { kind: 'test.other', payload: { big: 7 }, priority: 1 },
+  ]);
+  assert.deepEqual([bad.verdict, bad.follow_ups], ['rejected', undefined]);
+  const most = 'RangeError: at most 1,000 jobs follow one: let one of them enqueue the rest';
+  assert.deepEqual([many.verdict, many.error, many.follow_ups], ['failed', most, undefined]);
+});
+
+test('the API key of a client of another server is not sent to that of the worker', async () => {
+  const client = new Client({ url: 'http://elsewhere.invalid', token: 'of-another-server' });
+  const follow = inThread(new URL('./thread_handler.js', import.meta.url));
+  start(make({ client }).handle(KIND, (_, context) => context.followUp('mail')).handle('test.thread', follow));
+  for (const kind of [KIND, 'test.thread']) {
+    const { verdict, error, follow_ups } = await server.verdictOf(server.add({ kind, payload: { how: 'follow' } }));
+    assert.deepEqual([verdict, follow_ups], ['failed', undefined]);
+    assert.match(error, /its client has other addresses \(http:\/\/elsewhere\.invalid\)/);
+  }
+  assert.ok(server.of('finish').every(({ headers }) => headers['tickr-enqueue-authorization'] === undefined));
+});
+
+test('a client with more addresses than the worker, written otherwise, stands for its jobs', async () => {
+  const url = `http://elsewhere.invalid/x/, ${server.url}/`;
+  start(make({ client: new Client({ url, token: 'k' }) }).handle(KIND, (_, context) => context.followUp('mail')));
+  const token = server.add({ kind: KIND });
+  assert.equal((await server.verdictOf(token)).follow_ups.length, 1);
+});
+
+test('a success whose jobs are refused fails its attempt, and the error says why', async () => {
+  const wrong = { field: 'follow_ups/0/kind', detail: 'no kind is called so' };
+  server.fate = ({ what, body }) => {
+    if (what !== 'finish' || !body.verdicts.some((one: object) => 'follow_ups' in one)) return undefined;
+    const refused = { result: 'refused', errors: [wrong] };
+    const results = body.verdicts.map(({ token }: { token: string }) => ({ token, ...refused }));
+    return { status: 200, body: { results } };
+  };
+  start(
+    make().handle(KIND, (_, context) => {
+      context.log('a line');
+      context.followUp('no-kind');
+      return 'sent';
+    }),
+  );
+  const { verdict, error, follow_ups, result } = await server.verdictOf(server.add({ kind: KIND }));
+  assert.deepEqual([verdict, follow_ups, result], ['failed', undefined, undefined]);
+  assert.equal(error, 'the server refuses the verdict succeeded: follow_ups/0/kind no kind is called so');
+});
+
+test('the jobs that follow count for the size of a request', async () => {
+  let fails = 3;
+  let runs = 0;
+  server.fate = ({ what }) => {
+    if (what !== 'finish' || (runs === 5 && fails-- <= 0)) return undefined;
+    return { status: 503 };
+  };
+  start(
+    make({ slots: 5 }).handle(KIND, (_, context) => {
+      runs += 1;
+      for (let row = 0; row < 100; row += 1) context.followUp('mail', { text: 'ü'.repeat(500) });
+    }),
+  );
+  const tokens = Array.from({ length: 5 }, () => server.add({ kind: KIND }));
+  for (const token of tokens) assert.equal((await server.verdictOf(token)).follow_ups.length, 100);
+  for (const { text } of server.of('finish')) assert.ok(Buffer.byteLength(text) < 205 * 1_024);
 });
 
 test('a payload reaches the handler with every digit, and the fields of the attempt with it', async () => {

@@ -39,6 +39,13 @@ final class Addresses
         }
     }
 
+    /** @return list<string> the addresses as text */
+    public function urls(): array
+    {
+        $url = static fn (array $one): string => "{$one['scheme']}://{$one['host']}:{$one['port']}{$one['path']}";
+        return array_map($url, $this->all);
+    }
+
     public function count(): int
     {
         return \count($this->all);

@@ -268,7 +268,7 @@ final class Channel
             $lines[] = "Authorization: Bearer $token";
         }
         foreach ($request->headers as $name => $value) {
-            $lines[] = "$name: $value";
+            $lines[] = "$name: " . ($value instanceof \Closure ? $value() : $value);
         }
         $this->sent = self::now();
         $this->sends++;

@@ -8,10 +8,10 @@ namespace Tickr\Http;
 final class Request
 {
     /**
-     * @param string                $path    path below the address, with its query
-     * @param string|\Closure|null  $body    JSON text, or a function that makes it anew each time it is sent
-     * @param array<string, string> $headers
-     * @param float                 $timeout seconds until the whole answer must be there
+     * @param string               $path    path below the address, with its query
+     * @param string|\Closure|null $body    JSON text, or a function that makes it anew each time it is sent
+     * @param array<string, string|\Closure(): string> $headers a function keeps a token out of dumps
+     * @param float                $timeout seconds until the whole answer must be there
      */
     public function __construct(
         public readonly string $method,

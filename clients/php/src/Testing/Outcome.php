@@ -17,6 +17,8 @@ final class Outcome
         public readonly mixed $result,
         public readonly ?string $error,
         public readonly ?int $delayMs,
+        /** @var list<array<string, mixed>> the jobs of `then`, if it succeeded: `kind`, `payload` and the options */
+        public readonly array $followUps,
     ) {
     }
 
@@ -30,6 +32,7 @@ final class Outcome
         $handler = $handler(...);
         $end = Child::outcome(static fn (Context $context) => $handler($context->attempt->payload, $context), $context);
         $result = isset($end['result']) ? Json::decode($end['result']) : null;
-        return new self($end['verdict'], $result, $end['error'] ?? null, $end['delay_ms'] ?? null);
+        $followUps = array_map(Json::decode(...), $end['follow_ups'] ?? []);
+        return new self($end['verdict'], $result, $end['error'] ?? null, $end['delay_ms'] ?? null, $followUps);
     }
 }

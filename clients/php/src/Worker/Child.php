@@ -154,7 +154,10 @@ final class Child
      *
      * @param \Closure(Context): mixed $handler
      *
-     * @return array{verdict: string, error?: string, delay_ms?: ?int, result?: string, cancelled?: bool}
+     * @return array{
+     *     verdict: string, error?: string, delay_ms?: ?int, result?: string, cancelled?: bool,
+     *     follow_ups?: list<string>
+     * }
      */
     public static function outcome(\Closure $handler, Context $context): array
     {
@@ -163,8 +166,10 @@ final class Child
             if ($result instanceof Ending) {
                 throw $result;
             }
+            $jobs = $context->followUps();
+            $success = ['verdict' => 'succeeded'] + ($jobs === [] ? [] : ['follow_ups' => $jobs]);
             if ($result === null) {
-                return ['verdict' => 'succeeded'];
+                return $success;
             }
             try {
                 $text = Json::encode($result);
@@ -175,7 +180,7 @@ final class Child
                 $error = 'the result of the handler has ' . \strlen($text) . ' bytes of JSON; at most 262144 are kept';
                 return ['verdict' => 'failed', 'error' => $error];
             }
-            return ['verdict' => 'succeeded', 'result' => $text];
+            return $success + ['result' => $text];
         } catch (Cancelled $cancelled) {
             return ['verdict' => 'failed', 'error' => $cancelled->getMessage(), 'cancelled' => true];
         } catch (Ending $ending) {

@@ -115,6 +115,8 @@ final class Engine
      * @param list<string>                    $kinds
      * @param (\Closure(self): ?Slot)|null    $spawn starts a process for one more slot
      * @param \Closure(string): void          $log
+     * @param Client|null                     $enqueuer has the API key for the jobs that follow; null for that of the
+     *                                                  worker
      */
     public function __construct(
         private readonly Client $client,
@@ -122,6 +124,7 @@ final class Engine
         private readonly array $kinds,
         private readonly ?\Closure $spawn,
         private readonly \Closure $log,
+        private readonly ?Client $enqueuer = null,
     ) {
         $this->leaseSeconds = $settings->leaseMs / 1000;
         $repeating = static fn (string $what, string $member, \Closure $isFinal, bool $obeys = true) =>
@@ -371,6 +374,9 @@ final class Engine
         if ($verdict === 'succeeded') {
             if (\is_string($end['result'] ?? null)) {
                 $members['result'] = $end['result'];
+            }
+            if (($end['follow_ups'] ?? []) !== []) {
+                $members['follow_ups'] = '[' . implode(',', $end['follow_ups']) . ']';
             }
         } elseif ($verdict !== 'released' || trim((string) ($end['error'] ?? '')) !== '') {
             $members['error'] = Json::encode(Text::error((string) ($end['error'] ?? '')));
@@ -928,6 +934,7 @@ final class Engine
         }
         $texts = [];
         $bytes = 0;
+        $right = [];
         $now = Channel::now();
         foreach ($this->held as $held) {
             // The next attempt begins with the checkpoint, so that goes first.
@@ -943,13 +950,17 @@ final class Engine
                 break;
             }
             $texts[] = $text;
+            if (isset($held->verdict['follow_ups'])) {
+                // The API key of the worker may enqueue nothing, so that of the other client goes with it.
+                $right = ($this->enqueuer ?? $this->client)->right();
+            }
             $held->sending = true;
             $this->finishing[$held->token] = $held;
         }
         if ($texts !== []) {
             $body = '{"verdicts":[' . implode(',', $texts) . ']}';
             $this->finishedAs = $this->worker ?? $this->formerWorker;
-            $this->finish->start(new Request('POST', $this->path('finish'), $body, [], 10.0));
+            $this->finish->start(new Request('POST', $this->path('finish'), $body, $right, 10.0));
         }
     }
 

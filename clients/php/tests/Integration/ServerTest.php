@@ -97,6 +97,76 @@ final class ServerTest extends TestCase
         self::assertSame(['snoozed', 'succeeded'], $attempts);
     }
 
+    public function testJobsFollowASuccessWithTheirOptionsAndExistExactlyIfItCounts(): void
+    {
+        $kind = $this->kind;
+        $this->worker(static function (array $payload, Context $context) use ($kind): string {
+            $attempt = $context->attempt->attempt;
+            if ($payload['do'] === 'refuse') {
+                $context->then("$kind-missing");
+            }
+            $options = ['delay_ms' => 3_600_000, 'priority' => 1, 'max_attempts' => 2, 'queue' => "$kind-one"];
+            $context->then($kind, ['row' => $attempt * 10], $options);
+            $context->then($kind, ['row' => $attempt * 10 + 1], [
+                'execute_at' => new \DateTimeImmutable('+1 hour'), 'expires_in_ms' => 7_200_000,
+                'timeout_ms' => 30_000, 'order_key' => $kind, 'on_failure' => 'skip', 'limit_key' => $kind,
+                'retry' => ['delays_ms' => [100]], 'queue' => "$kind-two", 'in_batch' => true, 'tags' => ['a', 'b'],
+            ]);
+            return $payload['do'] === 'once' && $attempt === 1 ? throw new Failed('once', 1) : 'sent';
+        });
+        $followers = function (): array {
+            $found = [];
+            foreach (['one', 'two'] as $part) {
+                $page = $this->client->call('GET', "/v1/jobs?q=queue:$this->kind-$part")->json();
+                array_push($found, ...array_map($this->client->job(...), array_column($page['data'], 'id')));
+            }
+            return $found;
+        };
+        $refused = $this->client->wait($this->enqueue(['do' => 'refuse'], ['max_attempts' => 1]), 10);
+        self::assertSame('failed', $refused->state);
+        self::assertStringContainsString('follow_ups/0/kind', (string) $refused->lastError);
+        self::assertSame([], $followers());
+        self::assertSame('completed', $this->client->wait($this->enqueue(['do' => 'once']), 10)->state);
+        $made = $followers();
+        self::assertSame([['row' => 20], ['row' => 21]], array_column($made, 'payload'));
+        self::assertSame([1, 2], [$made[0]['priority'], $made[0]['max_attempts']]);
+        self::assertSame([$kind, $kind, 30_000, ['a', 'b']], [
+            $made[1]['order_key'], $made[1]['limit_key'], $made[1]['timeout_ms'], $made[1]['tags'],
+        ]);
+    }
+
+    public function testWithAKeyOfTheScopeWorkAloneNoJobFollowsAndTheErrorSaysSo(): void
+    {
+        if (!getenv('TICKR_TOKEN')) {
+            self::markTestSkipped('TICKR_TOKEN is not set: it has the scope admin');
+        }
+        $key = function (string $scope): string {
+            $path = "/v1/api-keys/$this->kind-$scope";
+            return $this->client->call('PUT', $path, Json::encode(['scope' => $scope]))->json()['token'];
+        };
+        [$work, $enqueue] = [$key('work'), $key('enqueue')];
+        $ends = [];
+        foreach ([null, new Client(token: $enqueue)] as $client) {
+            $worker = new WorkerProcess(
+                getenv('TICKR_URL'),
+                new Settings($this->kind, [$this->kind], 1, 10_000),
+                function (Worker $worker) use ($client): void {
+                    $worker->handle($this->kind, function ($payload, Context $context): void {
+                        $context->then($this->kind, [], ['queue' => "$this->kind-next"]);
+                    });
+                    $client === null || $worker->enqueueWith($client);
+                },
+                $work,
+            );
+            $ends[] = $this->client->wait($this->enqueue([], ['max_attempts' => 1]), 10);
+            $worker->signal(SIGTERM);
+            $worker->join();
+        }
+        self::assertSame(['failed', 'completed'], array_column($ends, 'state'));
+        $error = '/the server refused the verdict of the handler: follow_ups\S* .*scope/';
+        self::assertMatchesRegularExpression($error, (string) $ends[0]->lastError);
+    }
+
     public function testACancelReachesTheHandler(): void
     {
         $this->worker(static function ($payload, Context $context): void {

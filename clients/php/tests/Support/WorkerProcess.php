@@ -18,14 +18,14 @@ final class WorkerProcess
     private ?int $code = null;
 
     /** @param \Closure(Worker): void $prepare adds the handlers */
-    public function __construct(string $url, Settings $settings, \Closure $prepare)
+    public function __construct(string $url, Settings $settings, \Closure $prepare, ?string $token = null)
     {
         $this->owner = (int) getmypid();
         $this->log = (string) tempnam(sys_get_temp_dir(), 'tickr');
         $pid = pcntl_fork();
         if ($pid === 0) {
             try {
-                $worker = new Worker(new Client($url), $settings);
+                $worker = new Worker(new Client($url, $token), $settings);
                 $log = $this->log;
                 $worker->logTo(static fn (string $line) => file_put_contents($log, "$line\n", FILE_APPEND));
                 $prepare($worker);

@@ -241,6 +241,45 @@ final class PartsTest extends TestCase
         self::assertSame(['failed', 'the job was cancelled'], [$stopped->verdict, $stopped->error]);
     }
 
+    public function testAnOutcomeHasTheJobsThatFollowASuccessAndNoneOfAnotherVerdict(): void
+    {
+        $handler = static function (array $payload, Context $context): void {
+            $context->then(new Mail('ada'), options: ['delay_ms' => 5, 'in_batch' => true]);
+            $context->then(new NewJob('plain', [1], ['order_key' => 'o']), options: ['priority' => 1]);
+            $payload === [] || throw new Failed('no');
+        };
+        $mail = ['kind' => 'mail', 'payload' => ['to' => 'ada', 'count' => 1], 'delay_ms' => 5, 'queue' => 'mails',
+            'priority' => 2, 'in_batch' => true];
+        $plain = ['kind' => 'plain', 'payload' => [1], 'priority' => 1, 'order_key' => 'o'];
+        self::assertSame([$mail, $plain], Outcome::of($handler)->followUps);
+        self::assertSame([], Outcome::of($handler, new FakeContext([1]))->followUps);
+        $wrong = [
+            'has no option "after"' => static fn (Context $context) => $context->then('plain', [], ['after' => ['x']]),
+            'has no option "unique_key"' => static fn (Context $context) =>
+                $context->then(new NewJob('plain', [], ['unique_key' => 'x'])),
+            'cannot be written as JSON' => static fn (Context $context) => $context->then('plain', NAN),
+        ];
+        foreach ($wrong as $error => $then) {
+            $outcome = Outcome::of(static fn ($payload, Context $context) => $then($context));
+            self::assertStringContainsString($error, (string) $outcome->error);
+        }
+    }
+
+    public function testAtMostAThousandJobsFollowOne(): void
+    {
+        $follow = static function (int $count): Outcome {
+            return Outcome::of(static function ($payload, Context $context) use ($count): void {
+                for ($row = 0; $row < $count; $row++) {
+                    $context->then('mail', ['row' => $row]);
+                }
+            });
+        };
+        self::assertSame(['row' => 999], $follow(1_000)->followUps[999]['payload']);
+        $outcome = $follow(1_001);
+        $error = 'LengthException: at most 1,000 jobs follow one: let one of them enqueue the rest';
+        self::assertSame(['failed', $error, []], [$outcome->verdict, $outcome->error, $outcome->followUps]);
+    }
+
     public function testEveryEndOfAHandlerHasAVerdict(): void
     {
         $ends = [

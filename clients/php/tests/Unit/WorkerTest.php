@@ -8,6 +8,8 @@ use PHPUnit\Framework\TestCase;
 use Tickr\Cancelled;
 use Tickr\Client;
 use Tickr\Context;
+use Tickr\Failed;
+use Tickr\Snoozed;
 use Tickr\Tests\Support\Rounds;
 use Tickr\Tests\Support\TestServer;
 use Tickr\Tests\Support\Wait;
@@ -501,6 +503,107 @@ final class WorkerTest extends TestCase
             $saved = $request['body']['holding'][0]['checkpoint'] ?? $saved;
         }
         self::assertSame(['row' => 3], $saved);
+    }
+
+    public function testJobsFollowASuccessAndNoOtherVerdictAndOnlyTheyShowTheOtherApiKey(): void
+    {
+        $tokens = ['good', 'plain', 'failed', 'thrown', 'snoozed', 'wrong'];
+        $server = $this->server(['fetch' => static fn (int $n) => isset($tokens[$n - 1])
+            ? [200, ['jobs' => [self::job($tokens[$n - 1])], 'drain' => false]]
+            : 'hang']);
+        $handler = static function ($payload, Context $context): mixed {
+            $how = substr($context->attempt->id, 4);
+            if ($how !== 'plain') {
+                $at = new \DateTimeImmutable('@0');
+                $context->then('mail', ['to' => 'ü'], ['execute_at' => $at, 'in_batch' => true, 'queue' => null]);
+                $context->then('mail', options: ['tags' => ['a']]);
+            }
+            return match ($how) {
+                'good', 'plain' => 'sent',
+                'failed' => new Failed('no address'),
+                'thrown' => throw new \DomainException('no address'),
+                'snoozed' => throw new Snoozed(1, 'busy'),
+                'wrong' => $context->then('mail', options: ['unique_key' => 'ada']),
+            };
+        };
+        $this->workers[] = new WorkerProcess(
+            $server->url,
+            new Settings('test', ['q'], 1),
+            static fn (Worker $worker) => $worker
+                ->handle('kind', $handler)
+                ->enqueueWith(new Client("$server->url/, http://elsewhere.invalid", 'may-enqueue')),
+            'may-work',
+        );
+        $finishes = $server->await('/finish', static fn ($all) => \count($all) >= 6);
+        foreach ($finishes as $finish) {
+            [$verdict] = $finish['body']['verdicts'];
+            self::assertSame('Bearer may-work', $finish['headers']['authorization']);
+            $right = $finish['headers']['tickr-enqueue-authorization'] ?? null;
+            self::assertSame($verdict['token'] === 'good' ? 'Bearer may-enqueue' : null, $right, $verdict['token']);
+            self::assertSame($verdict['token'] === 'good', isset($verdict['follow_ups']), $verdict['token']);
+        }
+        $followUps = '"follow_ups":[{"kind":"mail","payload":{"to":"ü"},"execute_at":"1970-01-01T00:00:00.000Z",'
+            . '"in_batch":true},{"kind":"mail","payload":{},"tags":["a"]}]';
+        self::assertStringContainsString($followUps, $finishes[0]['text']);
+        self::assertStringContainsString(
+            'a job that follows a success has no option "unique_key"',
+            $finishes[5]['body']['verdicts'][0]['error'],
+        );
+    }
+
+    public function testTheApiKeyOfAnotherServerIsNotSentToThatOfTheWorker(): void
+    {
+        $worker = new Worker(new Client('http://127.0.0.1:1, http://127.0.0.1:2', 'may-work'));
+        $this->expectException(\InvalidArgumentException::class);
+        $this->expectExceptionMessage('the client has other addresses (http://127.0.0.1:1)');
+        $worker->enqueueWith(new Client('http://127.0.0.1:1', 'of-another-server'));
+    }
+
+    public function testASuccessWhoseJobsAreRefusedFailsItsAttemptAndSaysWhy(): void
+    {
+        $wrong = ['field' => 'follow_ups/0/kind', 'detail' => 'no kind is called so'];
+        $server = $this->server([
+            'fetch' => static fn (int $n) => $n === 1 ? [200, ['jobs' => [self::job('t1')], 'drain' => false]] : 'hang',
+            'finish' => static fn (int $n, $body) => isset($body['verdicts'][0]['follow_ups'])
+                ? [200, ['results' => [['token' => 't1', 'result' => 'refused', 'errors' => [$wrong]]]]]
+                : self::settled($body),
+        ]);
+        $this->worker($server, static function ($payload, Context $context): string {
+            $context->then('no-kind');
+            return 'sent';
+        });
+        $finishes = $server->await('/finish', static fn ($all) => \count($all) >= 2);
+        self::assertSame([
+            'token' => 't1', 'verdict' => 'failed',
+            'error' => 'the server refused the verdict of the handler: follow_ups/0/kind no kind is called so',
+        ], $finishes[1]['body']['verdicts'][0]);
+        self::assertArrayNotHasKey('tickr-enqueue-authorization', $finishes[1]['headers']);
+    }
+
+    public function testTheJobsThatFollowCountForTheSizeOfACall(): void
+    {
+        $tokens = ['t1', 't2', 't3', 't4'];
+        $done = $this->file('done');
+        $server = $this->server([
+            'fetch' => static fn (int $n) => $n === 1
+                ? [200, ['jobs' => array_map(self::job(...), $tokens), 'drain' => false]]
+                : 'hang',
+            'finish' => static fn (int $n, $body) => \strlen((string) file_get_contents($done)) < 4
+                ? [503, ['code' => 'store_unavailable']]
+                : self::settled($body),
+        ]);
+        $this->worker($server, static function ($payload, Context $context) use ($done): void {
+            for ($row = 0; $row < 100; $row++) {
+                $context->then('mail', ['text' => str_repeat('x', 1_000)]);
+            }
+            file_put_contents($done, '.', FILE_APPEND);
+        }, slots: 4);
+        $settled = static fn (array $all): array => array_unique(array_merge(...array_map(
+            static fn (array $one) => array_column($one['body']['verdicts'], 'token'),
+            $all,
+        )));
+        $finishes = $server->await('/finish', static fn ($all) => $all !== [] && \count($settled($all)) === 4);
+        self::assertLessThan(205_000, max(array_map(\strlen(...), array_column($finishes, 'text'))));
     }
 
     public function testOneVerdictThatTheServerRefusesHoldsUpNoOther(): void

@@ -38,9 +38,10 @@ module Tickr
       #
       # @param client [Client] default: `client`, with the API key of `TICKR_WORK_TOKEN` if that is set. A key with the
       #   scope `work` enqueues nothing, and one with `enqueue` executes nothing
-      # @param options [Hash] of Worker
+      # @param options [Hash] of Worker; `enqueue_client` is `client` of this module by default, unless that is a fake
       # @return [Worker]
       def worker(kind: KIND, client: work_client, **options)
+        options = {enqueue_client: self.client}.merge(options) if self.client.is_a?(Client)
         Worker.new(client: client, **options).handle(kind) { |payload, context| perform(payload, context) }
       end
 

@@ -178,6 +178,14 @@ module Tickr
     # @api private
     attr_reader :addresses
 
+    # The header with which a worker shows that its successes may enqueue jobs.
+    #
+    # @api private
+    def right
+      token = @token
+      token.call ? {"tickr-enqueue-authorization" => -> { "Bearer #{token.call}" }} : {}
+    end
+
     def inspect = "#<#{self.class}>"
 
     # A dump would hold the token.

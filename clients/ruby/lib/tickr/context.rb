@@ -12,14 +12,18 @@ module Tickr
   # What a handler knows of its attempt, and what it reports. Threads of the handler may share it.
   class Context
     MAX_CHECKPOINT_BYTES = 65_536
+    MAX_FOLLOW_UPS = 1_000
 
     # @return [Attempt]
     attr_reader :attempt
 
+    # @param no_follow_ups [String, nil] why no jobs can follow, if that is so
     # @api private
-    def initialize(attempt, report)
+    def initialize(attempt, report, no_follow_ups = nil)
       @attempt = attempt
       @report = report
+      @no_follow_ups = no_follow_ups
+      @follow_ups = []
       @lock = Mutex.new
       @changed = ConditionVariable.new
       @reason = nil
@@ -47,6 +51,34 @@ module Tickr
       end
       @report.call(:checkpoint, json)
     end
+
+    # Enqueue a job with the success of this attempt: the server stores both, or neither. The job continues the trace.
+    #
+    # An attempt that does not succeed enqueues none of its jobs, so its next attempt repeats none. The worker needs an
+    # API key with the scope `enqueue` for them: see `enqueue_client` of Worker.
+    #
+    # @param kind [String, Kind, NewJob] name of a kind, or a payload object
+    # @param payload [Object] what the job carries, when `kind` is a name
+    # @param options [Hash] see FollowUp; times count from the success
+    # @raise [ArgumentError] when an option or the payload is wrong, after 1,000 jobs, and when the client for these
+    #   jobs does not have the addresses of the worker
+    def follow_up(kind, payload = {}, **options)
+      raise ArgumentError, @no_follow_ups if @no_follow_ups
+
+      job = FollowUp.of(kind, payload, **options).to_json
+      @lock.synchronize do
+        if @follow_ups.size >= MAX_FOLLOW_UPS
+          raise ArgumentError, "at most 1,000 jobs follow one: let one of them enqueue the rest"
+        end
+        @follow_ups << job
+      end
+      nil
+    end
+
+    # The jobs that follow a success, as JSON texts.
+    #
+    # @api private
+    def follow_ups = @lock.synchronize { @follow_ups.dup }
 
     # Write a line into the log of the attempt. Its newest 16 KiB are kept.
     def log(line) = @report.call(:log, Text.clean(line).chomp)

@@ -22,11 +22,15 @@ module Tickr
       )
     end
 
-    # @return [Hash] `verdict`, and perhaps `result` (JSON text), `error`, `delay_ms` and `cancelled`
+    # @return [Hash] `verdict`, and perhaps `result` (JSON text), `error`, `delay_ms`, `cancelled` and `follow_ups`
+    #   (JSON texts)
     def outcome(handler, context)
       result = handler.call(context)
       raise result if result.is_a?(Ending)
-      return {verdict: "succeeded"} if result.nil?
+      jobs = context.follow_ups
+      success = {verdict: "succeeded"}
+      success[:follow_ups] = jobs if jobs.any?
+      return success if result.nil?
 
       begin
         text = Json.encode(result)
@@ -37,7 +41,7 @@ module Tickr
         error = "the result of the handler has #{text.bytesize} bytes of JSON; at most #{MAX_RESULT_BYTES} are kept"
         return {verdict: "failed", error: error}
       end
-      {verdict: "succeeded", result: text}
+      success.merge(result: text)
     rescue Cancelled => e
       {verdict: "failed", error: text_of(e), cancelled: true}
     rescue Ending => e

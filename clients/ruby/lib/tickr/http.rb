@@ -14,6 +14,7 @@ module Tickr
     LONGEST_WAIT = 60.0
     private_constant :LONGEST_WAIT
 
+    # A header may be a Proc that returns it, so that no dump shows a token.
     Request = Struct.new(:method, :path, :body, :headers, :timeout, keyword_init: true)
 
     # `sent_at` is the time just before the request was sent, the last time, on the clock of `now`. `again` says that it
@@ -60,6 +61,9 @@ module Tickr
       end
 
       def count = @all.size
+
+      # The addresses as text, each written in one way.
+      def urls = @all.map { |uri| "#{uri.scheme}://#{uri.host.downcase}:#{uri.port}#{uri.path.chomp("/")}" }
 
       def current = @lock.synchronize { @current }
 
@@ -205,7 +209,8 @@ module Tickr
         http.read_timeout = request.timeout
         http.write_timeout = request.timeout
         path = @addresses.at(place).path.chomp("/") + request.path
-        sent = Net::HTTPGenericRequest.new(request.method, !request.body.nil?, true, path, request.headers || {})
+        headers = (request.headers || {}).transform_values { |value| value.respond_to?(:call) ? value.call : value }
+        sent = Net::HTTPGenericRequest.new(request.method, !request.body.nil?, true, path, headers)
         sent["accept"] = "application/json"
         sent["user-agent"] = "tickr-ruby/#{VERSION}"
         sent["accept-encoding"] = "identity"

@@ -30,9 +30,10 @@ module Tickr
         options = kind.class.tickr_options.merge(options)
         kind = kind.class.tickr_name
       end
-      unknown = options.keys - OPTIONS
+      known = self.class::OPTIONS
+      unknown = options.keys - known
       unless unknown.empty?
-        raise ArgumentError, "a job has no option #{unknown.join(", ")}; the options are #{OPTIONS.join(", ")}"
+        raise ArgumentError, "#{what} has no option #{unknown.join(", ")}; the options are #{known.join(", ")}"
       end
 
       @kind = kind.to_s
@@ -50,5 +51,32 @@ module Tickr
 
     # @api private
     def self.of(kind, payload = {}, **options) = kind.is_a?(NewJob) ? kind : new(kind, payload, **options)
+
+    private
+
+    def what = "a job"
+  end
+
+  # A job that follows a success: see Context#follow_up.
+  class FollowUp < NewJob
+    # The fields of a follow-up job beside kind and payload. Times count from the success, and those that end in `_ms`
+    # are milliseconds. `in_batch` is true to add the job to the batch of the job that ends.
+    OPTIONS = %i[
+      queue execute_at delay_ms expires_in_ms max_attempts timeout_ms priority order_key on_failure limit_key retry tags
+      in_batch
+    ].freeze
+
+    # The same job with further options.
+    #
+    # @api private
+    def self.of(kind, payload = {}, **options)
+      return new(kind, payload, **options) unless kind.is_a?(NewJob)
+
+      new(kind.kind, kind.payload, **kind.options, **options)
+    end
+
+    private
+
+    def what = "a job that follows a success"
   end
 end

@@ -93,8 +93,9 @@ module Tickr
       end
     end
 
-    # How a handler ended its attempt: `verdict`, `result`, `error` and `delay_ms`.
-    Outcome = Struct.new(:verdict, :result, :error, :delay_ms, keyword_init: true)
+    # How a handler ended its attempt: `verdict`, `result`, `error` and `delay_ms`. `follow_ups` are the jobs of
+    # Context#follow_up if it succeeded, as hashes with `kind`, `payload` and the options.
+    Outcome = Struct.new(:verdict, :result, :error, :delay_ms, :follow_ups, keyword_init: true)
 
     # Run a handler alone, as a worker would.
     #
@@ -103,7 +104,9 @@ module Tickr
       handler ||= block
       ended = Handling.outcome(->(given) { handler.call(given.attempt.payload, given) }, context)
       result = ended[:result] && JSON.parse(ended[:result], max_nesting: 200)
-      Outcome.new(verdict: ended[:verdict], result: result, error: ended[:error], delay_ms: ended[:delay_ms])
+      jobs = ended.fetch(:follow_ups, []).map { |job| JSON.parse(job, max_nesting: 200) }
+      Outcome.new(verdict: ended[:verdict], result: result, error: ended[:error], delay_ms: ended[:delay_ms],
+        follow_ups: jobs)
     end
   end
 end

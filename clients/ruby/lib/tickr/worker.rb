@@ -75,9 +75,13 @@ module Tickr
     # @param wait [Numeric] longest wait of one request for jobs in seconds, at most 60
     # @param version [String, nil] version of the program, for operators
     # @param logger [Logger, nil] default: standard error
+    # @param enqueue_client [Client, nil] client with an API key of the scope `enqueue`, for the jobs of
+    #   Context#follow_up; it has the addresses of the worker, which get its API key. Default: `client`, which enqueues
+    #   nothing if its API key has the scope `work`
     def initialize(client: Client.new, name: "ruby", queues: nil, slots: 5, lease: 60, grace: 25, wait: 30,
-      version: nil, logger: nil)
+      version: nil, logger: nil, enqueue_client: nil)
       @client = client
+      @enqueue_client = enqueue_client || client
       @name, @queues, @slots, @version = name, queues, slots, version
       @lease, @grace, @wait = lease, grace, wait
       @logger = logger || Logger.new($stderr, progname: "tickr")
@@ -128,6 +132,7 @@ module Tickr
     def run(signals: true)
       raise ArgumentError, "a worker needs a handler: call handle first" if @handlers.empty?
 
+      @no_follow_ups = no_follow_ups
       @wake, @waker = IO.pipe
       @pid = Process.pid
       @former = {}
@@ -320,8 +325,8 @@ module Tickr
       end
     end
 
-    def request(call, body, timeout)
-      Http::Request.new(method: "POST", path: call, body: Json.encode(body), timeout: timeout)
+    def request(call, body, timeout, headers = nil)
+      Http::Request.new(method: "POST", path: call, body: Json.encode(body), headers: headers, timeout: timeout)
     end
 
     def path(id, call) = "/v1/workers/#{id}/#{call}"
@@ -461,9 +466,18 @@ module Tickr
       attempt = Handling.attempt(job)
       held = Held.new(token: token, job: attempt, deadline: Http.now + attempt.timeout_ms / 1000.0, log: +"",
         unsaved_until: 0.0, renewed: renewed)
-      held.context = Context.new(attempt, ->(what, value) { report(held, what, value) })
+      held.context = Context.new(attempt, ->(what, value) { report(held, what, value) }, @no_follow_ups)
       @held[token] = held
       @ready << held
+    end
+
+    # Say why no jobs can follow, or return nil: only addresses of a client may get its API key.
+    def no_follow_ups
+      server, known = @client.addresses.urls, @enqueue_client.addresses.urls
+      return if (server - known).empty?
+
+      "jobs that follow are enqueued by the server of the worker (#{server.join(", ")}), but the client for them has " \
+        "other addresses (#{known.join(", ")}): give the worker an enqueue_client with its own"
     end
 
     def start_ready
@@ -531,6 +545,9 @@ module Tickr
         end
         members = {token: held.token, verdict: verdict}
         members[:result] = RawJson.new(outcome[:result]) if verdict == "succeeded" && outcome[:result]
+        if verdict == "succeeded" && outcome[:follow_ups]
+          members[:follow_ups] = outcome[:follow_ups].map { |job| RawJson.new(job) }
+        end
         unless verdict == "succeeded" || (verdict == "released" && error.to_s.strip.empty?)
           members[:error] = Text.error(error)
         end
@@ -696,8 +713,10 @@ module Tickr
       end
       body = {verdicts: sent.map(&:verdict)}
       id = @lock.synchronize { @id || @last_id }
+      # The API key of the worker may enqueue nothing, so that of the other client goes with jobs that follow.
+      right = @enqueue_client.right if sent.any? { |held| held.verdict.key?(:follow_ups) }
       results = nil
-      response = perform("a finish", @finish, request(path(id, "finish"), body, 10), -> { @done }) do |answer|
+      response = perform("a finish", @finish, request(path(id, "finish"), body, 10, right), -> { @done }) do |answer|
         reading do
           results = answer.json.fetch("results").to_h { |result| [result.fetch("token"), result] }
           sent.each { |held| results.fetch(held.token).fetch("result") }
