@@ -21,6 +21,10 @@ use crate::support::{DEADLINE, Runner, TestApp, bystander, call, eventually, htt
 const WORKERS: usize = 8;
 /// Seats of such a runner beyond its workers, at most.
 const AHEAD: usize = 32;
+/// Jobs that end at once. A runner has learned from far fewer of them that it may claim ahead.
+const SHORT: usize = 500;
+/// Jobs behind those that hold the workers. Those that go to the end of the line start later than a test allows.
+const BEHIND: usize = 400;
 const CLAIMED: &str = "SELECT COUNT(*) > 0 FROM owed WHERE state = 'executing'";
 const EXECUTING: &str = "SELECT COUNT(*) FROM owed WHERE state = 'executing'";
 const LOST: &str = "SELECT COUNT(*) FROM attempts WHERE verdict = 'lost'";
@@ -83,10 +87,10 @@ fn step(n: usize, hold: bool) -> Value {
 async fn undo_and_go_on(last_attempt: bool) {
     let steps = Arc::<Steps>::default();
     let tickr = TestApp::start_with(|config| config.workers = WORKERS, steps.registry()).await;
-    let short = (0..1_000).map(|n| step(n, false));
-    let holding = (1_000..1_000 + WORKERS).map(|n| step(n, true));
-    let first = 1_000 + WORKERS;
-    let behind = (first..first + 1_000).map(|n| {
+    let short = (0..SHORT).map(|n| step(n, false));
+    let holding = (SHORT..SHORT + WORKERS).map(|n| step(n, true));
+    let first = SHORT + WORKERS;
+    let behind = (first..first + BEHIND).map(|n| {
         let mut job = step(n, false);
         if last_attempt {
             job["max_attempts"] = json!(1);
@@ -107,7 +111,7 @@ async fn undo_and_go_on(last_attempt: bool) {
     let latest = (first..first + AHEAD).filter_map(place).max();
     println!("of {} jobs, the first {AHEAD} of the line started at places up to {latest:?}", order.len());
     assert!(latest.is_none_or(|latest| latest < 3 * AHEAD), "{latest:?}");
-    tickr.assert_each_ran_once(2_000 + WORKERS as i64).await;
+    tickr.assert_each_ran_once((SHORT + WORKERS + BEHIND) as i64).await;
     tickr.stop().await;
 }
 
@@ -178,12 +182,12 @@ async fn started_after(act: impl AsyncFnOnce(&TestApp)) -> (TestApp, i64) {
     let steps = Arc::<Steps>::default();
     let size = |config: &mut Config| (config.workers, config.lease) = (WORKERS, Duration::from_secs(30));
     let tickr = TestApp::start_with(size, steps.registry()).await;
-    tickr.enqueue_many((0..1_000).map(|n| step(n, false))).await;
+    tickr.enqueue_many((0..SHORT).map(|n| step(n, false))).await;
     tickr.until_idle().await;
     let mut holder = tickr.mysql().await;
     let mut held = holder.begin().await.unwrap();
     held.execute("SELECT * FROM tallies FOR UPDATE").await.unwrap();
-    tickr.enqueue_many((1_000..1_400).map(|n| step(n, false))).await;
+    tickr.enqueue_many((SHORT..SHORT + BEHIND).map(|n| step(n, false))).await;
     // The verdicts on their way, those that wait in the workers, and the claims ahead.
     let all = "SELECT COUNT(*) >= 64 + 8 + 16 FROM owed WHERE state = 'executing'";
     tickr.until_count(all, 1).await;
@@ -212,7 +216,7 @@ async fn ask(tickr: &TestApp, method: Method, path: &str, body: Value) {
 
 async fn all_run_once(tickr: TestApp) {
     tickr.until_idle().await;
-    tickr.assert_each_ran_once(1_400).await;
+    tickr.assert_each_ran_once((SHORT + BEHIND) as i64).await;
     tickr.stop().await;
 }
 

@@ -115,7 +115,7 @@ async fn one_receiver(jobs: usize) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn callbacks_to_one_receiver_use_its_connections_again() {
-    one_receiver(2_000).await;
+    one_receiver(1_000).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -14,8 +14,10 @@ use crate::dashboard_use::has_rows;
 use crate::support::browser::{Browser, Page, axe, button, link};
 use crate::support::{TestApp, eventually};
 
-/// Widths of a phone, of a laptop and of a large screen.
-const WIDTHS: [u32; 3] = [390, 1_440, 2_560];
+/// Widths of a phone and of a laptop.
+const WIDTHS: [u32; 2] = [390, 1_440];
+/// Width of a large monitor.
+const WIDE: u32 = 2_560;
 
 /// Return script with the names of the rows of the heat map.
 const ROWS: &str = "[...document.querySelectorAll('.sheet tbody th')].map((head) => head.innerText.trim())";
@@ -40,8 +42,30 @@ async fn started_late(tickr: &TestApp, step: SlotWidth, at: Timestamp, queue: &s
     tickr.app.broker().store().write_samples(&runner, vec![sample]).await.unwrap();
 }
 
+/// Fail if a reader with a handicap meets a barrier. A laptop shows most and is checked for all of them. A phone is
+/// checked for those of the dark theme, which differs only in colours.
+async fn is_open_to_all(page: &Page, axe: Option<&str>, width: u32) {
+    let Some(axe) = axe else { return };
+    let theme = if width == WIDTHS[0] { "dark" } else { "light" };
+    page.theme(theme).await;
+    page.aside::<Value>(&format!("{axe};null")).await;
+    assert_eq!(page.aside::<Vec<String>>(&barriers(theme == "dark")).await, [""; 0], "{width} px, {theme}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes a machine for a quarter of a minute; the suite has the phone and the laptop"]
+async fn charts_and_heat_maps_are_used_in_the_same_way_on_a_large_monitor() {
+    Box::pin(look_at_the_day_of_the_schedules(&[WIDE])).await;
+    Box::pin(use_the_cells(&[WIDE])).await;
+    Box::pin(look_at_the_marks(&[WIDE])).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_day_of_the_schedules_shows_ticks_that_fired_failed_and_were_skipped() {
+    Box::pin(look_at_the_day_of_the_schedules(&WIDTHS)).await;
+}
+
+async fn look_at_the_day_of_the_schedules(widths: &[u32]) {
     let Some(browser) = Browser::shared().await else { return };
     let tickr = TestApp::start().await;
     for name in ["hourly", "nightly", "quiet"] {
@@ -95,7 +119,7 @@ async fn the_day_of_the_schedules_shows_ticks_that_fired_failed_and_were_skipped
 
     let page = browser.page(&tickr.url("")).await;
     let axe = axe();
-    for width in WIDTHS {
+    for width in widths.iter().copied() {
         page.size(width, 900).await;
         page.visit("/schedules").await;
         page.until("the rows with ticks are there", &format!("{ROWS}.join() === 'hourly,nightly'")).await;
@@ -108,16 +132,7 @@ async fn the_day_of_the_schedules_shows_ticks_that_fired_failed_and_were_skipped
         assert_eq!(cells, wanted, "{width} px");
         let overflow = page.overflow().await;
         assert!(overflow.is_empty(), "{width} px: {overflow:?}");
-        if let Some(axe) = &axe {
-            page.aside::<Value>(&format!("{axe};null")).await;
-        }
-        for theme in ["light", "dark"] {
-            page.theme(theme).await;
-            if axe.is_some() {
-                assert_eq!(page.aside::<Vec<String>>(&barriers(theme)).await, [""; 0], "{width} px, {theme}");
-            }
-        }
-        page.theme("light").await;
+        is_open_to_all(&page, axe.as_deref(), width).await;
         page.eval::<()>("document.querySelector('.sheet td a[tabindex=\"0\"]').focus()").await;
         page.press("ArrowLeft").await;
         page.until(
@@ -177,6 +192,10 @@ fn exact(label: &str, percentile: &str) -> f64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cell_of_the_heat_map_says_how_late_jobs_started_and_opens_them() {
+    Box::pin(use_the_cells(&WIDTHS)).await;
+}
+
+async fn use_the_cells(widths: &[u32]) {
     let Some(browser) = Browser::shared().await else { return };
     let tickr = TestApp::start_with(bystander, Registry::new()).await;
     let step = SlotWidth::Minute;
@@ -202,7 +221,7 @@ async fn a_cell_of_the_heat_map_says_how_late_jobs_started_and_opens_them() {
 
     let page = browser.page(&tickr.url("")).await;
     let axe = axe();
-    for width in WIDTHS {
+    for width in widths.iter().copied() {
         page.size(width, 900).await;
         page.visit("/queues").await;
         page.until("the rows are there, the latest first", &format!("{ROWS}.join() === 'bulk,mail,quick'")).await;
@@ -221,16 +240,7 @@ async fn a_cell_of_the_heat_map_says_how_late_jobs_started_and_opens_them() {
         page.reads("no start").await;
         let overflow = page.overflow().await;
         assert!(overflow.is_empty(), "{width} px: {overflow:?}");
-        if let Some(axe) = &axe {
-            page.aside::<Value>(&format!("{axe};null")).await;
-        }
-        for theme in ["light", "dark"] {
-            page.theme(theme).await;
-            if axe.is_some() {
-                assert_eq!(page.aside::<Vec<String>>(&barriers(theme)).await, [""; 0], "{width} px, {theme}");
-            }
-        }
-        page.theme("light").await;
+        is_open_to_all(&page, axe.as_deref(), width).await;
 
         // By mouse: the numbers of the cell beneath it.
         let said = "document.querySelector('.sheet .said').innerText";
@@ -339,6 +349,10 @@ async fn the_heat_map_stands_still_while_a_cell_is_hovered() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn charts_mark_what_happened_with_a_line_and_tell_it_in_a_list() {
+    Box::pin(look_at_the_marks(&WIDTHS)).await;
+}
+
+async fn look_at_the_marks(widths: &[u32]) {
     let Some((tickr, browser)) = begin().await else { return };
     let reason = json!({"reason": "<b>ink</b> \u{202e}everywhere"});
     assert_eq!(tickr.post("/v1/queues/press/pause", reason).await.status, 200);
@@ -348,7 +362,7 @@ async fn charts_mark_what_happened_with_a_line_and_tell_it_in_a_list() {
     started_late(&tickr, step, at, "press", Duration::from_secs(2)).await;
     let page = browser.page(&tickr.url("")).await;
     let text = "anyone paused the queue press: <b>ink</b> \\u202eeverywhere";
-    for width in WIDTHS {
+    for width in widths.iter().copied() {
         page.size(width, 900).await;
         page.visit("/").await;
         // Both charts have the lines: the start of the runner and the pause, which may be one.

@@ -426,7 +426,7 @@ async fn a_message_that_is_sent_fifty_times_at_once_is_stored_once_and_a_hole_in
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_receipt_reads_a_whole_conversation_and_groups_choose_what_it_shows() {
-    receipts(40, 20).await;
+    receipts(20, 8).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -181,7 +181,7 @@ async fn a_delivery_that_fails_with_4xx_is_not_repeated() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancel_and_a_delivery_at_the_same_moment_never_both_win() {
-    race(100, 5).await;
+    race(100, 3).await;
 }
 
 /// `cargo test --test suite -- --ignored compat_`

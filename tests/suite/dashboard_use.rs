@@ -97,9 +97,6 @@ async fn a_search_goes_on_until_it_has_a_page_and_says_how_far_it_looked() {
     // Any other search goes on by itself, and says how far it has come.
     page.visit("/jobs?q=payload.n%3Anothing").await;
     page.until("it has looked at all", "/Looked at 50,\\d{3} jobs, 0 jobs found/.test(__eye.text())").await;
-    page.visit("/jobs?q=sleep").await;
-    has_rows(&page, 37).await;
-    page.until("it says how many it looked at", "/Looked at 50,\\d{3} jobs, 37 jobs found/.test(__eye.text())").await;
 
     // A search that was stopped goes on where it stood.
     page.follow("/jobs").await;
@@ -136,6 +133,7 @@ async fn a_search_goes_on_until_it_has_a_page_and_says_how_far_it_looked() {
     page.eval::<()>("void (window.fetch = plainFetch)").await;
     has_rows(&page, 37).await;
     page.reads_not("the server does not answer").await;
+    page.until("it says how many it looked at", "/Looked at 50,\\d{3} jobs, 37 jobs found/.test(__eye.text())").await;
     page.assert_calm();
     drop(page);
     tickr.stop_broken("its jobs were written by hand").await;
@@ -731,18 +729,28 @@ fn numbers(count: u32) -> String {
     )
 }
 
-/// Insert a running release that has made jobs of 10,050 dead letters. Only the newest fifty of them failed.
+/// Insert the operation of a running release of 10,050 dead letters, more than are counted before it begins.
+async fn insert_large_operation(tickr: &TestApp, operation: Uuid) {
+    let operation = operation.simple();
+    tickr
+        .sql(format!(
+            "INSERT INTO operations (id, action, filter, params, actor, created_at, started_at, done, estimate, capped, \
+             paused_at, paused_by, lease_until) SELECT x'{operation}', 'replay', '{{\"kind\":\"noop\"}}', '{{}}', 'ada', at, \
+             at, 10050, 10000, TRUE, at, 'ada', '9999-12-31' FROM (SELECT UTC_TIMESTAMP(6) AS at) t"
+        ))
+        .await;
+}
+
+/// Insert such a release with the jobs that it has made. Only the newest fifty of them failed.
 async fn insert_large_release(tickr: &TestApp, operation: Uuid) {
+    insert_large_operation(tickr, operation).await;
     let id = |mark: u8| format!("UNHEX(CONCAT(LPAD(HEX(1780000000000 + n), 12, '0'), '7000800000000000000{mark}'))");
     let (dead, made) = (id(1), id(2));
     let numbers = numbers(10_050);
     let operation = operation.simple();
     tickr
         .sql(format!(
-            "INSERT INTO operations (id, action, filter, params, actor, created_at, started_at, done, estimate, capped, \
-             paused_at, paused_by, lease_until) SELECT x'{operation}', 'replay', '{{\"kind\":\"noop\"}}', '{{}}', 'ada', at, \
-             at, 10050, 10000, TRUE, at, 'ada', '9999-12-31' FROM (SELECT UTC_TIMESTAMP(6) AS at) t; \
-             INSERT INTO jobs (id, kind, queue, priority, max_attempts, payload, execute_at, created_at) \
+            "INSERT INTO jobs (id, kind, queue, priority, max_attempts, payload, execute_at, created_at) \
              SELECT {made}, 'noop', 'parked', 5, 1, '{{}}', UTC_TIMESTAMP(3), UTC_TIMESTAMP(6) FROM {numbers}; \
              INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, \
              end_state, error) SELECT {made}, 1, 1, 'gone/1-x', UTC_TIMESTAMP(3), UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), \
@@ -861,8 +869,8 @@ async fn an_operation_on_more_jobs_than_are_counted_shows_lower_bounds_alone() {
     page.press("Escape").await;
 
     let operation = Uuid::now_v7();
-    insert_large_release(&tickr, operation).await;
-    page.visit("/operations").await;
+    insert_large_operation(&tickr, operation).await;
+    page.follow("/operations").await;
     page.reads("10,050 of 10,050+").await;
     let left = "document.querySelector('main td[data-label=Left]').innerText.trim()";
     page.until("the time left is not known", &format!("{left} === '–'")).await;
@@ -998,7 +1006,7 @@ async fn runners_that_are_all_drained_are_said_to_be_and_no_light_is_green() {
     page.click(&link("the only runner is drained")).await;
     page.settles("/runners").await;
 
-    page.visit("/queues/post").await;
+    page.follow("/queues/post").await;
     page.reads("Its runners are drained").await;
     page.until(
         "the runner has the badge",
@@ -1006,9 +1014,9 @@ async fn runners_that_are_all_drained_are_said_to_be_and_no_light_is_green() {
     )
     .await;
     page.reads_not("No living runner").await;
-    page.visit("/enqueue?kind=noop").await;
+    page.follow("/enqueue?kind=noop").await;
     page.reads("The runners of default are drained").await;
-    page.visit(&format!("/jobs/{job}")).await;
+    page.follow(&format!("/jobs/{job}")).await;
     page.until("the reason is a warning", "document.querySelector('#explain.warn') !== null").await;
     page.click(&link("To the runners")).await;
     page.settles("/runners").await;
@@ -1262,10 +1270,10 @@ async fn the_on_call_story_takes_six_clicks_from_the_first_look_to_a_healthy_can
     let back = Arc::new(AtomicBool::new(false));
     let tickr = TestApp::start_with(|_| {}, charges(back.clone())).await;
     let charge = |order: usize| {
-        let bank = if order % 5 < 2 { "north" } else { ["south", "east", "west"][order % 3] };
+        let bank = if order % 5 < 4 { "north" } else { ["south", "east", "west"][order % 3] };
         json!({"kind": "charge", "payload": {"order": order, "bank": bank}})
     };
-    tickr.enqueue_many((0..1_000).map(charge)).await;
+    tickr.enqueue_many((0..500).map(charge)).await;
     tickr.until_idle().await;
     let shift = "SET since = since - INTERVAL 4 MINUTE, failed_at = failed_at - INTERVAL 4 MINUTE";
     tickr.sql(format!("UPDATE dead_letters {shift}")).await;
@@ -2470,7 +2478,7 @@ async fn the_palette_leads_to_screens_and_queues_and_pauses_one() {
     tickr.enqueue(json!({"kind": "noop", "queue": "press", "delay_ms": 7_200_000})).await;
     let page = browser.page(&tickr.url("")).await;
     page.visit("/").await;
-    for width in [390, 1_440, 2_560] {
+    for width in [390, 2_560] {
         page.size(width, 900).await;
         page.follow("/").await;
         open_palette(&page).await;
@@ -2484,6 +2492,7 @@ async fn the_palette_leads_to_screens_and_queues_and_pauses_one() {
         page.press("Enter").await;
         page.has(&heading("Limits")).await;
     }
+    page.size(1_440, 900).await;
     open_palette(&page).await;
     page.types("press").await;
     page.until("the queue is first", "document.querySelector('.palette li.at').innerText.startsWith('press')").await;

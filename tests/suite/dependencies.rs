@@ -411,8 +411,9 @@ async fn the_end_of_a_parent_reaches_all_of_its_children() {
     let parent = tickr.enqueue(json!({"kind": "gate", "payload": {}})).await;
     tickr.until(parent, State::Executing).await;
     let mut children = 0;
+    // More than two pages of 512.
     for _ in 0..3 {
-        let children_of = (0..500).map(|_| json!({"kind": "noop", "payload": {}, "after": [parent.to_string()]}));
+        let children_of = (0..350).map(|_| json!({"kind": "noop", "payload": {}, "after": [parent.to_string()]}));
         children += tickr.enqueue_many(children_of).await.len();
     }
     open.cancel();

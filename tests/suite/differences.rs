@@ -60,19 +60,20 @@ fn order(number: u32) -> Value {
     json!({"kind": "order", "payload": payload, "tags": [time], "max_attempts": 1})
 }
 
-async fn ordered() -> (TestApp, String) {
+/// Start a tickr in which so many orders have failed and passed, and return the group of the failed ones.
+async fn ordered(failed: u32, passed: u32) -> (TestApp, String) {
     let tickr = TestApp::start_with(|_| {}, orders()).await;
-    tickr.enqueue_many((0..FAILED + PASSED).map(order)).await;
+    tickr.enqueue_many((0..failed).chain(FAILED..FAILED + passed).map(order)).await;
     tickr.until_idle().await;
     let groups = tickr.get("/v1/dead-letters/groups").await.body;
     let group = groups["data"][0]["fingerprint"].as_str().unwrap().to_owned();
-    assert_eq!(groups["data"][0]["open"], FAILED, "{groups:#}");
+    assert_eq!(groups["data"][0]["open"], failed, "{groups:#}");
     (tickr, group)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_value_that_most_failures_and_few_successes_have_comes_first_and_noise_is_not_shown() {
-    let (tickr, group) = ordered().await;
+    let (tickr, group) = ordered(FAILED, PASSED).await;
     let answer = tickr.get(&format!("/v1/dead-letters/groups/{group}/differences")).await;
     assert_eq!(answer.status, 200, "{:#}", answer.body);
     let sample = |jobs: u32| json!({"jobs": jobs, "payloads": jobs, "capped": false});
@@ -124,7 +125,7 @@ async fn a_choice_of_states_causes_or_errors_leaves_jobs_that_passed_to_compare(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_value_that_the_schema_calls_sensitive_is_compared() {
-    let (tickr, group) = ordered().await;
+    let (tickr, group) = ordered(60, 60).await;
     // Every failed order has the same token, and no other has it. So it would come first.
     for path in [format!("/v1/dead-letters/groups/{group}/differences"), "/v1/jobs/differences?kind=order".to_owned()] {
         let answer = tickr.get(&path).await.body;
@@ -233,11 +234,11 @@ async fn a_comparison_looks_at_a_bounded_number_of_jobs_and_says_at_how_many() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_page_of_a_group_shows_what_is_different_and_leads_to_the_jobs() {
     let Some(browser) = Browser::shared().await else { return };
-    let (tickr, group) = ordered().await;
+    let (tickr, group) = ordered(60, 60).await;
     let page = browser.page(&tickr.url("")).await;
+    page.visit(&format!("/dead-letters/{group}")).await;
     for width in [390, 1_440, 2_560] {
         page.size(width, 900).await;
-        page.visit(&format!("/dead-letters/{group}")).await;
         page.reads("payload.region").await;
         page.reads("95 %").await;
         assert!(page.overflow().await.is_empty(), "{width} px");

@@ -13,8 +13,10 @@ use crate::search::encoded;
 use crate::support::TestApp;
 use crate::support::browser::{Page, button, field, heading, link};
 
-/// Widths of a phone, of a laptop and of a large screen.
-const WIDTHS: [u32; 3] = [390, 1_440, 2_560];
+/// Widths of a phone and of a laptop.
+const WIDTHS: [u32; 2] = [390, 1_440];
+/// Width of a large monitor.
+const WIDE: u32 = 2_560;
 
 /// Return script with the ids of the rows.
 const IDS: &str = "[...document.querySelectorAll('main tr[data-row]')].map((row) => row.dataset.id)";
@@ -37,13 +39,17 @@ async fn place_of(page: &Page, share: f64) -> (f64, f64) {
 /// The range of time is narrowed by the mouse and by the keyboard, stays in the address, and goes back.
 #[tokio::test(flavor = "multi_thread")]
 async fn brushing_the_bars_narrows_the_range_of_everything() {
+    Box::pin(brush_the_bars(&WIDTHS)).await;
+}
+
+async fn brush_the_bars(widths: &[u32]) {
     let Some((tickr, browser)) = begin().await else { return };
     insert_waiting(&tickr, "sleep", "orphans", 0, 40).await;
     insert_waiting(&tickr, "noop", "bulk", 3_560, 40).await;
     let page = browser.page(&tickr.url("")).await;
     // From here on, an hour has the first 40 jobs in its first minute and the others in its last one.
     let hour = "/jobs?from=2026-05-28T20%3A26%3A40.000Z&to=2026-05-28T21%3A26%3A40.000Z";
-    for width in WIDTHS {
+    for width in widths.iter().copied() {
         page.size(width, 900).await;
         page.visit(hour).await;
         has_rows(&page, 50).await;
@@ -77,7 +83,7 @@ async fn brushing_the_bars_narrows_the_range_of_everything() {
     }
 
     // Other screens hand the range on, and a list without it shows all jobs.
-    page.visit("/queues?span=24h").await;
+    page.follow("/queues?span=24h").await;
     page.click(&link("Explorer")).await;
     page.settles("/jobs?span=24h").await;
     page.reads("No job matches in the last 24 hours").await;
@@ -86,7 +92,7 @@ async fn brushing_the_bars_narrows_the_range_of_everything() {
     assert_eq!(page.address().await, "/jobs");
     // So do the keyboard, the palette and the badges of the list.
     for by_palette in [false, true] {
-        page.visit("/queues?span=24h").await;
+        page.follow("/queues?span=24h").await;
         if by_palette {
             open_palette(&page).await;
             page.types("explorer").await;
@@ -208,6 +214,10 @@ async fn a_filter_whose_survey_fails_has_no_numbers_and_a_deleted_job_leaves_fil
 
 #[tokio::test(flavor = "multi_thread")]
 async fn facets_add_values_take_them_away_and_leave_them_out() {
+    Box::pin(use_the_facets(&WIDTHS)).await;
+}
+
+async fn use_the_facets(widths: &[u32]) {
     let Some((tickr, browser)) = begin().await else { return };
     let later = |kind: &str, tag: &str| {
         let payload = if kind == "sleep" { json!({"ms": 1}) } else { json!({}) };
@@ -224,7 +234,7 @@ async fn facets_add_values_take_them_away_and_leave_them_out() {
             format!("location.search === {} && document.querySelector('.histogram.old') === null", json!(query));
         page.until(&format!("the address has {query}"), &fresh).await;
     };
-    for width in WIDTHS {
+    for width in widths.iter().copied() {
         page.size(width, 900).await;
         page.visit("/jobs").await;
         has_rows(&page, 9).await;
@@ -279,6 +289,10 @@ async fn facets_add_values_take_them_away_and_leave_them_out() {
 /// The job beside the list follows `j` and `k`, and covers the list on a phone.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_opens_beside_the_list_and_follows_the_keys() {
+    Box::pin(open_jobs_beside_the_list(&WIDTHS)).await;
+}
+
+async fn open_jobs_beside_the_list(widths: &[u32]) {
     let Some((tickr, browser)) = begin().await else { return };
     let later = |n: u32| json!({"kind": "noop", "payload": {"number": n}, "delay_ms": 7_200_000 + n});
     let made = tickr.enqueue_many((0..8).map(later)).await;
@@ -294,7 +308,7 @@ async fn a_job_opens_beside_the_list_and_follows_the_keys() {
         )
         .await;
     };
-    for width in WIDTHS {
+    for width in widths.iter().copied() {
         page.size(width, 900).await;
         page.visit("/jobs").await;
         has_rows(&page, 8).await;
@@ -330,7 +344,7 @@ async fn a_job_opens_beside_the_list_and_follows_the_keys() {
             assert_eq!(tickr.post(&format!("/v1/jobs/{other}/cancel"), json!({})).await.status, 200);
             assert_eq!(tickr.post("/v1/operations", delete).await.status, 202);
             tickr.until_count("SELECT COUNT(*) FROM jobs", 8).await;
-        } else if width == 2_560 {
+        } else if width == WIDE {
             page.press("Escape").await;
         }
         page.until("the job is closed", "document.querySelector('.inspector') === null").await;
@@ -469,11 +483,15 @@ async fn the_dialog_that_reschedules_jobs_asks_for_a_dry_run_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn views_columns_order_and_density_are_kept_in_the_browser() {
+    Box::pin(keep_what_is_chosen(&WIDTHS)).await;
+}
+
+async fn keep_what_is_chosen(widths: &[u32]) {
     let Some((tickr, browser)) = begin().await else { return };
     let later = |n: u32| json!({"kind": "noop", "delay_ms": 7_200_000 + n, "tags": [format!("part:{}", n % 2)]});
     let made = tickr.enqueue_many((0..6).map(later)).await;
     let page = browser.page(&tickr.url("")).await;
-    for width in WIDTHS {
+    for width in widths.iter().copied() {
         page.size(width, 900).await;
         let name = format!("Parts at {width}");
         page.visit("/jobs?q=tag%3Apart%3A1&span=24h").await;
@@ -517,6 +535,15 @@ async fn views_columns_order_and_density_are_kept_in_the_browser() {
     page.assert_calm();
     drop(page);
     tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes a machine for a quarter of a minute; the suite has the phone and the laptop"]
+async fn the_explorer_is_used_in_the_same_way_on_a_large_monitor() {
+    Box::pin(brush_the_bars(&[WIDE])).await;
+    Box::pin(use_the_facets(&[WIDE])).await;
+    Box::pin(open_jobs_beside_the_list(&[WIDE])).await;
+    Box::pin(keep_what_is_chosen(&[WIDE])).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,6 +1,6 @@
 //! The page of an incident, and the calls that read a range of time: the same story for every reader and at any time.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tickr::config::Config;
@@ -137,30 +137,23 @@ async fn causes_are_bounded_among_many() {
                   SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
     let to = now(&tickr) - seconds(60);
     let from = to - seconds(3_600);
-    // One in 36 ms, of seventy causes, for the last hour of the range.
-    let at = format!("'{}' - INTERVAL 36000 * n MICROSECOND", to.format("%F %T"));
+    // One in 60 ms, of seventy causes, for the last hour of the range: more of them than one answer counts.
+    let at = format!("'{}' - INTERVAL 60000 * n MICROSECOND", to.format("%F %T"));
     tickr
         .sql(format!(
             "INSERT INTO dead_letters (job_id, kind, queue, fingerprint, failed_at, error, since) SELECT \
              UNHEX(LPAD(HEX(1 + n), 32, '0')), 'mail', 'post', UNHEX(LPAD(HEX(1 + n % 70), 16, '0')), {at}, 'no', {at} \
              FROM (SELECT a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d AS n \
-             FROM {digits} a, {digits} b, {digits} c, {digits} e, {digits} f) s"
+             FROM {digits} a, {digits} b, {digits} c, {digits} e, {digits} f WHERE f.d < 6) s"
         ))
         .await;
     let path = format!("/v1/dead-letters/causes?from={}&to={}", text(from), text(to + seconds(1)));
     for filter in ["", "&kind=nothing"] {
-        let mut took = Vec::new();
-        for _ in 0..5 {
-            let began = Instant::now();
-            let answer = read(&tickr, &format!("{path}{filter}")).await;
-            took.push(began.elapsed());
-            let causes = answer["data"].as_array().unwrap().len();
-            let wanted = if filter.is_empty() { (50, true) } else { (0, false) };
-            assert_eq!((causes, answer["more"] == true), wanted, "{filter}");
-            assert_eq!(answer["capped"], true, "{filter}");
-        }
-        took.sort_unstable();
-        println!("causes{filter}: {took:?}");
+        let answer = read(&tickr, &format!("{path}{filter}")).await;
+        let causes = answer["data"].as_array().unwrap().len();
+        let wanted = if filter.is_empty() { (50, true) } else { (0, false) };
+        assert_eq!((causes, answer["more"] == true), wanted, "{filter}");
+        assert_eq!(answer["capped"], true, "{filter}");
     }
     tickr.stop_broken("its dead letters were written by hand").await;
 }
@@ -371,20 +364,20 @@ async fn the_page_of_an_incident_tells_the_same_in_every_tab_and_as_markdown() {
         page.aside::<Value>(&format!("{axe};null")).await;
     }
     page.eval::<()>("void (document.querySelector('#incident-text').open = true)").await;
-    for width in [390, 1_440, 2_560] {
+    // The dark theme differs only in colours, so the light one is checked where most is shown.
+    for (width, theme) in [(390, Some("dark")), (1_440, Some("light")), (2_560, None)] {
         page.size(width, 900).await;
         let overflow = page.overflow().await;
         assert!(overflow.is_empty(), "{width} px: {overflow:?}");
-        for theme in ["light", "dark"] {
+        if let Some(theme) = theme.filter(|_| axe.is_some()) {
             page.theme(theme).await;
-            if axe.is_some() {
-                assert_eq!(page.aside::<Vec<String>>(&barriers(theme)).await, [""; 0], "{width} px, {theme}");
-            }
+            assert_eq!(page.aside::<Vec<String>>(&barriers(theme == "dark")).await, [""; 0], "{width} px, {theme}");
         }
     }
+    page.size(1_280, 900).await;
 
     // Only one queue, and one cause.
-    page.visit(&format!("{path}&queue=press")).await;
+    page.follow(&format!("{path}&queue=press")).await;
     page.until(
         "the story is that of the queue",
         "/^the runner gone\\/7-00000000 was lost · (Redis was lost for [^·]+ · )*press was paused for/\

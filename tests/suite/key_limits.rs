@@ -540,11 +540,16 @@ async fn parked_jobs_start_in_the_order_in_which_they_were_due() {
         tickr.enqueue_many((0..2).map(|_| job("a", 5))).await;
     }
     tickr.until_idle().await;
-    // Ids grow with the time, and with the position in a batch. When no job is parked, two runners may claim the two jobs
-    // of one request in either order.
-    let overtaken = "SELECT COUNT(*) FROM attempts a JOIN attempts b ON b.started_at > a.started_at AND b.job_id < a.job_id \
-                     JOIN limit_holds h ON h.job_id = b.job_id AND h.parked_at < a.started_at";
-    assert_eq!(tickr.count(overtaken).await, 0);
+    // Ids grow with the time, and with the position in a batch. A runner may look at a job, and find no room for it, after
+    // another one has let a later job go: so what counts is which jobs were parked when a later one was let go, or
+    // started without a wait.
+    let overtaken = "SELECT CONCAT(HEX(b.job_id), ' was parked at ', h.parked_at, ', let go at ', h.released_at, \
+                     '; ', HEX(a.job_id), ' was let go at ', COALESCE(g.released_at, '-'), ', started at ', a.started_at) \
+                     FROM attempts a JOIN attempts b ON b.started_at > a.started_at AND b.job_id < a.job_id \
+                     JOIN limit_holds h ON h.job_id = b.job_id LEFT JOIN limit_holds g ON g.job_id = a.job_id \
+                     WHERE h.parked_at < COALESCE(g.released_at, a.started_at)";
+    let overtaken: Vec<String> = sqlx::query_scalar(overtaken).fetch_all(&mut tickr.mysql().await).await.unwrap();
+    assert_eq!(overtaken, Vec::<String>::new());
     assert!(tickr.count("SELECT COUNT(*) FROM limit_holds").await >= 10, "few jobs were parked");
     tickr.assert_each_ran_once(48).await;
     other.stop(CancellationToken::new()).await;
@@ -587,12 +592,12 @@ async fn many_parked_jobs_of_a_paused_queue_leave_the_line_and_come_back_after_t
     let next = tickr.enqueue(in_mail()).await;
     tickr.until_count("SELECT COUNT(*) FROM limit_waits", 1).await;
     // Behind a parked job they are parked at once.
-    tickr.enqueue_many((0..699).map(|_| in_mail())).await;
-    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 700).await;
+    tickr.enqueue_many((0..559).map(|_| in_mail())).await;
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 560).await;
     assert_eq!(tickr.post("/v1/queues/mail/pause", json!({})).await.status, 200);
     tickr.until_count("SELECT COUNT(*) <= 512 FROM limit_waits WHERE queue = 'mail'", 1).await;
     // The others are due, and nothing starts them.
-    let due = "SELECT COUNT(*) >= 188 FROM owed WHERE queue = 'mail' AND execute_at <= UTC_TIMESTAMP(3)";
+    let due = "SELECT COUNT(*) >= 48 FROM owed WHERE queue = 'mail' AND execute_at <= UTC_TIMESTAMP(3)";
     assert_eq!(tickr.count(due).await, 1);
     let explained = tickr.get(&format!("/v1/jobs/{next}/explain")).await.body;
     assert_eq!(explained["reasons"][0]["code"], "queue_paused", "{explained:#}");
@@ -614,7 +619,7 @@ async fn many_parked_jobs_of_a_paused_queue_leave_the_line_and_come_back_after_t
     assert_eq!(calls.most("a"), 1);
     set(&tickr, "l", json!({"concurrency": 100})).await;
     tickr.until_idle().await;
-    assert_eq!(tickr.count(started).await, 700);
+    assert_eq!(tickr.count(started).await, 560);
     tickr.until_count(NO_ROWS_LEFT, 0).await;
     tickr.stop().await;
 }
@@ -896,17 +901,18 @@ async fn a_flood_of_one_key_does_not_delay_the_jobs_of_another() {
     for _ in 0..11 {
         alone.push(run_another(&tickr, job("other", 1)).await.0);
     }
-    // Eight workers need six seconds for them.
-    let mut flood = 600;
+    // Eight workers need more than four seconds for them.
+    let mut flood = 450;
     tickr.enqueue_many((0..flood).map(|_| job("flood", 80))).await;
     // From here on most jobs of the flood are parked. None of them is ahead of the others.
     let parked = "SELECT COUNT(*) FROM limit_waits WHERE limit_key = 'flood'";
-    tickr.until_count("SELECT COUNT(*) > 250 FROM limit_waits", 1).await;
+    tickr.until_count("SELECT COUNT(*) > 180 FROM limit_waits", 1).await;
     for n in 0..11 {
-        // On a slow machine the flood would be over before the last of the other jobs.
-        if tickr.count(parked).await < 250 {
-            flood += 300;
-            tickr.enqueue_many((0..300).map(|_| job("flood", 80))).await;
+        // On a slow machine the flood would be over before the last of the other jobs. So many of its jobs wait that a
+        // job behind all of them is passed by more than the check below allows.
+        if tickr.count(parked).await < 180 {
+            flood += 200;
+            tickr.enqueue_many((0..200).map(|_| job("flood", 80))).await;
         }
         let (waited, passed) = run_another(&tickr, job("other", 1)).await;
         println!("{passed} jobs of the flood started before job {n}");
@@ -986,11 +992,17 @@ async fn keys_of_a_fair_limit_share_the_workers_by_their_weights() {
     // All jobs of one key are due before those of the other.
     tickr.enqueue_many((0..120).map(|_| job("heavy", 1))).await;
     end_until_keys_wait(&tickr, &calls, &ends, 1).await;
-    tickr.enqueue_many((0..840).map(|n| job(if n < 600 { "heavy" } else { "light" }, 1))).await;
+    tickr.enqueue_many((0..380).map(|n| job(if n < 210 { "heavy" } else { "light" }, 1))).await;
     end_until_keys_wait(&tickr, &calls, &ends, 2).await;
+    let mut jobs = 500;
     let mut windows: Vec<f64> = Vec::new();
     while windows.last().is_none_or(|ratio| !(2.7..=3.3).contains(ratio)) {
         assert!(windows.len() < 3, "not shared by the weights: {windows:?}");
+        if !windows.is_empty() {
+            // Each window uses jobs up, and must not use up those of a key.
+            tickr.enqueue_many((0..260).map(|n| job(if n < 150 { "heavy" } else { "light" }, 1))).await;
+            jobs += 260;
+        }
         // The workers of each key, added up. Their ends would tell less: which jobs end next is up to the test, and jobs
         // of one key may run for longer than those of the other only because they began last.
         let (mut heavy, mut light) = (0, 0);
@@ -1005,23 +1017,24 @@ async fn keys_of_a_fair_limit_share_the_workers_by_their_weights() {
     println!("workers of the heavy key for each of the light one, in windows: {windows:?}");
     ends.add_permits(1_000);
     tickr.until_idle().await;
-    tickr.assert_each_ran_once(960).await;
+    tickr.assert_each_ran_once(jobs).await;
     tickr.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "has the whole number of keys; the suite has a smaller one, of two runners"]
 async fn keys_of_a_fair_limit_without_weights_get_equal_parts() {
-    keys_get_equal_parts(1).await;
+    keys_get_equal_parts::<20>(1, 700).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_of_a_fair_limit_get_equal_parts_of_the_workers_of_two_runners() {
-    keys_get_equal_parts(2).await;
+    // The keys are more than the workers.
+    keys_get_equal_parts::<10>(2, 240).await;
 }
 
-/// Let twenty keys share eight workers of one or two runners.
-async fn keys_get_equal_parts(runners: usize) {
-    const KEYS: usize = 20;
+/// Let this many keys, one of them with a flood of so many jobs, share eight workers of one or two runners.
+async fn keys_get_equal_parts<const KEYS: usize>(runners: usize, flood: usize) {
     let ends = Arc::new(Semaphore::new(0));
     let calls = Calls { ends: Some(Arc::clone(&ends)), workers: 8, ..Calls::default() };
     let patient = |config: &mut Config| (config.workers, config.lease) = (8 / runners, Duration::from_secs(60));
@@ -1032,11 +1045,13 @@ async fn keys_get_equal_parts(runners: usize) {
     }
     set_and_wait(&tickr, "fair", json!({"fair": true})).await;
     // One tenant floods the queue before the others come.
-    tickr.enqueue_many((0..700).map(|_| job("tenant-0", 1))).await;
+    tickr.enqueue_many((0..flood).map(|_| job("tenant-0", 1))).await;
     end_until_keys_wait(&tickr, &calls, &ends, 1).await;
     // The first jobs of the next tenant start before the others wait.
     let of = |key: usize| if key == 1 { 50 } else { 25 };
-    let jobs = (1..KEYS).flat_map(|key| (0..of(key)).map(move |_| job(&format!("tenant-{key}"), 1)));
+    let jobs: Vec<Value> =
+        (1..KEYS).flat_map(|key| (0..of(key)).map(move |_| job(&format!("tenant-{key}"), 1))).collect();
+    let all_jobs = flood + jobs.len();
     tickr.enqueue_many(jobs).await;
     end_until_keys_wait(&tickr, &calls, &ends, i64::try_from(KEYS).unwrap()).await;
     // The jobs of the flood that were let go before the others came end first.
@@ -1053,14 +1068,14 @@ async fn keys_get_equal_parts(runners: usize) {
     assert_eq!(waiting, i64::try_from(KEYS).unwrap(), "the jobs of a key were used up: {before:?} {now:?}");
     let ended = now.iter().map(|(key, count)| (count - before.get(key).copied().unwrap_or(0)) as f64);
     let ended: Vec<f64> = ended.collect();
-    // Jain's index: 1 if all keys got the same, 1/20 if one of them got everything.
+    // Jain's index: 1 if all of n keys got the same, 1/n if one of them got everything.
     let all: f64 = ended.iter().sum();
     let jain = all * all / (KEYS as f64 * ended.iter().map(|ended| ended * ended).sum::<f64>());
     println!("Jain's index {jain:.3} of {ended:?}");
     assert!(jain >= 0.95, "{jain:.3} of {ended:?}");
     ends.add_permits(1_000);
     tickr.until_idle().await;
-    tickr.assert_each_ran_once(700 + 50 + 18 * 25).await;
+    tickr.assert_each_ran_once(i64::try_from(all_jobs).unwrap()).await;
     if runners > 1 {
         let ran = "SELECT COUNT(DISTINCT runner) FROM attempts WHERE runner <> ''";
         assert_eq!(tickr.count(ran).await, i64::try_from(runners).unwrap(), "all runners worked");
@@ -1074,14 +1089,14 @@ async fn keys_get_equal_parts(runners: usize) {
 /// No list in Redis lets the keys take their turns then.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_redis_few_jobs_of_a_flood_start_before_the_jobs_of_another_key() {
-    Flood::start(8).await.passes_others(3).await;
+    Flood::start(8, 200).await.passes_others(3).await;
 }
 
 /// Sixteen jobs of the flood are on their way then. They were due before all others, and one look for one free worker
 /// would find no other job.
 #[tokio::test(flavor = "multi_thread")]
 async fn on_many_workers_without_redis_the_jobs_on_their_way_alone_start_before_another_key() {
-    Flood::start(64).await.passes_others(3).await;
+    Flood::start(64, 300).await.passes_others(3).await;
 }
 
 /// A flood on a runner without Redis. All workers are busy with it, and its other jobs are parked.
@@ -1089,21 +1104,20 @@ struct Flood {
     tickr: TestApp,
     calls: Calls,
     ends: Arc<Semaphore>,
+    jobs: i64,
 }
 
 impl Flood {
-    const JOBS: i64 = 400;
-
-    async fn start(workers: usize) -> Self {
+    async fn start(workers: usize, jobs: i64) -> Self {
         let ends = Arc::new(Semaphore::new(0));
         let calls = Calls { ends: Some(Arc::clone(&ends)), workers, ..Calls::default() };
         let patient = |config: &mut Config| (config.workers, config.lease) = (workers, Duration::from_secs(60));
         let tickr = TestApp::start_alone_with(patient, calls.registry()).await;
         set_and_wait(&tickr, "fair", json!({"fair": true})).await;
-        tickr.enqueue_many((0..Self::JOBS).map(|_| job("flood", 1))).await;
+        tickr.enqueue_many((0..jobs).map(|_| job("flood", 1))).await;
         end_until_keys_wait(&tickr, &calls, &ends, 1).await;
         tickr.services().redis().kill9().unwrap();
-        Self { tickr, calls, ends }
+        Self { tickr, calls, ends, jobs }
     }
 
     /// Enqueue a job of another key, and let jobs end one by one until it starts. Return how many ended.
@@ -1128,7 +1142,8 @@ impl Flood {
             all_passed.push(self.pass().await);
         }
         println!("ends of other jobs before each job of the other key: {all_passed:?}");
-        let waiting = "SELECT COUNT(*) > 100 FROM limit_waits WHERE limit_key = 'flood'";
+        // More than may end before a job of the other key starts.
+        let waiting = "SELECT COUNT(*) > 40 FROM limit_waits WHERE limit_key = 'flood'";
         assert_eq!(self.tickr.count(waiting).await, 1, "the flood is over");
         self.end(others).await;
     }
@@ -1150,7 +1165,7 @@ impl Flood {
         self.tickr.services().redis().start_again().unwrap();
         self.ends.add_permits(1_000);
         self.tickr.until_idle().await;
-        self.tickr.assert_each_ran_once(Self::JOBS + others).await;
+        self.tickr.assert_each_ran_once(self.jobs + others).await;
         self.tickr.until_count(NO_ROWS_LEFT, 0).await;
         self.tickr.stop().await;
     }
@@ -1159,8 +1174,8 @@ impl Flood {
 /// A claim parks one job, and the worker for which it looked stays idle meanwhile.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_redis_the_jobs_of_a_flood_that_are_not_parked_yet_are_parked_together() {
-    let flood = Flood::start(8).await;
-    flood.unpark(250).await;
+    let flood = Flood::start(8, 250).await;
+    flood.unpark(150).await;
     let before: chrono::DateTime<chrono::Utc> =
         sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut flood.tickr.mysql().await).await.unwrap();
     let passed = flood.pass().await;
@@ -1168,14 +1183,14 @@ async fn without_redis_the_jobs_of_a_flood_that_are_not_parked_yet_are_parked_to
     let (parked, moments): (i64, i64) =
         sqlx::query_as(parked).bind(before).fetch_one(&mut flood.tickr.mysql().await).await.unwrap();
     println!("{passed} ends of other jobs, {parked} jobs were parked at {moments} moments");
-    assert!(parked > 200, "{parked} jobs were parked");
+    assert!(parked > 120, "{parked} jobs were parked");
     assert!(moments < 20, "{parked} jobs were parked at {moments} moments");
     flood.end(1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_jobs_behind_parked_ones_of_their_key_are_parked_without_a_claim() {
-    let flood = Flood::start(4).await;
+    let flood = Flood::start(4, 160).await;
     let (tickr, store) = (&flood.tickr, flood.tickr.app.broker().store());
     flood.unpark(50).await;
     let other = tickr.enqueue(job("other", 1)).await;
@@ -1209,7 +1224,7 @@ async fn what_a_key_may_not_use_of_a_fair_limit_is_left_to_the_others() {
     set_and_wait(&tickr, "fair", json!({"fair": true, "overrides": {"narrow": {"concurrency": 1}}})).await;
     tickr.enqueue_many((0..30).map(|_| job("narrow", 1))).await;
     tickr.until_count(KEYS_THAT_WAIT, 1).await;
-    tickr.enqueue_many((0..200).map(|_| job("wide", 1))).await;
+    tickr.enqueue_many((0..170).map(|_| job("wide", 1))).await;
     end_until_keys_wait(&tickr, &calls, &ends, 2).await;
     // With half of the workers for each key, some would be idle from the next sweep on.
     for _ in 0..20 {
@@ -1219,7 +1234,7 @@ async fn what_a_key_may_not_use_of_a_fair_limit_is_left_to_the_others() {
     assert_eq!(calls.most("narrow"), 1);
     ends.add_permits(1_000);
     tickr.until_idle().await;
-    tickr.assert_each_ran_once(230).await;
+    tickr.assert_each_ran_once(200).await;
     tickr.stop().await;
 }
 
@@ -1365,7 +1380,7 @@ async fn limited_jobs_behind_a_backlog() {
     ];
     set_and_wait(&tickr, "l", json!({"concurrency": 2})).await;
     let backlog = if support::is_full() { 200_000 } else { 20_000 };
-    Owed { queue: "'elsewhere'", ..Owed::overdue(backlog) }.insert(&tickr, 1).await;
+    Owed { queue: "'elsewhere'", ..Owed::overdue(backlog) }.insert_waiting(&tickr, 1).await;
     tickr.services().redis().kill9().unwrap();
     enqueue_through(&runners[0], (0..40).map(|_| job("a", 5))).await;
     eventually("two jobs run", || async { (calls.most("a") == 2).then_some(()) }).await;
@@ -1383,6 +1398,7 @@ async fn limited_jobs_behind_a_backlog() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "combines what other tests of the suite look at one by one"]
 async fn a_limit_by_key_holds_in_a_limited_queue_with_drains_deletions_a_pause_and_heavy_readers() {
     let ends = Arc::new(Semaphore::new(10));
     let calls = Calls { ends: Some(Arc::clone(&ends)), ..Calls::default() };
@@ -1531,10 +1547,10 @@ async fn a_key_without_room_leaves_the_slots_of_a_shared_limit_to_the_keys_behin
     }
     let long = tickr.enqueue(job("A", 600_000)).await;
     tickr.until_count("SELECT COUNT(*) FROM limit_waits", 1).await;
-    tickr.enqueue_many((0..100).map(|_| job("A", 1))).await;
-    tickr.until_count("SELECT COUNT(*) FROM limit_waits WHERE limit_name = 'a-all'", 101).await;
+    tickr.enqueue_many((0..70).map(|_| job("A", 1))).await;
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits WHERE limit_name = 'a-all'", 71).await;
     let other = tickr.enqueue(job("B", 1)).await;
-    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 102).await;
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 72).await;
     // One slot after the other: with two at once, a short job of the flood may start before the long one.
     cancel(&tickr, held[0]).await;
     tickr.until(long, State::Executing).await;
@@ -1542,11 +1558,11 @@ async fn a_key_without_room_leaves_the_slots_of_a_shared_limit_to_the_keys_behin
     // A job of the flood that a sweep lets go each second would take more than a minute to get out of the way.
     let began = Instant::now();
     tickr.until(other, State::Completed).await;
-    println!("{:?} behind 100 jobs without room", began.elapsed());
-    tickr.until_count("SELECT COUNT(*) FROM limit_waits WHERE limit_name = 'b-key'", 100).await;
+    println!("{:?} behind 70 jobs without room", began.elapsed());
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits WHERE limit_name = 'b-key'", 70).await;
     cancel(&tickr, long).await;
     tickr.until_idle().await;
-    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE end_state = 'completed'").await, 101);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE end_state = 'completed'").await, 71);
     assert_eq!(calls.most("A"), 1);
     assert!(at_once(&tickr).await <= 2, "the limit of all");
     tickr.until_count(NO_ROWS_LEFT, 0).await;
@@ -2213,10 +2229,10 @@ async fn parked_jobs_start_before_the_jobs_of_their_queue_that_were_due_later() 
     set_and_wait(&tickr, "l", json!({"concurrency": 1})).await;
     let first = tickr.enqueue(job("k", 600_000)).await;
     tickr.until(first, State::Executing).await;
-    tickr.enqueue_many((0..20).map(|_| job("k", 100))).await;
-    tickr.until_count(PARKED, 20).await;
+    tickr.enqueue_many((0..12).map(|_| job("k", 100))).await;
+    tickr.until_count(PARKED, 12).await;
     let free = json!({"kind": "call", "payload": {"key": "free", "ms": 100}});
-    tickr.enqueue_many((0..400).map(|_| free.clone())).await;
+    tickr.enqueue_many((0..300).map(|_| free.clone())).await;
     // The runner has come to jobs that were due after the parked ones.
     eventually("jobs without a key run", || async { (calls.now(["free"])[0].ended >= 3).then_some(()) }).await;
     cancel(&tickr, first).await;
@@ -2226,10 +2242,10 @@ async fn parked_jobs_start_before_the_jobs_of_their_queue_that_were_due_later() 
                   JOIN job_limit_keys l ON l.job_id = b.job_id)";
     let before = tickr.count(before).await;
     println!("{before} jobs without a key started before the last parked one");
-    // The parked ones follow each other on one worker, in a good two seconds. Meanwhile the others start a hundred.
-    assert!(before < 250, "{before} jobs that were due later");
+    // The parked ones follow each other on one worker, in a good second. Meanwhile the others start a hundred.
+    assert!(before < 190, "{before} jobs that were due later");
     assert_eq!(calls.most("k"), 1);
-    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'").await, 420);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'").await, 312);
     tickr.until_count(NO_ROWS_LEFT, 0).await;
     tickr.stop().await;
 }
@@ -2242,9 +2258,9 @@ async fn a_fair_limit_holds_after_a_restart_of_the_only_runner() {
     set_and_wait(&tickr, "fair", json!({"fair": true})).await;
     let tickr = tickr.restart().await;
     let sleep = |key: &str| json!({"kind": "sleep", "payload": {"ms": 100}, "limit_key": key});
-    // Four workers need twelve seconds for them.
-    tickr.enqueue_many((0..480).map(|_| sleep("a"))).await;
-    tickr.until_count("SELECT COUNT(*) > 150 FROM limit_waits WHERE limit_key = 'a'", 1).await;
+    // Four workers need six seconds for them.
+    tickr.enqueue_many((0..240).map(|_| sleep("a"))).await;
+    tickr.until_count("SELECT COUNT(*) > 110 FROM limit_waits WHERE limit_key = 'a'", 1).await;
     let keys = tickr.get("/v1/limits/fair/keys").await.body;
     assert_eq!(keys["data"][0]["key"], "a", "{keys:#}");
     let other = tickr.enqueue(sleep("b")).await;
@@ -2253,7 +2269,7 @@ async fn a_fair_limit_holds_after_a_restart_of_the_only_runner() {
     println!("{waiting} jobs of the flood were parked when the other one was done");
     assert!(waiting > 0, "the flood was worked off before");
     tickr.until_idle().await;
-    tickr.assert_each_ran_once(481).await;
+    tickr.assert_each_ran_once(241).await;
     tickr.until_count(NO_ROWS_LEFT, 0).await;
     tickr.stop().await;
 }

@@ -464,9 +464,9 @@ async fn a_job_whose_leases_could_not_be_renewed_a_hundred_times_fails() {
 #[tokio::test(flavor = "multi_thread")]
 async fn handlers_that_block_every_thread_for_many_leases_lose_none() {
     // To run it by hand: TICKR_BLOCK_MS=120000 cargo test --test suite handlers_that_block_every_thread
-    let ms: u64 = std::env::var("TICKR_BLOCK_MS").ok().and_then(|ms| ms.parse().ok()).unwrap_or(9_000);
+    let ms: u64 = std::env::var("TICKR_BLOCK_MS").ok().and_then(|ms| ms.parse().ok()).unwrap_or(6_000);
     let tickr = bystander().await;
-    let mut runner = Runner::start(&tickr, &[("TICKR_WORKERS", "32"), ("TICKR_LEASE", "3s")]);
+    let mut runner = Runner::start(&tickr, &[("TICKR_WORKERS", "32"), ("TICKR_LEASE", "2s")]);
     // One runner is silent, so the reaper searches the owed rows at every check.
     tickr
         .sql(
@@ -494,7 +494,7 @@ async fn handlers_that_block_every_thread_for_many_leases_lose_none() {
         for id in ids.into_iter().chain([waiting]) {
             verdicts.extend(tickr.verdicts(id).await);
         }
-        println!("{threads} threads blocked for {ms} ms under leases of 3 s: {verdicts:?}");
+        println!("{threads} threads blocked for {ms} ms under leases of 2 s: {verdicts:?}");
         if verdicts.iter().all(|verdict| verdict == "succeeded") && verdicts.len() == threads + 1 {
             break;
         }

@@ -225,7 +225,7 @@ async fn kill_migrations() {
     /// Longest time between the moment when a migration gets its row and the kill, in milliseconds. The statements of
     /// a migration take about as long, so the kill comes between any two of them.
     const AFTER_A_ROW: u64 = 30;
-    let wanted_kills: usize = if is_full() { 200 } else { 60 };
+    let wanted_kills: usize = if is_full() { 200 } else { 30 };
     let wanted = undisturbed().await;
     let migrations = {
         let database = Empty::new().await;

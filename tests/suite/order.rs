@@ -144,13 +144,15 @@ async fn until_started(log: &Log, key: &str, count: usize) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_with_one_order_key_run_one_at_a_time_in_the_order_of_acceptance() {
+    const LINES: usize = 8;
+    const OF_EACH: usize = 36;
     let (tickr, log) = start().await;
     let more = [tickr.another_with(|_| {}, log.registry()).await, tickr.another_with(|_| {}, log.registry()).await];
     let line = |k: usize| {
         let tickr = &tickr;
         async move {
             let key = format!("line-{k}");
-            for n in 0..50 {
+            for n in 0..OF_EACH {
                 let mut job = link(&key, n);
                 job["payload"]["fails"] = json!(u32::from(n % 4 == 0));
                 job["payload"]["snoozes"] = json!(n % 7 == 3);
@@ -159,15 +161,15 @@ async fn jobs_with_one_order_key_run_one_at_a_time_in_the_order_of_acceptance() 
             }
         }
     };
-    futures_util::future::join_all((0..12).map(line)).await;
+    futures_util::future::join_all((0..LINES).map(line)).await;
     tickr.until_idle().await;
     let order = log.order();
-    assert_eq!(order.len(), 12);
+    assert_eq!(order.len(), LINES);
     for (key, numbers) in order {
-        assert_eq!(numbers, (0..50).collect::<Vec<_>>(), "{key}");
+        assert_eq!(numbers, (0..OF_EACH).collect::<Vec<_>>(), "{key}");
     }
-    // Seven of each line kept their places while they snoozed.
-    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'snoozed'").await, 12 * 7);
+    // Five of each line kept their places while they snoozed.
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'snoozed'").await, LINES as i64 * 5);
     for app in more {
         app.stop(CancellationToken::new()).await;
     }
@@ -980,6 +982,7 @@ fn of_line(line: usize, n: usize) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "combines faults that the chaos has beside order keys too"]
 async fn the_order_holds_while_commits_get_no_answer_a_runner_dies_and_redis_is_flushed() {
     const LINES: usize = 30;
     const OF_EACH: usize = 40;

@@ -101,7 +101,7 @@ async fn a_slot_that_moves_under_load_costs_no_job() {
         cluster.move_slot(target, cluster.owner, Duration::ZERO).await;
         until_on(&tickr, name_of(&cluster, cluster.owner)).await;
     };
-    let (jobs, ()) = tokio::join!(load(&tickr, Duration::from_millis(25), Duration::from_secs(10)), moves);
+    let (jobs, ()) = tokio::join!(load(&tickr, Duration::from_millis(50), Duration::from_secs(10)), moves);
     assert_survived(tickr, &pulse, jobs).await;
 }
 
@@ -121,7 +121,7 @@ async fn a_lost_master_of_the_slot_is_replaced_by_its_replica_and_costs_no_job()
         // It comes back as a replica of the other one.
         cluster.nodes[cluster.owner].start_again().unwrap();
     };
-    let (jobs, ()) = tokio::join!(load(&tickr, Duration::from_millis(25), Duration::from_secs(14)), loss);
+    let (jobs, ()) = tokio::join!(load(&tickr, Duration::from_millis(50), Duration::from_secs(14)), loss);
     until_on(&tickr, name_of(&cluster, 3)).await;
     assert_survived(tickr, &pulse, jobs).await;
 }
@@ -131,6 +131,7 @@ async fn until_promoted(cluster: &Cluster) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes servers and a machine for half a minute; the suite has a lost master and a slot that moves"]
 async fn a_frozen_master_of_the_slot_that_comes_back_is_not_used_again() {
     let (tickr, cluster) = start_with(|_, _| {}).await;
     let pulse = Pulse::start(&tickr).await;
@@ -164,6 +165,7 @@ async fn a_server_that_is_no_cluster_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes servers and a machine for half a minute; the suite has a lost master and a slot that moves"]
 async fn partitions_are_on_several_masters_and_the_loss_of_one_costs_no_job() {
     let (tickr, cluster) = start_partitioned().await;
     let pulse = Pulse::start(&tickr).await;

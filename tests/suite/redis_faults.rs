@@ -204,7 +204,7 @@ async fn keys_deleted_one_by_one_under_load_cost_no_job_more_than_the_bound() {
         }
     };
     let (jobs, ()) =
-        tokio::join!(load_ahead(&tickr, Duration::from_millis(10), Duration::from_secs(5), 3_000), deletions);
+        tokio::join!(load_ahead(&tickr, Duration::from_millis(25), Duration::from_secs(5), 3_000), deletions);
     tickr.until_idle().await;
     tickr.assert_each_ran_once(jobs).await;
     assert_late_within(&tickr, &pulse, BOUND).await;
@@ -241,7 +241,7 @@ async fn keys_of_a_wrong_type_are_made_again_and_cost_no_job_more_than_the_bound
             pulse.assert_recovered(BOUND, spoiled, &format!("{name} was mended"));
         }
     };
-    let (jobs, ()) = tokio::join!(load_ahead(&tickr, Duration::from_millis(20), Duration::from_secs(10), 3_000), spoil);
+    let (jobs, ()) = tokio::join!(load_ahead(&tickr, Duration::from_millis(40), Duration::from_secs(10), 3_000), spoil);
     tickr.until_idle().await;
     tickr.assert_each_ran_once(jobs).await;
     assert_late_within(&tickr, &pulse, BOUND).await;
@@ -538,7 +538,7 @@ async fn keys_evicted_by_memory_pressure_cost_no_job_more_than_the_bound() {
         gone
     };
     let (jobs, gone) =
-        tokio::join!(load_ahead(&tickr, Duration::from_millis(15), Duration::from_secs(4), 3_000), pressure);
+        tokio::join!(load_ahead(&tickr, Duration::from_millis(30), Duration::from_secs(4), 3_000), pressure);
     println!("{gone} times found without the sorted set");
     assert!(gone > 0, "no key of tickr was evicted");
     tickr.until_idle().await;

@@ -86,7 +86,7 @@ async fn survive(
         pulse.assert_recovered(FOLLOWED, named, "the runner followed");
         after(group).await;
     };
-    let (jobs, ()) = tokio::join!(load(&tickr, Duration::from_millis(25), Duration::from_secs(12)), failover);
+    let (jobs, ()) = tokio::join!(load(&tickr, Duration::from_millis(50), Duration::from_secs(12)), failover);
     tickr.until_idle().await;
     tickr.assert_each_ran_once(before + jobs).await;
     assert_late_within(&tickr, &pulse, BOUND).await;
@@ -119,6 +119,7 @@ async fn a_killed_master_is_followed_by_every_connection_and_costs_no_job() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes a machine for half a minute; the suite has a killed master and an old one that still answers"]
 async fn limits_and_rates_hold_while_a_killed_master_is_replaced() {
     let (tickr, group) = start_with(|_| {}).await;
     let rate = json!({"starts": 20, "period_ms": 1_000, "burst": 5});
@@ -143,6 +144,7 @@ async fn limits_and_rates_hold_while_a_killed_master_is_replaced() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes a machine for half a minute; the suite has a killed master and an old one that still answers"]
 async fn a_master_that_freezes_and_comes_back_as_a_stale_one_is_not_used_again() {
     let (tickr, group) = start_with(|_| {}).await;
     let freeze = async |group: &Watched| group.data[0].pause().unwrap();
@@ -157,6 +159,7 @@ async fn a_master_that_freezes_and_comes_back_as_a_stale_one_is_not_used_again()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes a machine for half a minute; the suite has a killed master and an old one that still answers"]
 async fn a_failover_on_request_leaves_the_demoted_master_at_once() {
     let (tickr, group) = start_with(|_| {}).await;
     let tickr = survive(tickr, &group, 0, async |group| group.fail_over().await, async |_| {}).await;
@@ -212,7 +215,7 @@ async fn runners_on_both_sides_of_a_split_brain_run_each_job_once_and_in_time() 
     // MySQL.
     let far = (0..100).map(|n| json!({"kind": "noop", "queue": "far", "delay_ms": n * 50}));
     let jobs =
-        100 + tokio::join!(tickr.enqueue_many(far), load(&tickr, Duration::from_millis(25), Duration::from_secs(6))).1;
+        100 + tokio::join!(tickr.enqueue_many(far), load(&tickr, Duration::from_millis(50), Duration::from_secs(6))).1;
     until_on(&other, &group.data[0]).await;
     tickr.until_idle().await;
     let runners = "SELECT COUNT(DISTINCT runner) FROM attempts";
@@ -226,7 +229,7 @@ async fn runners_on_both_sides_of_a_split_brain_run_each_job_once_and_in_time() 
         let _: i64 = send(&mut healed, &format!("CLIENT KILL TYPE {links} SKIPME yes")).await;
     }
     until_role(&group.data[0], "slave").await;
-    let more = load(&tickr, Duration::from_millis(25), Duration::from_secs(2)).await;
+    let more = load(&tickr, Duration::from_millis(50), Duration::from_secs(2)).await;
     tickr.until_idle().await;
     tickr.assert_each_ran_once(jobs + more).await;
     assert_late_within(&tickr, &pulse, BOUND).await;

@@ -226,9 +226,9 @@ async fn the_page_of_a_job_draws_its_time_to_scale_and_leads_to_its_attempts() {
     let whole: f64 = over["segments"].as_array().unwrap().iter().map(|one| one["ms"].as_f64().unwrap()).sum();
     let wanted = segment(&over, "backoff")["ms"].as_f64().unwrap() / whole;
     let page = browser.page(&tickr.url("")).await;
+    page.visit(&format!("/jobs/{id}")).await;
     for width in [390, 1_440, 2_560] {
         page.size(width, 900).await;
-        page.visit(&format!("/jobs/{id}")).await;
         page.reads("Where its time went").await;
         page.reads("Backed off before attempt 2").await;
         let drawn: f64 = page

@@ -203,7 +203,7 @@ async fn fifty_callers_on_two_runners_get_one_job_for_each_window() {
     let tickr = TestApp::start().await;
     let other = tickr.another().await;
     let mut made = 0;
-    for _ in 0..3 {
+    for _ in 0..2 {
         let call = async |n: usize| {
             let job = json!({"kind": "noop", "unique_key": "k", "unique_for_ms": HOUR_MS});
             let mut answers = Vec::new();
@@ -240,7 +240,7 @@ async fn work_requested_ten_thousand_times_while_jobs_run_becomes_jobs_of_its_ow
 
 /// Let fifty callers request the same work again and again on two runners, while its jobs run.
 async fn request_while_jobs_run() {
-    let rounds = if is_full() { 200 } else { 8 };
+    let rounds = if is_full() { 200 } else { 6 };
     let starts = Starts::default();
     let tickr = TestApp::start_with(|_| {}, touch(&starts)).await;
     let other = tickr.another_with(|_| {}, touch(&starts)).await;
@@ -670,7 +670,7 @@ async fn a_job_that_fifty_callers_put_off_starts_once_and_not_before_its_last_du
 async fn a_request_that_puts_a_job_off_while_it_starts_makes_the_next_job() {
     let tickr = TestApp::start().await;
     let other = tickr.another().await;
-    for round in 0..5 {
+    for round in 0..3 {
         // The longest wait is over at once, so the job starts while the callers put it off.
         let job = |_| {
             let key = format!("k{round}");

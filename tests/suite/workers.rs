@@ -91,10 +91,10 @@ impl Handlers {
 async fn no_more_handlers_run_at_once_than_there_are_workers() {
     let handlers = Arc::<Handlers>::default();
     let tickr = TestApp::start_with(|config| config.workers = 8, handlers.registry(None)).await;
-    tickr.enqueue_many((0..2_000).map(|_| json!({"kind": "count"}))).await;
+    tickr.enqueue_many((0..800).map(|_| json!({"kind": "count"}))).await;
     tickr.until_idle().await;
     assert_eq!(handlers.most(), 8, "never more, and never fewer while jobs wait");
-    tickr.assert_each_ran_once(2_000).await;
+    tickr.assert_each_ran_once(800).await;
     tickr.stop().await;
 }
 
@@ -115,19 +115,19 @@ const UNDONE: &str = "SELECT COUNT(*) FROM undone";
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_claimed_ahead_wait_again_as_if_unclaimed_when_handlers_become_slow() {
     let handlers = Arc::<Handlers>::default();
-    handlers.short.store(1_000, Ordering::SeqCst);
+    handlers.short.store(500, Ordering::SeqCst);
     let tickr = TestApp::start_with(|config| config.workers = 8, handlers.registry(None)).await;
     count_undone(&tickr).await;
-    tickr.enqueue_many((0..2_000).map(|_| json!({"kind": "count"}))).await;
+    tickr.enqueue_many((0..800).map(|_| json!({"kind": "count"}))).await;
     // From now on all workers are busy for as long as the test wants, and jobs were claimed ahead for them.
     tickr.until_count("SELECT COUNT(*) > 0 FROM undone", 1).await;
     tickr.until_count(EXECUTING, 8).await;
     assert_eq!(handlers.most(), 8);
     handlers.open.cancel();
     tickr.until_idle().await;
-    assert_eq!(handlers.started(), 2_000, "no handler was started for a job that was given back");
+    assert_eq!(handlers.started(), 800, "no handler was started for a job that was given back");
     let once = "SELECT COUNT(*) FROM attempts WHERE number = 1 AND burned = 1 AND verdict = 'succeeded'";
-    assert_eq!((tickr.count(once).await, tickr.count("SELECT COUNT(*) FROM attempts").await), (2_000, 2_000));
+    assert_eq!((tickr.count(once).await, tickr.count("SELECT COUNT(*) FROM attempts").await), (800, 800));
     tickr.sql("DROP TRIGGER counts_undone").await;
     tickr.sql("DROP TABLE undone").await;
     tickr.stop().await;
@@ -136,20 +136,20 @@ async fn jobs_claimed_ahead_wait_again_as_if_unclaimed_when_handlers_become_slow
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_on_its_last_attempt_is_claimed_only_when_a_worker_is_free() {
     let handlers = Arc::<Handlers>::default();
-    handlers.short.store(1_500, Ordering::SeqCst);
+    handlers.short.store(700, Ordering::SeqCst);
     let tickr = TestApp::start_with(|config| config.workers = 8, handlers.registry(None)).await;
     count_undone(&tickr).await;
-    let ordinary = (0..1_000).map(|_| json!({"kind": "count"}));
-    let last = (0..1_000).map(|_| json!({"kind": "count", "max_attempts": 1}));
+    let ordinary = (0..500).map(|_| json!({"kind": "count"}));
+    let last = (0..500).map(|_| json!({"kind": "count", "max_attempts": 1}));
     tickr.enqueue_many(ordinary.chain(last)).await;
-    eventually("all workers are busy", || async { (handlers.started() == 1_508).then_some(()) }).await;
+    eventually("all workers are busy", || async { (handlers.started() == 708).then_some(()) }).await;
     // A runner that claimed these ahead would hold more of them now, and undo their claims later.
     tickr.until_count(EXECUTING, 8).await;
     let undone = tickr.count(UNDONE).await;
     assert_eq!(undone, 0, "claims of jobs on their last attempt were undone");
     handlers.open.cancel();
     tickr.until_idle().await;
-    tickr.assert_each_ran_once(2_000).await;
+    tickr.assert_each_ran_once(1_000).await;
     tickr.sql("DROP TRIGGER counts_undone").await;
     tickr.sql("DROP TABLE undone").await;
     tickr.stop().await;

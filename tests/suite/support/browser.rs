@@ -46,7 +46,7 @@ const FLAGS: &[&str] = &[
 
 /// Pauses between two questions to a page.
 const MIN_PAUSE: Duration = Duration::from_millis(25);
-const MAX_PAUSE: Duration = Duration::from_millis(100);
+const MAX_PAUSE: Duration = Duration::from_millis(200);
 
 /// A running browser.
 pub(crate) struct Browser {
