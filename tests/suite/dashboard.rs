@@ -1579,13 +1579,13 @@ pub(crate) fn barriers(colours_alone: bool) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_screen_is_calm_open_to_everybody_narrow_enough_and_light() {
-    look_at_every_screen(1, &[360, 3_840]).await;
+    Box::pin(look_at_every_screen(1, &[360, 3_840])).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes a machine for a minute; the suite looks at each screen in one theme and in fewer widths"]
 async fn every_screen_is_calm_open_to_everybody_narrow_enough_and_light_in_both_themes() {
-    look_at_every_screen(2, &[360, 768, 3_840]).await;
+    Box::pin(look_at_every_screen(2, &[360, 768, 3_840])).await;
 }
 
 /// Look at each screen in as many themes, light and dark in turn, and in these widths.

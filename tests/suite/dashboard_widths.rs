@@ -251,13 +251,13 @@ fn of_jobs(of: &Subjects) -> Vec<Action> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_main_action_of_each_screen_is_done_on_a_phone() {
-    do_the_main_actions(&WIDTHS[..1]).await;
+    Box::pin(do_the_main_actions(&WIDTHS[..1])).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes a machine for half a minute; the suite has the phone"]
 async fn the_main_action_of_each_screen_is_done_on_a_phone_a_laptop_and_a_large_monitor() {
-    do_the_main_actions(&WIDTHS).await;
+    Box::pin(do_the_main_actions(&WIDTHS)).await;
 }
 
 async fn do_the_main_actions(widths: &[u32]) {
