@@ -1558,22 +1558,16 @@ const MAX_BYTES: u64 = 350_000;
 /// Return script that lists accessibility violations, each with its rule and its places. Themes differ only in colours,
 /// so the second theme of a screen is checked for these alone.
 pub(crate) fn barriers(colours_alone: bool) -> String {
-    // A part outside of all landmarks is a moderate violation, and the search for it takes long. So does the one for
-    // pale colours, in which the rows of a long table are like those before them.
-    let others = if colours_alone {
-        ""
+    // A part outside of all landmarks is a moderate violation, and the search for it takes long.
+    let rules = if colours_alone {
+        "runOnly: ['color-contrast', 'link-in-text-block'],"
     } else {
-        "...await find(document, {rules: {region: {enabled: false}, 'color-contrast': {enabled: false}}}), "
+        "rules: {region: {enabled: false}},"
     };
     format!(
-        "(async () => {{ \
-         const find = async (where, what) => \
-         (await axe.run(where, {{...what, resultTypes: ['violations'], preload: false}})).violations; \
-         const found = [{others}...await find({{exclude: ['tbody tr:nth-child(n+16)']}}, \
-         {{runOnly: ['color-contrast', 'link-in-text-block']}})]; \
-         return found.filter(({{impact}}) => impact === 'serious' || impact === 'critical') \
-         .map(({{id, nodes}}) => `${{id}}: ${{nodes.slice(0, 3).map((node) => node.html.slice(0, 160)).join(' ~ ')}}`); \
-         }})()"
+        "axe.run(document, {{{rules} resultTypes: ['violations'], preload: false}}).then(({{violations}}) => violations \
+         .filter(({{impact}}) => impact === 'serious' || impact === 'critical') \
+         .map(({{id, nodes}}) => `${{id}}: ${{nodes.slice(0, 3).map((node) => node.html.slice(0, 160)).join(' ~ ')}}`))"
     )
 }
 

@@ -266,7 +266,7 @@ async fn a_rolling_restart_under_load_refuses_nobody_runs_nothing_twice_and_burn
     // Only the attempt that succeeded counts as used.
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE burned <> IF(verdict = 'interrupted', 0, 1)").await, 0);
     assert!(given_back > 0 && elsewhere > 0, "{given_back} given back, {elsewhere} refused");
-    // An idle machine reaches two hundred, a busy one ninety. If enqueues waited for restarts, there would be ten.
+    // Ten enqueuers ask for two hundred. If enqueues waited for restarts, there would be ten.
     assert!(rate > 30.0, "{rate}");
     tickr.assert_sound().await;
     for runner in &mut runners {

@@ -1398,7 +1398,6 @@ async fn limited_jobs_behind_a_backlog() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "combines what other tests of the suite look at one by one"]
 async fn a_limit_by_key_holds_in_a_limited_queue_with_drains_deletions_a_pause_and_heavy_readers() {
     let ends = Arc::new(Semaphore::new(10));
     let calls = Calls { ends: Some(Arc::clone(&ends)), ..Calls::default() };

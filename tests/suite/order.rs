@@ -982,7 +982,6 @@ fn of_line(line: usize, n: usize) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "combines faults that the chaos has beside order keys too"]
 async fn the_order_holds_while_commits_get_no_answer_a_runner_dies_and_redis_is_flushed() {
     const LINES: usize = 30;
     const OF_EACH: usize = 40;
