@@ -36,7 +36,8 @@ RESULTS = PLACE / "results.tsv"
 SWITCH = "WITHOUT_SAFEGUARD"
 # Tests that start examples, as in tests/mutations.sh.
 STARTS_EXAMPLES = re.compile(
-    "rollout::|examples::|embedding|a_binary_with_kinds_of_its_own|panics::a_check_that_panics|metrics::samples_take_no_memory"
+    "rollout::|examples::|embedding|a_binary_with_kinds_of_its_own|panics::a_check_that_panics|metrics::samples_take_no_memory|"
+    "leases::handlers_that_block"
 )
 # Safeguards in one build without switches.
 GROUP = 20

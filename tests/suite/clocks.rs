@@ -68,23 +68,23 @@ async fn a_killed_process_with_a_clock_of_its_own_leaves_no_shared_memory() {
 fn wave() -> Vec<Value> {
     let now = Utc::now();
     let mut jobs = Vec::new();
-    for step in 0_i32..40 {
-        let ms = step * 100;
+    for step in 0_i32..20 {
+        let ms = step * 200;
         jobs.push(json!({"kind": "noop", "payload": {}, "delay_ms": ms}));
         jobs.push(json!({"kind": "noop", "payload": {}, "execute_at": now + TimeDelta::milliseconds(ms.into())}));
     }
     jobs.extend((0..12).map(|step| failing(step * 400)));
     // Some expire a millisecond after their due time, some while they may just start, and some long after. The last
     // ones name the moment, which by the clock of the wrong runner has passed or is hours ahead.
-    for step in 0_u64..40 {
-        let delay_ms = step * 100;
+    for step in 0_u64..20 {
+        let delay_ms = step * 200;
         let expires_in_ms = delay_ms + [1, 5, 25, 2_000][usize::try_from(step % 4).unwrap()];
         jobs.push(json!({"kind": "noop", "payload": {}, "delay_ms": delay_ms, "expires_in_ms": expires_in_ms}));
         let expires_at = now + TimeDelta::minutes(5);
         jobs.push(json!({"kind": "noop", "payload": {}, "delay_ms": delay_ms, "expires_at": expires_at}));
     }
     // They take longer than a lease, and stay within a time limit that a jump of the clock would exceed.
-    jobs.extend((0..24).map(|_| json!({"kind": "sleep", "payload": {"ms": 9_000}, "timeout_ms": 60_000})));
+    jobs.extend((0..12).map(|_| json!({"kind": "sleep", "payload": {"ms": 9_000}, "timeout_ms": 60_000})));
     jobs
 }
 
@@ -193,7 +193,7 @@ async fn a_runner_two_hours_off_and_stepped_starts_nothing_early_and_leaves_noth
     assert_eq!(tickr.count(TOO_SOON).await, 0, "none ends before its expiry");
     let expired = tickr.count("SELECT COUNT(*) FROM attempts WHERE expired").await;
     println!("{expired} jobs expired");
-    // Each of the nine waves had ten jobs that could start for one millisecond, and forty that expire in minutes.
+    // Each of the nine waves had five jobs that could start for one millisecond, and twenty that expire in minutes.
     let in_minutes = "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.expired AND \
                       TIMESTAMPDIFF(SECOND, j.created_at, a.finished_at) > 100";
     assert_eq!(tickr.count(in_minutes).await, 0, "a job that has minutes starts");

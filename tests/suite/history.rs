@@ -351,9 +351,15 @@ async fn read_charts_quickly() {
                   UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
     for step in SlotWidth::ALL {
         let width = i64::from(step.seconds());
-        // The table has minutes for the span of a chart, which is all that a chart reads. TICKR_TEST_FULL fills it for
-        // the whole retention. A few extra minutes are in the future, because filling takes time.
-        let kept = if step == SlotWidth::Minute && !is_full() { 120 } else { step.keep().num_seconds() / width };
+        // The table has minutes and quarters for twice the span of a chart, which is all that a chart reads.
+        // TICKR_TEST_FULL fills it for the whole retention. A few extra minutes are in the future, because filling
+        // takes time.
+        let whole = step.keep().num_seconds() / width;
+        let kept = match step {
+            SlotWidth::Minute if !is_full() => 120,
+            SlotWidth::Quarter if !is_full() => 192,
+            _ => whole,
+        };
         let (ahead, now) = (240 / width + 1, step.floor(tickr.app.broker().store().clock().now()).timestamp());
         let (from, slots) = (now - kept * width, kept + ahead);
         tickr

@@ -196,7 +196,7 @@ async fn four_first_starts_at_once_on_an_empty_database_all_start() {
 async fn migrations_at_once_come_to_the_same_tables_where_a_server_gives_no_lock() {
     let wanted = undisturbed().await;
     let unlocked = MigrateSettings { lock: false, ..MigrateSettings::default() };
-    for _ in 0..3 {
+    for _ in 0..2 {
         let database = Empty::new().await;
         let at_once = (0..4).map(|_| database.migrate_with(&unlocked));
         let migrated = futures_util::future::join_all(at_once).await;
@@ -225,15 +225,10 @@ async fn kill_migrations() {
     /// Longest time between the moment when a migration gets its row and the kill, in milliseconds. The statements of
     /// a migration take about as long, so the kill comes between any two of them.
     const AFTER_A_ROW: u64 = 30;
-    let wanted_kills: usize = if is_full() { 200 } else { 30 };
+    let wanted_kills: usize = if is_full() { 200 } else { 15 };
     let wanted = undisturbed().await;
-    let migrations = {
-        let database = Empty::new().await;
-        database.migrate_with(&MigrateSettings::default()).await.unwrap();
-        let all = Empty::applied(&mut connect(&database.url).await).await;
-        database.drop().await;
-        all
-    };
+    // The shape has a line for each table, and for each migration.
+    let migrations = wanted.iter().filter(|line| !line.starts_with("CREATE TABLE")).count();
     let line = async || {
         let (mut kills, mut half_done) = (0, 0);
         while kills < wanted_kills.div_ceil(LINES) {

@@ -387,7 +387,7 @@ async fn sell(url: String, over: CancellationToken) -> i64 {
         if sold.is_err() {
             println!("the server of the application is away");
         }
-        tokio::time::sleep(Duration::from_millis(3)).await;
+        tokio::time::sleep(Duration::from_millis(10)).await;
     }
     kept
 }
@@ -497,7 +497,7 @@ async fn a_nudged_runner_takes_the_source_over_and_starts_jobs_within_millisecon
     let mut app = shop.mysql().await;
     eventually("the source is up", || async { (seen(&tickr, "shop").await["up"] == true).then_some(()) }).await;
     let mut late = Vec::new();
-    for _ in 0..20 {
+    for _ in 0..10 {
         // Another runner has the source and does not look.
         tickr
             .sql(
@@ -514,8 +514,8 @@ async fn a_nudged_runner_takes_the_source_over_and_starts_jobs_within_millisecon
         late.push((started - committed).num_milliseconds());
     }
     late.sort_unstable();
-    println!("started {} ms (median), {} ms (p90) after the COMMIT", late[10], late[18]);
-    assert!(late[10] < 1_000, "{late:?}");
+    println!("started {} ms (median), {} ms (worst) after the COMMIT", late[5], late[9]);
+    assert!(late[5] < 1_000, "{late:?}");
     tickr.stop().await;
     shop.end().await;
 }

@@ -29,7 +29,7 @@ const STALLED: Duration = Duration::from_secs(120);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_programs_in_other_languages_are_neither_lost_nor_doubled_under_kills() {
-    write(1_500, 5, 8, 0).await;
+    write(600, 5, 8, 0).await;
 }
 
 /// `TICKR_OUTBOX_ROWS=1000000 cargo test --test suite -- --ignored --nocapture outbox_writers::`
@@ -105,6 +105,10 @@ async fn write(rows: i64, most_rows: u32, faults: i64, least: usize) {
         }
     }
     until_sold(&tickr, &running, rows).await;
+    // Each program takes part, also one that starts slowly.
+    for pad in languages.iter().map(|language| if *language == "js" { "node" } else { language }) {
+        tickr.until_count(format!("SELECT COUNT(*) > 0 FROM jobs WHERE payload LIKE '%{pad}%'"), 1).await;
+    }
     for one in &running {
         one.writer.tell_to_stop();
     }
@@ -132,11 +136,6 @@ async fn write(rows: i64, most_rows: u32, faults: i64, least: usize) {
     }
     assert_eq!(deadlocks, 0);
     assert!(!said.to_lowercase().contains("deadlock"), "{said}");
-    // Each program took part.
-    for pad in languages.iter().map(|language| if *language == "js" { "node" } else { language }) {
-        let own = format!("SELECT COUNT(*) > 0 FROM jobs WHERE payload LIKE '%{pad}%'");
-        assert_eq!(tickr.count(own).await, 1, "{pad}");
-    }
     drop(runners);
     tickr.stop().await;
 }

@@ -81,9 +81,9 @@ async fn what_one_version_cannot_read_waits_for_the_other_and_burns_nothing() {
     let few = |config: &mut Config| config.workers = 8;
     let tickr = TestApp::start_with(few, old()).await;
     let newer = tickr.another_with(|_| {}, new()).await;
-    let load = tickr.enqueue_many((0..400).map(|_| json!({"kind": "sleep", "payload": {"ms": 5}}))).await;
+    let load = tickr.enqueue_many((0..150).map(|_| json!({"kind": "sleep", "payload": {"ms": 5}}))).await;
     let (mut for_new, mut for_old) = (Vec::new(), Vec::new());
-    for _ in 0..100 {
+    for _ in 0..40 {
         for_new.push(accept(&newer, once(&parcel("phone"))).await);
         for_old.push(accept(&tickr.app, once(&parcel("fax"))).await);
     }

@@ -1,6 +1,6 @@
 //! The common part of the older and the newer version of the program: a whole tickr with the kind `parcel`. Each
-//! version has its own payload type. Two more kinds are for tests that look at a whole process: at its memory and its
-//! log.
+//! version has its own payload type. Three more kinds are for tests that look at a whole process: at its memory, its
+//! log and its threads.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -27,6 +27,17 @@ struct Measure {
 
 impl Kind for Measure {
     const NAME: &'static str = "measure";
+}
+
+/// Blocks a thread of the runtime for this many milliseconds, as a badly written handler does. Unlike the test kind
+/// `spin`, it takes no processor time.
+#[derive(Serialize, Deserialize, JsonSchema)]
+struct Block {
+    ms: u64,
+}
+
+impl Kind for Block {
+    const NAME: &'static str = "block";
 }
 
 /// A payload over which the check of its kind panics, with a message that quotes it.
@@ -70,6 +81,10 @@ pub(crate) fn run<P: Parcel>(version: &'static str) -> ExitCode {
             }
         })
         .await?;
+        Ok(Output::default())
+    });
+    kinds.register(|block: Block, _: Context| async move {
+        std::thread::sleep(Duration::from_millis(block.ms));
         Ok(Output::default())
     });
     kinds.register_handler(Glass);
