@@ -39,7 +39,9 @@ until grep -q 'tickr verify' "$dir/log" 2>/dev/null; do
     sleep 0.2
 done
 . "$dir/data/env"
-export TICKR_URL TICKR_MYSQL_URL
+# Every call needs an API key, so that the tests with two of them run too.
+TICKR_TOKEN=$("$TICKR_BIN" api-keys create clients --scope admin --yes)
+export TICKR_URL TICKR_MYSQL_URL TICKR_TOKEN
 # The Python of `install.sh --client-python`.
 [ -z "${TICKR_PYTHON:-}" ] || export PYTHON="$TICKR_PYTHON"
 
