@@ -2042,6 +2042,7 @@ mutants() {
     mutant 'due time that was put off' internal/store/rows/limits.rs \
         'WHERE s.kept_until = o.execute_at + INTERVAL {} SECOND' 'WHERE s.kept_until > UTC_TIMESTAMP(6) + INTERVAL {} SECOND' \
         internal/store/rows/limits.rs '(o.id IS NULL OR s.kept_until < o.execute_at' '(FALSE AND s.kept_until < o.execute_at' \
+        internal/store/rows/limits.rs 'AND h.attempt = o.attempt + 1 SET h.due_at = ?' 'AND h.attempt = o.attempt + 1 SET h.due_at = COALESCE(h.due_at, ?)' \
         key_limits::a_job_whose_due_time_a_client_puts_off_does_not_start_with_a_faster_rate
     mutant 'slots that are kept in vain' internal/store/rows/limits.rs \
         '(o.id IS NULL OR s.kept_until < o.execute_at' '(FALSE AND s.kept_until < o.execute_at' \
@@ -2933,6 +2934,7 @@ mutants() {
     mutant 'batches behind one that cannot be counted' internal/engine/batches.rs \
         '                set_aside.insert(batch, Instant::now() + FAILED_RESTS);
                 failed = Some(error);' '                return Err(error);' \
+        internal/engine/batches.rs '    others.rotate_left(place);' '    let _ = place;' \
         batches::a_batch_that_cannot_be_counted_holds_up_no_other
     mutant 'batch of a callback of a nested one' internal/store/batches/callbacks.rs \
         'batch: parent, ..stored.options' 'batch: None, ..stored.options' \
@@ -3757,6 +3759,7 @@ mutants() {
     mutant 'URL of alerts at the start' internal/app/mod.rs \
         'problem_of(&alerts.url).await' \
         'problem_of(&alerts.url).await.filter(|_| false)' \
+        internal/app/kinds.rs 'calls.problem_of_text(&alerts.url))' 'calls.problem_of_text(&alerts.url)).filter(|_| false)' \
         callbacks::a_useless_url_of_alerts_is_refused_at_the_start_with_the_reason
     mutant 'attempts to deliver an alert' internal/engine/alerts.rs \
         'max_attempts: Some(limits::MAX_ATTEMPTS),' \
@@ -3981,6 +3984,8 @@ mutants() {
         held::a_restored_backup_starts_nothing_while_held_and_all_that_it_owes_after_it
     mutant 'history of a held process' internal/engine/recorder.rs \
         'if !held {' 'if !held || held {' \
+        internal/engine/recorder.rs 'FIRST_PURGE.mul_f64(rand::random())' 'Duration::from_secs(1)' \
+        internal/engine/recorder.rs 'PURGE_EVERY.mul_f64(0.5 + rand::random::<f64>())' 'Duration::from_secs(1)' \
         held::a_restored_backup_starts_nothing_while_held_and_all_that_it_owes_after_it
     mutant 'restored database beside an empty Redis' internal/verify/drift.rs \
         'if !settings.repair && store.runner_counts().await?.alive == 0 {' \

@@ -176,15 +176,6 @@ async fn a_restored_backup_starts_nothing_while_held_and_all_that_it_owes_after_
         .execute(&mut connect(restored.url()).await)
         .await
         .unwrap();
-    // A figure that is older than any that the charts keep, as those of an old backup are.
-    sqlx::query(
-        "INSERT INTO samples \
-         (step, at, queue, runner, counted_to, accepted, completed, failed, ended, lateness, run_time) \
-         VALUES (5, '2020-01-01 00:00:00', '', 'old', '2020-01-01 00:00:05', 1, 1, 0, 1, '', '')",
-    )
-    .execute(&mut connect(restored.url()).await)
-    .await
-    .unwrap();
     let held = {
         let config = restored.config.clone();
         let hold = move |changed: &mut Config| *changed = Config { held: true, workers: 4, ..config };
@@ -203,6 +194,15 @@ async fn a_restored_backup_starts_nothing_while_held_and_all_that_it_owes_after_
     let alive = "SELECT COUNT(*) FROM runners WHERE stopped_at IS NULL \
                  AND heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND";
     restored.until_count("the runners of the backup are silent", alive, 0).await;
+    // A figure that is older than any that the charts keep, as those of an old backup are.
+    sqlx::query(
+        "INSERT INTO samples \
+         (step, at, queue, runner, counted_to, accepted, completed, failed, ended, lateness, run_time) \
+         VALUES (5, '2020-01-01 00:00:00', '', 'old', '2020-01-01 00:00:05', 1, 1, 0, 1, '', '')",
+    )
+    .execute(&mut connect(restored.url()).await)
+    .await
+    .unwrap();
     let mut before = Vec::new();
     for sql in STATE {
         before.push(restored.count(sql).await);

@@ -1644,10 +1644,12 @@ async fn jobs_that_a_changed_limit_does_not_cover_any_more_go_on() {
     let queues = ["by-queue", "by-kind", "by-key"];
     let served = move |config: &mut Config| config.queues = queues.map(str::to_owned).to_vec();
     let tickr = TestApp::start_with(served, calls.registry()).await;
+    // A rate keeps the others parked whatever slots are free.
+    let rate = json!({"starts": 1, "period_ms": 3_600_000, "burst": 0});
     let before = [
-        json!({"queue": "by-queue", "concurrency": 1}),
+        json!({"queue": "by-queue", "rate": rate}),
         json!({"queue": "by-kind", "kind": "call", "concurrency": 1}),
-        json!({"queue": "by-key", "shared_by": "all", "concurrency": 1}),
+        json!({"queue": "by-key", "shared_by": "all", "rate": rate}),
     ];
     for (name, limit) in queues.iter().zip(before) {
         set_and_wait(&tickr, name, limit).await;
@@ -1668,9 +1670,9 @@ async fn jobs_that_a_changed_limit_does_not_cover_any_more_go_on() {
     tickr.enqueue_many(queues.iter().flat_map(|queue| (0..6).map(move |_| in_queue(queue, 1)))).await;
     tickr.until_count("SELECT COUNT(*) FROM limit_waits", 18).await;
     let after = [
-        json!({"queue": "elsewhere", "concurrency": 1}),
+        json!({"queue": "elsewhere", "rate": rate}),
         json!({"queue": "by-kind", "kind": "noop", "concurrency": 1}),
-        json!({"queue": "by-key", "concurrency": 1}),
+        json!({"queue": "by-key", "rate": rate}),
     ];
     for (name, limit) in queues.iter().zip(after) {
         set(&tickr, name, limit).await;

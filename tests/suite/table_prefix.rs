@@ -470,15 +470,16 @@ async fn tickrs_with_two_prefixes_in_one_database_and_one_redis_do_not_see_one_a
     migrate(&url, prefix("b_"), true).await.unwrap();
     let two = App::start(&second, Registry::new()).await.unwrap();
 
-    // The same unique key, order key and schedule in both.
+    // The same unique key, order key and schedule in both. The second request may come after the end of the first job.
+    let mut accepted = Vec::new();
     for app in [&one, &two] {
         let base = format!("http://{}", app.addr());
         let job = json!({"kind": "sleep", "payload": {"ms": 50}, "unique_key": "u", "order_key": "o"});
-        for _ in 0..2 {
-            let path = "/v1/jobs";
-            let answer = call(&base, Method::POST, path, "", Some(job.clone())).await;
-            assert!(matches!(answer.status, 200 | 201), "{:#}", answer.body);
-        }
+        let answer = call(&base, Method::POST, "/v1/jobs", "", Some(job.clone())).await;
+        assert_eq!(answer.status, 201, "{:#}", answer.body);
+        let answer = call(&base, Method::POST, "/v1/jobs", "", Some(job)).await;
+        assert!(matches!(answer.status, 200 | 201), "{:#}", answer.body);
+        accepted.push(if answer.status == 201 { 202 } else { 201 });
         let schedule = json!({"cron": "0 0 1 1 *", "kind": "noop"});
         let answer = call(&base, Method::PUT, "/v1/schedules/s", "", Some(schedule)).await;
         assert_eq!(answer.status, 201, "{:#}", answer.body);
@@ -487,7 +488,7 @@ async fn tickrs_with_two_prefixes_in_one_database_and_one_redis_do_not_see_one_a
         assert_eq!(answer.status, 201, "{:#}", answer.body);
     }
     let mut conn = open(&url).await;
-    for (app, name) in [(&one, "a_"), (&two, "b_")] {
+    for ((app, name), accepted) in [(&one, "a_"), (&two, "b_")].into_iter().zip(accepted) {
         eventually("all jobs have ended", || async {
             app.broker().store().stats().await.unwrap().owed.is_empty().then_some(())
         })
@@ -499,7 +500,7 @@ async fn tickrs_with_two_prefixes_in_one_database_and_one_redis_do_not_see_one_a
         let counted =
             format!("SELECT CAST(COUNT(*) AS SIGNED) FROM {name}attempts WHERE verdict = 'succeeded' AND runner = ?");
         let counted = sqlx::query_scalar::<_, i64>(AssertSqlSafe(counted)).bind(app.runner().as_str());
-        assert_eq!(counted.fetch_one(&mut conn).await.unwrap(), 201, "{name}");
+        assert_eq!(counted.fetch_one(&mut conn).await.unwrap(), accepted, "{name}");
     }
     // A client in Rust finds the tables and the keys by the prefix alone.
     let client = tickr::Client::connect(&url, &redis).table_prefix("b_").await.unwrap();
