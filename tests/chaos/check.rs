@@ -15,6 +15,7 @@ use crate::ledger::{Batch, Book};
 use crate::outbox;
 use crate::rates::{self, Rule};
 use crate::remote;
+use crate::schedules;
 use crate::sink::Call;
 use crate::world::World;
 
@@ -39,8 +40,14 @@ pub(crate) struct Findings {
     pub(crate) checkpoints: usize,
     /// Number of callbacks that completed.
     pub(crate) callbacks: usize,
+    /// Number of those that another system finished after the call.
+    pub(crate) finished_later: usize,
+    /// Number of ticks of schedules that fired.
+    pub(crate) ticks: usize,
     /// Number of batches that were cancelled under way.
     pub(crate) cancelled_batches: usize,
+    /// Number of batches that are nested in another one.
+    pub(crate) nested: usize,
     /// Number of executions of jobs with an order key. `without_places` of them belong to a life before an operator's
     /// retry, whose place no row has.
     pub(crate) ordered: usize,
@@ -122,7 +129,11 @@ impl Job {
 /// Compare all records. Runners may still run, but no job is owed any more.
 pub(crate) async fn everything(world: &World) -> anyhow::Result<Findings> {
     let mut root = world.servers.root().await?;
-    let jobs = read(&mut root).await?;
+    let mut jobs = read(&mut root).await?;
+    let ticks = schedules::names(&mut root).await?;
+    for (id, name) in &ticks {
+        jobs.entry(*id).or_default().name.clone_from(name);
+    }
     let history = History::read(&world.journal())?;
     let calls = world.sink.calls();
     let mut found = Findings { jobs: jobs.len(), ..Findings::default() };
@@ -134,11 +145,13 @@ pub(crate) async fn everything(world: &World) -> anyhow::Result<Findings> {
         *found.ends.entry(job.end().unwrap_or("none").to_owned()).or_default() += 1;
     }
     let members = members(&mut root).await?;
+    let nested = nested(&mut root).await?;
+    found.nested = nested.values().map(BTreeSet::len).sum();
     world.ledger.write(|book| {
         found.wrong.append(&mut book.complaints);
-        answers(&mut found, book, &jobs);
+        answers(&mut found, book, &jobs, &ticks);
         callbacks_of_batches(&mut found, book);
-        cancels(&mut found, book, (&jobs, &members), &history);
+        cancels(&mut found, book, (&jobs, &members, &nested), &history);
         remote_successes(&mut found, book, &jobs);
     });
     executions(&mut found, &jobs, &history);
@@ -148,8 +161,11 @@ pub(crate) async fn everything(world: &World) -> anyhow::Result<Findings> {
     order(&mut found, &jobs, &history, &mut root).await?;
     let rules = world.ledger.write(|book| book.rules.clone());
     tenants(&mut found, (&jobs, &history), &rules, &mut root).await?;
-    let (of_callers, retried) = world.ledger.write(|book| (book.batches.clone(), book.retry_asked.clone()));
-    batches(&mut found, &of_callers, &retried, (&jobs, &members), &mut root).await?;
+    let (of_callers, mut retried) = world.ledger.write(|book| (book.batches.clone(), book.retry_asked.clone()));
+    for batch in of_callers.iter().filter(|batch| batch.retry_asked) {
+        retried.extend(within(batch.id, &nested).iter().filter_map(|id| members.get(id)).flatten());
+    }
+    batches(&mut found, &of_callers, &retried, (&jobs, &members, &nested), &mut root).await?;
     let (exceeded, paced) = rates::exceeded(&rules, &mut root).await?;
     anyhow::ensure!(paced > 0, "no job started under a rate");
     found.wrong.extend(exceeded);
@@ -160,7 +176,11 @@ pub(crate) async fn everything(world: &World) -> anyhow::Result<Findings> {
     if !rows.contains_key("committed") || !rows.contains_key("undone") {
         found.wrong.push(format!("not each sort of rows was in the outbox: {rows:?}"));
     }
-    callbacks(&mut found, &jobs, &calls);
+    let (missing, fired) = schedules::missing(&mut root).await?;
+    found.wrong.extend(missing);
+    found.ticks = fired;
+    let finishes = world.ledger.write(|book| book.finishes.clone());
+    callbacks(&mut found, &jobs, &calls, &finishes);
     tables(&mut found, &mut root).await?;
     tallies(&mut found, &mut root).await?;
     Ok(found)
@@ -174,8 +194,8 @@ fn follow_ups(jobs: &BTreeMap<Uuid, Job>) -> BTreeSet<String> {
 
 /// Check the answers to enqueues: a job that was answered with 2xx exists and has ended, a job that was refused with
 /// 4xx does not exist, and no name exists twice. A job that was never requested is there exactly if it is a follow-up job
-/// of a success.
-fn answers(found: &mut Findings, book: &mut Book, jobs: &BTreeMap<Uuid, Job>) {
+/// of a success, or that of a tick.
+fn answers(found: &mut Findings, book: &mut Book, jobs: &BTreeMap<Uuid, Job>, ticks: &BTreeMap<Uuid, String>) {
     for (id, name) in &book.accepted {
         match jobs.get(id) {
             None => {
@@ -210,13 +230,14 @@ fn answers(found: &mut Findings, book: &mut Book, jobs: &BTreeMap<Uuid, Job>) {
         }
         book.callbacks.remove(&job.name);
         let follows = missing.remove(&job.name);
-        if follows && job.end().is_none() {
+        let ticks = ticks.contains_key(id);
+        if (follows || ticks) && job.end().is_none() {
             found.lost += 1;
-            found.wrong.push(format!("follow-up job {id} ({}) has not ended: {job:?}", job.name));
+            found.wrong.push(format!("job {id} ({}) has not ended: {job:?}", job.name));
         }
         if book.refused.contains(&job.name) {
             found.wrong.push(format!("job {id} ({}) was refused and is there", job.name));
-        } else if !book.accepted.contains_key(id) && !book.unknown.contains(&job.name) && !follows {
+        } else if !book.accepted.contains_key(id) && !book.unknown.contains(&job.name) && !follows && !ticks {
             found.wrong.push(format!("job {id} ({}) is there and was never requested", job.name));
         }
     }
@@ -241,7 +262,7 @@ fn callbacks_of_batches(found: &mut Findings, book: &Book) {
 fn cancels(
     found: &mut Findings,
     book: &Book,
-    (jobs, members): (&BTreeMap<Uuid, Job>, &BTreeMap<Uuid, BTreeSet<Uuid>>),
+    (jobs, members, nested): (&BTreeMap<Uuid, Job>, &Tree, &Tree),
     history: &History,
 ) {
     for (id, lines) in &book.cancelled {
@@ -262,9 +283,10 @@ fn cancels(
             found.wrong.push(format!("cancel of {id} answered 409, and the job had not ended"));
         }
     }
-    // The jobs of each, with the follow-up jobs that joined it.
+    // The jobs of each and of those nested in it, with the follow-up jobs that joined them.
     let of_batches = book.batches.iter().filter(|batch| batch.cancel_asked);
-    let of_batches: BTreeSet<&Uuid> = of_batches.filter_map(|batch| members.get(&batch.id)).flatten().collect();
+    let of_batches = of_batches.flat_map(|batch| within(batch.id, nested));
+    let of_batches: BTreeSet<&Uuid> = of_batches.filter_map(|id| members.get(&id)).flatten().collect();
     for (id, job) in jobs {
         let asked = book.cancel_asked.contains(id)
             || book.keyed.contains(id)
@@ -277,47 +299,82 @@ fn cancels(
     }
 }
 
+/// The jobs of each batch, or the batches that are nested in it.
+type Tree = BTreeMap<Uuid, BTreeSet<Uuid>>;
+
 /// Read the jobs of each batch.
-async fn members(root: &mut MySqlConnection) -> anyhow::Result<BTreeMap<Uuid, BTreeSet<Uuid>>> {
-    let mut members: BTreeMap<Uuid, BTreeSet<Uuid>> = BTreeMap::new();
+async fn members(root: &mut MySqlConnection) -> anyhow::Result<Tree> {
+    let mut members = Tree::new();
     for row in sqlx::query("SELECT batch_id, job_id FROM batch_jobs").fetch_all(root).await? {
         members.entry(row.try_get(0)?).or_default().insert(row.try_get(1)?);
     }
     Ok(members)
 }
 
+/// Read the batches that are nested in each, at the first level.
+async fn nested(root: &mut MySqlConnection) -> anyhow::Result<Tree> {
+    let mut nested = Tree::new();
+    for row in sqlx::query("SELECT parent, id FROM batches WHERE parent IS NOT NULL").fetch_all(root).await? {
+        nested.entry(row.try_get(0)?).or_default().insert(row.try_get(1)?);
+    }
+    Ok(nested)
+}
+
+/// Return a batch and all that are nested in it, at any level.
+fn within(batch: Uuid, nested: &Tree) -> BTreeSet<Uuid> {
+    let mut all = BTreeSet::from([batch]);
+    for inner in nested.get(&batch).into_iter().flatten() {
+        all.extend(within(*inner, nested));
+    }
+    all
+}
+
 /// Check the batches. Each has its jobs. Its callbacks are there exactly if their events came: the one of a success if all
-/// jobs completed and the batch was not cancelled, the one of a failure if a job failed for good, whatever came after. No
-/// job of a batch started after its cancel was answered with 200, except by the retry of an operator.
+/// jobs of it and of those nested in it completed and none of these was cancelled, the one of a failure if a job failed for
+/// good, whatever came after. No job of a batch or of one nested in it started after its cancel was answered with 200,
+/// except by the retry of an operator.
 async fn batches(
     found: &mut Findings,
     batches: &[Batch],
     retried: &BTreeSet<Uuid>,
-    (jobs, members): (&BTreeMap<Uuid, Job>, &BTreeMap<Uuid, BTreeSet<Uuid>>),
+    (jobs, members, nested): (&BTreeMap<Uuid, Job>, &Tree, &Tree),
     root: &mut MySqlConnection,
 ) -> anyhow::Result<()> {
     let cancelled = "SELECT id FROM batches WHERE cancelled_at IS NOT NULL";
     let cancelled: BTreeSet<Uuid> =
         sqlx::query_scalar::<_, Uuid>(cancelled).fetch_all(&mut *root).await?.into_iter().collect();
+    let asked = batches.iter().filter(|batch| batch.cancel_asked).flat_map(|batch| within(batch.id, nested));
+    let asked: BTreeSet<Uuid> = asked.collect();
     let names: BTreeSet<&str> = jobs.values().map(|job| job.name.as_str()).collect();
     let mut stopped = 0;
     for batch in batches {
         let (id, none) = (batch.id, BTreeSet::new());
         let of = members.get(&id).unwrap_or(&none);
-        let (is_cancelled, mut ends) = (cancelled.contains(&id), of.iter().filter_map(|id| jobs.get(id)));
+        let is_cancelled = cancelled.contains(&id);
+        let inside = within(id, nested);
+        let jobs_inside = || inside.iter().filter_map(|id| members.get(id)).flatten();
+        let fails = |id: &Uuid| {
+            jobs.get(id).is_some_and(|job| job.lines.iter().any(|line| line.end.as_deref() == Some("failed")))
+        };
         if batch.jobs.iter().any(|job| !of.contains(job)) {
             found.wrong.push(format!("batch {id} was accepted with {:?} and has {of:?}", batch.jobs));
         }
         if batch.cancelled && !is_cancelled {
             found.wrong.push(format!("batch {id} was answered as cancelled and is not"));
         }
-        if is_cancelled && !batch.cancel_asked {
+        if is_cancelled && !asked.contains(&id) {
             found.wrong.push(format!("batch {id} is cancelled and its cancel was never requested"));
         }
-        let all_well = !is_cancelled && ends.clone().all(|job| job.end() == Some("completed"));
-        let any_failed = ends.any(|job| job.lines.iter().any(|line| line.end.as_deref() == Some("failed")));
+        let completed = |id: &Uuid| jobs.get(id).is_none_or(|job| job.end() == Some("completed"));
+        let all_well = inside.is_disjoint(&cancelled) && jobs_inside().all(completed);
+        // A nested batch counts as failed if a job of it failed, or was cancelled alone, and no retry had made up for that by
+        // its end.
+        let not_well = |id: &Uuid| !completed(id) || fails(id);
+        let any_nested = jobs_inside().filter(|id| !of.contains(*id)).any(not_well);
+        let any_failed = if of.iter().any(fails) { Some(true) } else { (!any_nested).then_some(false) };
         // The callback of the end is always due, and those that are missing have been found.
-        for (name, due) in batch.callbacks.iter().skip(1).zip([all_well, any_failed]) {
+        for (name, due) in batch.callbacks.iter().skip(1).zip([Some(all_well), any_failed]) {
+            let Some(due) = due else { continue };
             if names.contains(name.as_str()) != due {
                 found.lost += usize::from(due);
                 let (is, must) = if due { ("is not", "must be") } else { ("is", "must not be") };
@@ -328,15 +385,22 @@ async fn batches(
         stopped += usize::from(is_cancelled);
         let late = "SELECT a.job_id FROM batch_jobs b JOIN attempts a ON a.job_id = b.job_id WHERE b.batch_id = ? \
                     AND a.runner <> '' AND a.expired IS NULL AND a.started_at > ?";
-        let any_retried = of.iter().any(|job| retried.contains(job));
-        for job in sqlx::query_scalar::<_, Uuid>(late).bind(id).bind(from).fetch_all(&mut *root).await? {
-            // The job of a retry may add others to the batch, and these run as well.
-            let by_retry = retried.contains(&job) || (any_retried && !batch.jobs.contains(&job));
-            if !by_retry {
-                let is = jobs.get(&job);
-                found.wrong.push(format!("batch {id} was cancelled at {from}, and job {job} started later: {is:?}"));
+        let any_retried = jobs_inside().any(|job| retried.contains(job));
+        for inner in &inside {
+            for job in sqlx::query_scalar::<_, Uuid>(late).bind(inner).bind(from).fetch_all(&mut *root).await? {
+                // The job of a retry may add others to the batch, and these run as well.
+                let by_retry = retried.contains(&job) || (any_retried && !batch.jobs.contains(&job));
+                if !by_retry {
+                    let is = jobs.get(&job);
+                    found
+                        .wrong
+                        .push(format!("batch {id} was cancelled at {from}, and job {job} started later: {is:?}"));
+                }
             }
         }
+    }
+    if found.nested == 0 {
+        found.wrong.push("no batch was nested in another one".to_owned());
     }
     if stopped == 0 {
         found.wrong.push("no batch was cancelled under way".to_owned());
@@ -578,14 +642,30 @@ fn overlap(executions: &[Execution]) -> Option<(Uuid, Uuid)> {
     })
 }
 
-/// Check the callbacks. Each completed job has called the sink and was answered with 200, and no token was used for two
-/// calls.
-fn callbacks(found: &mut Findings, jobs: &BTreeMap<Uuid, Job>, calls: &BTreeMap<Uuid, Vec<Call>>) {
+/// Check the callbacks. Each completed job has called the sink, and was answered with 200 or finished later, and no token
+/// was used for two calls. Each success that was sent with a finish key and answered with 200 is the end of its job.
+fn callbacks(
+    found: &mut Findings,
+    jobs: &BTreeMap<Uuid, Job>,
+    calls: &BTreeMap<Uuid, Vec<Call>>,
+    finishes: &BTreeMap<(Uuid, Uuid), bool>,
+) {
+    for ((id, token), _) in finishes.iter().filter(|(_, told)| **told) {
+        let lines = jobs.get(id).map_or(&[][..], |job| &job.lines);
+        found.finished_later += 1;
+        if !lines.iter().any(|line| line.verdict == "succeeded" && line.token() == Some(*token)) {
+            found.lost += 1;
+            found.wrong.push(format!("callback {id} was finished as succeeded under {token}, and is {lines:?}"));
+        }
+    }
+    if found.finished_later == 0 {
+        found.wrong.push("no callback was finished later".to_owned());
+    }
     for (id, job) in jobs.iter().filter(|(_, job)| job.kind == "http") {
         let made = calls.get(id).map_or(&[][..], Vec::as_slice);
         if job.end() == Some("completed") {
             found.callbacks += 1;
-            if !made.iter().any(|call| call.status == 200) {
+            if !made.iter().any(|call| call.status == 200 || finishes.contains_key(&(*id, call.token))) {
                 found.lost += 1;
                 found.wrong.push(format!("callback {id} is completed and the sink has not seen it: {made:?}"));
             }
@@ -633,7 +713,8 @@ async fn tables(found: &mut Findings, root: &mut MySqlConnection) -> anyhow::Res
         "SELECT (SELECT COUNT(*) FROM parent_ends) + (SELECT COUNT(*) FROM batch_changes)",
         "SELECT COUNT(*) FROM batches WHERE completed_at IS NULL OR total <> completed + failed + cancelled \
          OR (succeeded_at IS NOT NULL AND completed < total AND failed_at IS NULL)",
-        "SELECT COUNT(*) FROM batches b WHERE total <> (SELECT COUNT(*) FROM batch_jobs j WHERE j.batch_id = b.id)",
+        "SELECT COUNT(*) FROM batches b WHERE total <> (SELECT COUNT(*) FROM batch_jobs j WHERE j.batch_id = b.id) \
+         + (SELECT COUNT(*) FROM batches n WHERE n.parent = b.id)",
         "SELECT COUNT(*) FROM batch_cancels",
         // A child that expired while it was blocked does not wait again when an operator retries it.
         "SELECT COUNT(*) FROM job_parents p WHERE (SELECT MIN(c.started_at) FROM attempts c WHERE c.job_id = p.child_id \

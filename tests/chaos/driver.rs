@@ -15,10 +15,12 @@ use uuid::Uuid;
 use crate::enqueue::Enqueue;
 use crate::journal;
 use crate::kinds::Act;
+use crate::later::WITHIN_MS;
 use crate::ledger::Batch;
 use crate::rates::{self, PACED, PACED_KEYS};
 use crate::remote::{self, REMOTE};
 use crate::request::{self, Answer, Request};
+use crate::schedules;
 use crate::world::World;
 
 /// Number of clients.
@@ -77,6 +79,7 @@ pub(crate) async fn prepare(world: &World) -> anyhow::Result<()> {
     anyhow::ensure!(matches!(answer, Answer::Said(201, _)), "the limit of tenants was answered with {answer:?}");
     rates::prepare(world, &mut rng).await?;
     remote::prepare(world, &mut rng).await?;
+    schedules::prepare(world, &mut rng).await?;
     let breaker = json!({"failures": 4, "pause_ms": 400, "max_pause_ms": 1_600});
     let limit = json!({"kind": "http", "shared_by": "host", "concurrency": MAX_CALLS, "breaker": breaker});
     let answer = world.call(&mut rng, Request::put("/v1/limits/hosts").with(limit)).await;
@@ -126,7 +129,11 @@ impl Caller {
                 let jobs = (0..self.rng.random_range(2..=15)).map(|_| self.job()).collect();
                 self.enqueue(Enqueue::batch(jobs)).await;
             }
-            58..62 => self.enqueue_a_batch_with_callbacks().await,
+            58..61 => {
+                let batch = self.batch_with_callbacks();
+                self.enqueue(batch).await;
+            }
+            61..62 => self.enqueue_nested_batches().await,
             62..70 => {
                 let (name, mut job) = self.job();
                 // A request that puts another job off would change the expiry of that one.
@@ -147,6 +154,7 @@ impl Caller {
             90..91 => self.discard_a_failed_one().await,
             91..93 => self.search().await,
             93..94 => self.cancel_a_batch().await,
+            94..95 => self.retry_a_batch().await,
             _ => self.read().await,
         }
     }
@@ -170,7 +178,14 @@ impl Caller {
     fn job_without_expiry(&mut self) -> (String, Value) {
         let name = self.name();
         if self.rng.random_ratio(1, 8) {
-            let payload = json!({"url": self.world.sink.url(), "body": {"name": name}, "timeout_ms": 3_000});
+            let mut payload = json!({"url": self.world.sink.url(), "body": {"name": name}, "timeout_ms": 3_000});
+            // Each keeps one of the few slots of its host until it is finished.
+            if self.rng.random_ratio(1, 10) {
+                payload["finish"] = json!({"within_ms": WITHIN_MS});
+                if self.rng.random_ratio(1, 2) {
+                    payload["finish"]["report_within_ms"] = json!(WITHIN_MS / 2);
+                }
+            }
             return (name, json!({"kind": "http", "payload": payload, "max_attempts": 10, "retry": quick()}));
         }
         let ms: u64 = match self.rng.random_range(0..100) {
@@ -241,8 +256,8 @@ impl Caller {
         (name, job)
     }
 
-    /// Create a closed batch with callbacks. Some of its jobs wait for others of it.
-    async fn enqueue_a_batch_with_callbacks(&mut self) {
+    /// Make a closed batch with callbacks. Some of its jobs wait for others of it.
+    fn batch_with_callbacks(&mut self) -> Enqueue {
         let mut jobs: Vec<(String, Value)> = (0..self.rng.random_range(2..=12)).map(|_| self.job()).collect();
         for (place, (_, job)) in jobs.iter_mut().enumerate().skip(1) {
             if self.rng.random_ratio(1, 2) {
@@ -262,17 +277,64 @@ impl Caller {
             let payload = json!({"name": name, "ms": 1, "first": Act::Succeed, "times": 1});
             (event, name, json!({"kind": "record", "payload": payload, "max_attempts": 10, "retry": quick()}))
         });
-        self.enqueue(Enqueue::with_callbacks(jobs, callbacks)).await;
+        Enqueue::with_callbacks(jobs, callbacks)
     }
 
-    /// Send the jobs with or without an `Idempotency-Key`. Without it, the client cannot repeat the request.
-    async fn enqueue(&mut self, enqueue: Enqueue) {
-        let enqueue = if self.rng.random_ratio(1, 2) { enqueue.once() } else { enqueue };
-        for id in enqueue.send(&self.world, &mut self.rng).await {
-            self.recent.push(id);
+    /// Create a batch with others in it, down to two levels, and close it. Any of them may be cancelled meanwhile.
+    async fn enqueue_nested_batches(&mut self) {
+        let mut opened: Vec<Uuid> = Vec::new();
+        for _ in 0..self.rng.random_range(2..=4) {
+            let mut batch = self.batch_with_callbacks().once();
+            if let Some(outer) = opened.last() {
+                batch = batch.nested_in(*outer);
+            }
+            let is_open = opened.is_empty() || self.rng.random_ratio(1, 3);
+            let jobs = self.enqueue(if is_open { batch.open() } else { batch }).await;
+            let made = self.world.ledger.write(|book| {
+                let of_jobs = |batch: &&Batch| !jobs.is_empty() && batch.jobs == jobs;
+                book.batches.iter().rev().find(of_jobs).map(|batch| batch.id)
+            });
+            opened.extend(made.filter(|_| is_open));
+            if opened.is_empty() {
+                return;
+            }
         }
+        for id in opened {
+            for _ in 0..20 {
+                match self.world.call(&mut self.rng, Request::post(format!("/v1/batches/{id}/close"))).await {
+                    Answer::Said(200, _) => break,
+                    Answer::Said(429 | 500.., _) | Answer::Silent | Answer::NotSent => {}
+                    other @ Answer::Said(..) => {
+                        self.world.ledger.complain(format!("the close of batch {id} was answered with {other:?}"));
+                        break;
+                    }
+                }
+                tokio::time::sleep(Duration::from_millis(self.rng.random_range(50..500))).await;
+            }
+        }
+    }
+
+    /// Retry the failed jobs of one of the newest batches, and those of the batches nested in it.
+    async fn retry_a_batch(&mut self) {
+        let ledger = &self.world.ledger;
+        let newest: Vec<Uuid> = ledger.write(|book| book.batches.iter().rev().take(8).map(|batch| batch.id).collect());
+        let Some(id) = newest.choose(&mut self.rng).copied() else { return };
+        self.note_of_batch(id, |batch| batch.retry_asked = true);
+        let request = Request::post(format!("/v1/batches/{id}/retry"));
+        if let Answer::Said(404, _) = self.world.call(&mut self.rng, request).await {
+            self.world.ledger.complain(format!("accepted batch {id} was not found to retry"));
+        }
+    }
+
+    /// Send the jobs with or without an `Idempotency-Key`. Without it, the client cannot repeat the request. Return the ids
+    /// of new jobs.
+    async fn enqueue(&mut self, enqueue: Enqueue) -> Vec<Uuid> {
+        let enqueue = if self.rng.random_ratio(1, 2) { enqueue.once() } else { enqueue };
+        let made = enqueue.send(&self.world, &mut self.rng).await;
+        self.recent.extend(&made);
         let old = self.recent.len().saturating_sub(30);
         self.recent.drain(..old);
+        made
     }
 
     /// Send a request that the API must refuse, and that must leave nothing behind.

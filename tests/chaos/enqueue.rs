@@ -27,19 +27,23 @@ pub(crate) struct Enqueue {
     once: bool,
     /// Names of the callbacks of a batch, that of its end first.
     callbacks: Vec<String>,
+    /// Whether the batch is nested in one that may be cancelled by now.
+    nested: bool,
 }
 
 impl Enqueue {
+    const fn new(names: Vec<String>, request: Request) -> Self {
+        Self { names, request, keyed: false, refusal: None, once: false, callbacks: Vec::new(), nested: false }
+    }
+
     pub(crate) fn job(name: String, job: Value) -> Self {
         let keyed = job.get("unique_key").is_some();
-        let request = Request::post("/v1/jobs").with(job);
-        Self { names: vec![name], request, keyed, refusal: None, once: false, callbacks: Vec::new() }
+        Self { keyed, ..Self::new(vec![name], Request::post("/v1/jobs").with(job)) }
     }
 
     pub(crate) fn batch(jobs: Vec<(String, Value)>) -> Self {
         let (names, jobs): (Vec<String>, Vec<Value>) = jobs.into_iter().unzip();
-        let request = Request::post("/v1/jobs/batch").with(json!({"jobs": jobs}));
-        Self { names, request, keyed: false, refusal: None, once: false, callbacks: Vec::new() }
+        Self::new(names, Request::post("/v1/jobs/batch").with(json!({"jobs": jobs})))
     }
 
     /// Create a closed batch of these jobs with these callbacks: the field of the API, the name of the job, and its body.
@@ -51,8 +55,17 @@ impl Enqueue {
             body[event] = job;
             of_callbacks.push(name);
         }
-        let request = Request::post("/v1/batches").with(body);
-        Self { names, request, keyed: false, refusal: None, once: false, callbacks: of_callbacks }
+        Self { callbacks: of_callbacks, ..Self::new(names, Request::post("/v1/batches").with(body)) }
+    }
+
+    /// Leave the batch open, so that batches can be nested in it.
+    pub(crate) fn open(self) -> Self {
+        Self { request: self.request.and("close", json!(false)), ..self }
+    }
+
+    /// Nest the batch in this one.
+    pub(crate) fn nested_in(self, outer: Uuid) -> Self {
+        Self { request: self.request.and("parent", json!(outer)), nested: true, ..self }
     }
 
     /// Carry the request out at most once: send it with an `Idempotency-Key`, and repeat it until there is an answer.
@@ -156,7 +169,7 @@ impl Enqueue {
                 book.children.extend(ids.iter().copied());
                 book.callbacks.insert(of_end.clone());
                 let (jobs, callbacks) = (ids.clone(), self.callbacks.clone());
-                let batch = |id| Batch { id, jobs, callbacks, cancel_asked: false, cancelled: false, still_from: None };
+                let batch = |id| Batch { id, jobs, callbacks, ..Batch::default() };
                 book.batches.extend(id_of(body).map(batch));
             }
             book.unknown.extend(self.callbacks);
@@ -171,7 +184,8 @@ impl Enqueue {
     /// Record a refusal, and report an answer that makes no sense.
     fn refused(self, world: &World, answer: &Answer, doubt: bool) {
         let usual = match answer {
-            Answer::Said(200 | 409, _) => self.keyed,
+            Answer::Said(200, _) => self.keyed,
+            Answer::Said(409, body) => self.keyed || (self.nested && body["code"] == "wrong_state"),
             Answer::Said(status, _) => self.refusal == Some(*status),
             Answer::Silent | Answer::NotSent => true,
         };

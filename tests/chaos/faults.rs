@@ -551,7 +551,7 @@ pub(crate) async fn until_done(world: &World, rng: &mut StdRng, request: Request
     loop {
         let answer = world.call(rng, request.clone()).await;
         match answer {
-            Answer::Said(200 | 201 | 404 | 409, _) => return Ok(()),
+            Answer::Said(200 | 201 | 204 | 404 | 409, _) => return Ok(()),
             _ if tokio::time::Instant::now() > end => anyhow::bail!("{request:?} was answered with {answer:?}"),
             _ => tokio::time::sleep(Duration::from_millis(100)).await,
         }

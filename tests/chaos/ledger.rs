@@ -52,6 +52,8 @@ pub(crate) struct Book {
     pub(crate) poison: BTreeSet<String>,
     /// Jobs whose success a remote worker reported, with the token of that attempt.
     pub(crate) remote_successes: BTreeMap<Uuid, Uuid>,
+    /// Attempts of callbacks whose success was sent with a finish key, and whether it was answered with 200.
+    pub(crate) finishes: BTreeMap<(Uuid, Uuid), bool>,
     /// The rules of the rate that were set, in their order.
     pub(crate) rules: Vec<Rule>,
     /// Number of answers by status; 0 stands for requests without an answer.
@@ -61,7 +63,7 @@ pub(crate) struct Book {
 }
 
 /// A batch with callbacks that was accepted.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Batch {
     pub(crate) id: Uuid,
     /// Its jobs, without the follow-up jobs that join it.
@@ -72,6 +74,8 @@ pub(crate) struct Batch {
     pub(crate) cancel_asked: bool,
     /// Whether an answer said that it is cancelled.
     pub(crate) cancelled: bool,
+    /// Whether its retry was requested, whatever the answer was.
+    pub(crate) retry_asked: bool,
     /// A moment after a cancel was answered with 200, in the time of MySQL. No job of the batch starts after it.
     pub(crate) still_from: Option<DateTime<Utc>>,
 }

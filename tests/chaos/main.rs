@@ -13,6 +13,8 @@
 //! - `outbox` is an application that requests jobs with rows in its own transactions.
 //! - `remote` are workers in this process that execute jobs over HTTP, and die and fall silent by themselves.
 //! - `rates` changes limits by key meanwhile, and knows which of them held when.
+//! - `schedules` tick every second meanwhile.
+//! - `later` is the system that finishes callbacks which the sink only takes over.
 //! - `faults` are drawn and happen, and `recovery` measures how long their effects last.
 //! - `check` is the final comparison; `keys` has its conclusions about jobs with order keys and limit keys.
 //!
@@ -28,6 +30,7 @@ mod galera;
 mod journal;
 mod keys;
 mod kinds;
+mod later;
 mod ledger;
 mod outbox;
 mod proxy;
@@ -36,6 +39,7 @@ mod recovery;
 mod remote;
 mod request;
 mod runner;
+mod schedules;
 mod sentinels;
 mod servers;
 mod settings;
@@ -146,7 +150,8 @@ async fn run(settings: Settings, dir: &Path, template: &Path) -> anyhow::Result<
     let world = Arc::new(World::start(settings, dir, template).await?);
     driver::prepare(&world).await?;
     let (stop, end) = (CancellationToken::new(), CancellationToken::new());
-    let workers = remote::start(&world, &stop, &end)?;
+    let mut workers = remote::start(&world, &stop, &end)?;
+    workers.push(tokio::spawn(later::finish_until_stopped(Arc::clone(&world), end.clone())));
     let mut callers = driver::start(&world, &stop);
     callers.push(tokio::spawn(rates::change_until_stopped(Arc::clone(&world), stop.clone())));
     callers.push(tokio::spawn(outbox::insert_until_stopped(Arc::clone(&world), stop.clone())));
@@ -160,6 +165,9 @@ async fn run(settings: Settings, dir: &Path, template: &Path) -> anyhow::Result<
     stop.cancel();
     for caller in callers {
         caller.await?;
+    }
+    if let Err(error) = schedules::remove(&world).await {
+        world.ledger.complain(format!("the schedules could not be removed: {error:#}"));
     }
     if let Err(owed) = recovery::until_nothing_is_owed(&world, QUIET).await {
         world.ledger.complain(owed);
@@ -272,14 +280,17 @@ fn report(world: &World, story: &Story, found: &check::Findings, settings: Setti
         }
     }
     println!(
-        "chaos: seed {}, {:.0} s: {} jobs, {} attempts, {} in checkpoints, {} callbacks, {} batches cancelled, {} with an order key ({} in an earlier life), {} with a limit key, {} in remote workers ({} answers lost, {} deaths, {} freezes), {} starts at {} rates, {} expired, {} follow-up jobs, {} faults ({}), lost {}, doubled {}, slowest recovery {:.1} s ({})",
+        "chaos: seed {}, {:.0} s: {} jobs, {} attempts, {} in checkpoints, {} callbacks ({} finished later), {} ticks, {} batches cancelled, {} nested, {} with an order key ({} in an earlier life), {} with a limit key, {} in remote workers ({} answers lost, {} deaths, {} freezes), {} starts at {} rates, {} expired, {} follow-up jobs, {} faults ({}), lost {}, doubled {}, slowest recovery {:.1} s ({})",
         settings.seed,
         began.elapsed().as_secs_f64(),
         found.jobs,
         found.attempts,
         found.checkpoints,
         found.callbacks,
+        found.finished_later,
+        found.ticks,
         found.cancelled_batches,
+        found.nested,
         found.ordered,
         found.without_places,
         found.limited,

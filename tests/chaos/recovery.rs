@@ -1,5 +1,6 @@
 //! The time from the end of a fault until tickr has recovered: every runner accepts a job and the job completes, no job
-//! waits beyond its time or for a limit that has room, no row of the outbox waits for long, and no lease has expired.
+//! waits beyond its time or for a limit that has room, no row of the outbox and no tick of a schedule waits for long, and
+//! no lease has expired.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -15,6 +16,7 @@ use uuid::Uuid;
 
 use crate::driver;
 use crate::request::{Answer, Request, id_of};
+use crate::schedules;
 use crate::world::World;
 
 /// Longest allowed recovery. It covers a lease, the wait of a reaper that was cut off itself, the repair of the index,
@@ -23,6 +25,7 @@ pub(crate) const BOUND: Duration = Duration::from_secs(30);
 
 /// Jobs that should have begun a while ago, or whose runner lost them. The backlog that no runner serves is left out.
 /// The remote workers die all the time, whatever the fault, so their jobs have the time that a loss takes.
+/// The jobs of schedules, which have a priority of their own, come whatever the load is, and have this time as well.
 ///
 /// The second part are jobs that are held although they are at the head of their order key: the transaction that moves
 /// the head gives its job a due time. The third are jobs that are blocked although all their parents ended a while ago.
@@ -35,7 +38,7 @@ pub(crate) const BOUND: Duration = Duration::from_secs(30);
 /// Parked jobs are counted by [`PARKED_WITH_ROOM`].
 const OVERDUE_JOBS: &str = "SELECT * FROM owed WHERE queue <> 'elsewhere' AND ((state <> 'executing' \
     AND IF(expires_at <= UTC_TIMESTAMP(6), expires_at < UTC_TIMESTAMP(6) - INTERVAL 8 SECOND, \
-    execute_at < UTC_TIMESTAMP(6) - INTERVAL IF(queue = 'remote', 5, 1) SECOND)) OR (state = 'executing' \
+    execute_at < UTC_TIMESTAMP(6) - INTERVAL IF(queue = 'remote' OR priority = 1, 5, 1) SECOND)) OR (state = 'executing' \
     AND lease_until < UTC_TIMESTAMP(6) - INTERVAL IF(queue = 'remote', 5, 0) SECOND)) \
     UNION ALL SELECT o.* FROM owed o STRAIGHT_JOIN order_places p ON p.job_id = o.id \
     STRAIGHT_JOIN order_keys k ON k.order_key = p.order_key \
@@ -180,22 +183,23 @@ async fn missing(world: &World, seen: &mut Seen, rng: &mut StdRng) -> Option<Str
         let overdue: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(overdue)).fetch_one(&mut root).await?;
         let parked: Vec<(Uuid, DateTime<Utc>)> = sqlx::query_as(PARKED_WITH_ROOM).fetch_all(&mut root).await?;
         let rows: i64 = sqlx::query_scalar(FORGOTTEN_ROWS).fetch_one(&mut root).await?;
-        anyhow::Ok((waiting, overdue, rows, parked))
+        let ticks = schedules::overdue(&mut root).await?;
+        anyhow::Ok((waiting, overdue, rows, ticks, parked))
     };
-    let (waiting, overdue, rows, now) = match looked.await {
+    let (waiting, overdue, rows, ticks, now) = match looked.await {
         Ok(looked) => looked,
         Err(error) => return Some(format!("{error:#}")),
     };
     let now: Parked = now.into_iter().collect();
     let parked = seen.parked.get_or_insert_with(|| now.clone());
     parked.retain(|job| now.contains(job));
-    if (waiting, overdue, rows) == (0, 0, 0) && parked.is_empty() {
+    if (waiting, overdue, rows, ticks) == (0, 0, 0, 0) && parked.is_empty() {
         return None;
     }
     let ids: Vec<String> = parked.iter().map(|(id, _)| id.to_string()).collect();
     Some(format!(
-        "{waiting} fresh jobs have not ended, {overdue} are overdue, {rows} rows are in the outbox, {} jobs are parked \
-         while their limit has room: {}",
+        "{waiting} fresh jobs have not ended, {overdue} are overdue, {rows} rows are in the outbox, {ticks} schedules \
+         are overdue, {} jobs are parked while their limit has room: {}",
         ids.len(),
         ids.join(" ")
     ))
@@ -215,10 +219,18 @@ pub(crate) async fn until_nothing_is_owed(world: &World, limit: Duration) -> Res
                     world.ask(addr, driver::discard(id)).await;
                 }
             }
+            // Batches that their clients left open, because they did not learn of them or of their close.
+            let open = "SELECT id FROM batches WHERE closed_at IS NULL";
+            for id in sqlx::query_scalar::<_, Uuid>(open).fetch_all(&mut root).await? {
+                if let Some(addr) = world.runners.iter().find_map(crate::runner::Runner::addr) {
+                    world.ask(addr, Request::post(format!("/v1/batches/{id}/close"))).await;
+                }
+            }
             // The callbacks of a batch become jobs when the ends of its jobs are counted.
             let owed = "SELECT (SELECT COUNT(*) FROM owed WHERE queue <> 'elsewhere') \
                         + (SELECT COUNT(*) FROM tickr_outbox) \
-                        + (SELECT COUNT(*) FROM batch_changes) + (SELECT COUNT(*) FROM batch_cancels)";
+                        + (SELECT COUNT(*) FROM batch_changes) + (SELECT COUNT(*) FROM batch_cancels) \
+                        + (SELECT COUNT(*) FROM operations WHERE state = 'running')";
             anyhow::Ok(sqlx::query_scalar::<_, i64>(owed).fetch_one(&mut root).await?)
         };
         match counted.await {

@@ -64,6 +64,14 @@ impl Request {
         Self { body: Some(body), ..self }
     }
 
+    /// Set a field of the body.
+    pub(crate) fn and(mut self, field: &str, value: Value) -> Self {
+        if let Some(body) = self.body.as_mut().and_then(Value::as_object_mut) {
+            body.insert(field.to_owned(), value);
+        }
+        self
+    }
+
     /// Carry the request out at most once, however often and to whichever runner it is sent.
     pub(crate) fn once(self, key: String) -> Self {
         Self { key: Some(key), ..self }

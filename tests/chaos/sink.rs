@@ -18,6 +18,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
+use crate::later::Promise;
 use crate::locked;
 
 /// Time from the beginning of one outage of the service to the next, and the length of each.
@@ -43,6 +44,8 @@ pub(crate) struct Sink {
 
 struct Book {
     calls: Mutex<BTreeMap<Uuid, Vec<Call>>>,
+    /// Attempts that were taken over, and that no one has taken from here yet.
+    promises: Mutex<Vec<Promise>>,
     rng: Mutex<StdRng>,
     began: Instant,
     /// Number of beginnings and ends of calls so far.
@@ -66,7 +69,8 @@ impl Sink {
         let addr = listener.local_addr()?;
         let rng = Mutex::new(StdRng::seed_from_u64(seed));
         let moments = AtomicUsize::new(0);
-        let book = Arc::new(Book { calls: Mutex::default(), rng, began: Instant::now(), moments });
+        let book =
+            Arc::new(Book { calls: Mutex::default(), promises: Mutex::default(), rng, began: Instant::now(), moments });
         let router = Router::new().route("/called", post(called)).with_state(Arc::clone(&book));
         let task = tokio::spawn(async move {
             let _ = axum::serve(listener, router).await;
@@ -81,6 +85,11 @@ impl Sink {
     /// Return the calls so far, by job.
     pub(crate) fn calls(&self) -> BTreeMap<Uuid, Vec<Call>> {
         locked(&self.book.calls).clone()
+    }
+
+    /// Take the attempts that were taken over since the last call of this.
+    pub(crate) fn promised(&self) -> Vec<Promise> {
+        std::mem::take(&mut locked(&self.book.promises))
     }
 }
 
@@ -97,7 +106,7 @@ async fn called(State(book): State<Arc<Book>>, headers: HeaderMap) -> Response {
     };
     let (chance, pause) = {
         let mut rng = locked(&book.rng);
-        (rng.random_range(0..100), rng.random_range(0..600))
+        (rng.random_range(0..100_u32), rng.random_range(0..600))
     };
     let status = match chance {
         _ if book.is_down() => StatusCode::BAD_GATEWAY,
@@ -105,10 +114,15 @@ async fn called(State(book): State<Arc<Book>>, headers: HeaderMap) -> Response {
         5..8 => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::OK,
     };
+    // A callback that may be finished later is left to the system behind this service most of the time.
+    let key = headers.get("tickr-finish-key").and_then(|key| key.to_str().ok());
+    let taken = key.filter(|_| status == StatusCode::OK && !chance.is_multiple_of(4));
+    let status = if taken.is_some() { StatusCode::ACCEPTED } else { status };
     // The call is recorded before the answer: if the runner dies now, it has called all the same.
     let began = book.moment();
     let call = Call { token, status: status.as_u16(), began, ended: None };
     locked(&book.calls).entry(job).or_default().push(call);
+    locked(&book.promises).extend(taken.map(|key| Promise { key: key.to_owned(), job, token }));
     if chance >= 90 && status != StatusCode::BAD_GATEWAY {
         tokio::time::sleep(Duration::from_millis(pause)).await;
     }
