@@ -28,7 +28,8 @@ const LATER_MS: u64 = 3_600_000;
 
 /// Send a POST with an idempotency key, and check its answer against the OpenAPI document.
 async fn post(app: &App, path: &str, key: &str, body: &Value) -> Answer {
-    answer(http().post(format!("http://{}{path}", app.addr())).header("Idempotency-Key", key).json(body)).await
+    let url = format!("http://{}{path}", app.addr());
+    while_unavailable(async || answer(http().post(&url).header("Idempotency-Key", key).json(body)).await).await
 }
 
 /// Send a POST with an idempotency key, and return the answer byte for byte.
