@@ -223,7 +223,9 @@ impl Caller {
             _ => {}
         }
         if self.rng.random_ratio(1, 10) {
-            job["priority"] = json!(self.rng.random_range(0..=9));
+            // The jobs of schedules have a priority for themselves.
+            let priority = self.rng.random_range(0..=9);
+            job["priority"] = json!(if priority == schedules::PRIORITY { 0 } else { priority });
         }
         if self.rng.random_ratio(1, 50) {
             job["timeout_ms"] = json!(400);
@@ -280,7 +282,8 @@ impl Caller {
         Enqueue::with_callbacks(jobs, callbacks)
     }
 
-    /// Create a batch with others in it, down to two levels, and close it. Any of them may be cancelled meanwhile.
+    /// Create up to four batches, each nested in the one before it that is open, and close the open ones. Any of them may be
+    /// cancelled meanwhile.
     async fn enqueue_nested_batches(&mut self) {
         let mut opened: Vec<Uuid> = Vec::new();
         for _ in 0..self.rng.random_range(2..=4) {

@@ -48,6 +48,9 @@ const OVERDUE_JOBS: &str = "SELECT * FROM owed WHERE queue <> 'elsewhere' AND ((
     AND (SELECT MAX(a.finished_at) FROM job_parents p JOIN attempts a ON a.job_id = p.parent_id \
     WHERE p.child_id = b.job_id) < UTC_TIMESTAMP(6) - INTERVAL 5 SECOND";
 
+/// The priority in [`OVERDUE_JOBS`] is that of the jobs of schedules.
+const _: () = assert!(schedules::PRIORITY == 1);
+
 /// The first parked job of each key of a limit, if the limit has room for it. Jobs of paused queues stay parked, and
 /// those behind the first one wait for it. There is room if all of this is so:
 ///

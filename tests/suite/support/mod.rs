@@ -160,8 +160,8 @@ pub(crate) async fn pause_after(asked_for: Duration) {
     tokio::time::sleep((asked_for / 10).clamp(Duration::from_millis(10), Duration::from_millis(100))).await;
 }
 
-/// Call until the answer is neither 429 nor 503, as clients do. On a busy machine, calls that wait for the same lock use all connections
-/// for longer than another call waits for one.
+/// Call until the answer is neither 429 nor 503, as clients do. On a busy machine, calls that wait for the same lock use
+/// all connections for longer than another call waits for one.
 pub(crate) async fn while_unavailable(call: impl AsyncFn() -> Answer) -> Answer {
     let deadline = Instant::now() + DEADLINE;
     loop {
